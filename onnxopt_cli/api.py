@@ -25,14 +25,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onnxopt_cli import operators as known_operators
 from onnxopt_cli.backends.configuration import (
     Configuration,
     known_configuration,
     read_configuration,
 )
-from onnxopt_cli.cases.collect import Collection, collect, find_again, suite_versions
-from onnxopt_cli.cases.values.declared import USUAL_MEMORY
+from onnxopt_cli.cases.select import CAPABILITIES, choose
+from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
 from onnxopt_cli.config.run_config import (
     Execution,
     Filters,
@@ -47,7 +46,11 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import Outcome, Result, Standing
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    Standing,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.errors import (
@@ -58,22 +61,28 @@ from onnxopt_cli.errors import (
     Problem,
     UsageError,
 )
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.isolation.interruption import Interruption
+from onnxopt_cli.operators import registry as known_operators
+from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.runner import run as run_plan
 from onnxopt_cli.run.runner import run_case
-from onnxopt_cli.run.select import CAPABILITIES, choose
 from onnxopt_cli.run.session import Session, open_session
+from onnxopt_cli.suites.collect import (
+    Collection,
+    collect,
+    find_again,
+    suite_versions,
+)
+from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
-    from onnxopt_cli.expectations.update import update_expectations
+    from onnxopt_cli.analysis.audit import MutationScore
+    from onnxopt_cli.analysis.injected_errors import InjectedErrors
     from onnxopt_cli.fuzz.findings import Finding
-    from onnxopt_cli.grade.audit import Grade
-    from onnxopt_cli.grade.planted import Planted
-    from onnxopt_cli.log.merge import merge_logs
-    from onnxopt_cli.log.reader import read_log
+    from onnxopt_cli.run.expectations.expectation_update import update_expectations
+    from onnxopt_cli.run.log.log_merge import merge_logs
+    from onnxopt_cli.run.log.log_reader import read_log
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 __all__ = [
     "CAPABILITIES",
@@ -84,18 +93,18 @@ __all__ = [
     "Execution",
     "Explanation",
     "Finding",
-    "Grade",
+    "InjectedErrors",
     "Interruption",
     "InvalidCase",
     "Isolation",
     "Judging",
     "Limits",
     "LoweringMode",
+    "MutationScore",
     "NotConformingError",
     "NothingSelected",
     "OnnxoptError",
     "Outcome",
-    "Planted",
     "Result",
     "RunConfig",
     "Session",
@@ -111,24 +120,24 @@ __all__ = [
     "explain_session",
     "fuzz",
     "generate",
+    "inject_errors",
     "load",
     "load_configuration",
     "merge_logs",
     "open_session",
-    "plant",
     "read_log",
     "run",
     "update_expectations",
 ]
 
 # Imported when they are asked for: a run that passes needs none of them, and they take a while.
-_LATER = {
+_LAZY_NAMES = {
     "Finding": "fuzz.findings",
-    "Grade": "grade.audit",
-    "Planted": "grade.planted",
-    "merge_logs": "log.merge",
-    "read_log": "log.reader",
-    "update_expectations": "expectations.update",
+    "MutationScore": "analysis.audit",
+    "InjectedErrors": "analysis.injected_errors",
+    "merge_logs": "run.log.log_merge",
+    "read_log": "run.log.log_reader",
+    "update_expectations": "run.expectations.expectation_update",
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Problem] | tuple[Problem, ...]
@@ -136,9 +145,9 @@ _EXECUTION, _JUDGING = Execution(), Judging()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"onnxopt_cli.{_LATER[name]}"), name)
+    return getattr(import_module(f"onnxopt_cli.{_LAZY_NAMES[name]}"), name)
 
 
 def _ignore(*_: object) -> None:
@@ -315,8 +324,8 @@ def explain(
         seconds: how long to look; None for a fifth of the run's time, 10 at least.
         progress: called now and then with what is going on.
     """
-    from onnxopt_cli.grade.attribute_conditions import explain_by_attributes
-    from onnxopt_cli.grade.explain import explain, least_seconds
+    from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
+    from onnxopt_cli.analysis.explain import explain, least_seconds
 
     results = _all(Result, results, "results that run() has yielded")
     known = {it.id: it for it in cases or ()}
@@ -340,8 +349,8 @@ def explain_session(
         seconds: how long to look; None for a fifth of the time that it took, 10 at least.
         progress: called now and then with what is going on.
     """
-    from onnxopt_cli.grade.attribute_conditions import explain_by_attributes
-    from onnxopt_cli.grade.explain import explain, least_seconds
+    from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
+    from onnxopt_cli.analysis.explain import explain, least_seconds
     from onnxopt_cli.run.rerun import questioning
 
     if seconds is None:
@@ -371,7 +380,7 @@ def audit(
     cluster: Cluster | None = None,
     shard: Shard | None = None,
     join: Sequence[Path] = (),
-) -> list[Grade]:
+) -> list[MutationScore]:
     """Return which wrong implementations cases catch, a grade for each operator with a formula.
 
     Args:
@@ -390,7 +399,7 @@ def audit(
         UsageError: if what is to be joined is not of these cases, or not all.
         BackendUnavailable: if the cluster is lost.
     """
-    from onnxopt_cli.grade.audit import audit, find_trials
+    from onnxopt_cli.analysis.audit import audit, find_trials
 
     cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
@@ -398,23 +407,23 @@ def audit(
         invalid(problems)
     elsewhere: Callable[..., Iterator[Any]] | None = None
     if join:
-        from onnxopt_cli.grade.audit_in_parts import joined
+        from onnxopt_cli.analysis.audit_in_parts import joined
 
         elsewhere = partial(joined, join, trials)
     elif cluster is not None:
-        from onnxopt_cli.grade.audit_in_parts import outcomes
+        from onnxopt_cli.analysis.audit_in_parts import outcomes
 
         elsewhere = partial(outcomes, cluster, cases, trials, judging, thorough=thorough)
     return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
 
 
-def plant(
+def inject_errors(
     cases: Iterable[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
-) -> list[Planted]:
+) -> list[InjectedErrors]:
     """Return which errors, put into right outputs of cases of any operators, tolerances catch."""
-    from onnxopt_cli.grade.planted import plant
+    from onnxopt_cli.analysis.injected_errors import inject_errors
 
-    return plant(_cases(cases), jobs, progress)
+    return inject_errors(_cases(cases), jobs, progress)
 
 
 def fuzz(
@@ -481,7 +490,7 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     Raises:
         UsageError: naming file and line, if one defines no operator, or one that is wrong.
     """
-    from onnxopt_cli.cases.suites.author import unreadable
+    from onnxopt_cli.suites.case_template import unreadable
 
     for path in map(os.path.realpath, paths):
         if os.pathsep in path:
@@ -504,7 +513,7 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
     Raises:
         UsageError: if there is no such suite, or it is not written in that form.
     """
-    from onnxopt_cli.cases.suites.suites import suite_files
+    from onnxopt_cli.suites.catalogue import suite_files
 
     if form not in {None, "yaml", "onnx"}:
         raise UsageError(f"form={form!r}: expected yaml or onnx")

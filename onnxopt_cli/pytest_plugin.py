@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known; see pytest."""
     config.addinivalue_line("markers", f"{_MARKER}: a conformance case of onnxopt")
     if config.getoption("--onnxopt"):
-        from onnxopt_cli.run.select import CAPABILITIES
+        from onnxopt_cli.cases.select import CAPABILITIES
 
         for name, about in CAPABILITIES.items():
             config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
@@ -69,8 +69,8 @@ def _asked(config: pytest.Config) -> _Asked:
     """
     from onnxopt_cli import api
     from onnxopt_cli.backends.configuration import find_configuration
-    from onnxopt_cli.cases.collect import suite_versions
-    from onnxopt_cli.expectations.expectations import Expectations
+    from onnxopt_cli.run.expectations.expectations import Expectations
+    from onnxopt_cli.suites.collect import suite_versions
 
     expect = config.getoption("--onnxopt-expect")
     backends = config.getoption("--onnxopt-backend") or ["numpy"]
@@ -102,7 +102,7 @@ class _Cases(pytest.Collector):
 
     def collect(self) -> Iterator[CaseItem]:
         """Yield an item for each case on each backend; see pytest."""
-        from onnxopt_cli.run.select import capabilities_of
+        from onnxopt_cli.cases.select import capabilities_of
 
         for case in self.cases:
             needs = capabilities_of(case)
@@ -160,7 +160,7 @@ class CaseItem(pytest.Item):
         seconds = min(_EXPLAIN_SECONDS, known.explain_seconds)
         found = api.explain([*passed, error.result], known.cases, seconds=seconds)
         known.explain_seconds -= monotonic() - began
-        return "\n".join([str(error), *(it.text for it in found if it.deviations)])
+        return "\n".join([str(error), *(it.text for it in found if it.known_mistakes)])
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Return where the case stands; see pytest."""

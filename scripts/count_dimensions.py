@@ -9,49 +9,49 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import PLAIN
-from onnxopt_cli.cases.suites.suites import suites
-from onnxopt_cli.cases.yaml.writer import Given, WrittenCase
-from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.suites.catalogue import suites
 
-PAGE, MANY, HIGH_RANK, LONG_ROW = 4096, 256, 9, 1024
+PAGE, MANY_TENSORS, HIGH_RANK, LONG_ROW = 4096, 256, 9, 1024
 BEYOND_PAGES = range(4225, 16384)
 LARGE_NUMBER, SMALL_PERCENT = 1e30, 1e-5
 
 
-def _tensors(case: WrittenCase) -> list[Given]:
+def _tensors(case: CaseTemplate) -> list[Given]:
     return [*case.inputs.values()][len(case.operator.scalars) :]
 
 
-def _shapes(case: WrittenCase) -> list[tuple[int, ...]]:
+def _shapes(case: CaseTemplate) -> list[tuple[int, ...]]:
     return [tensor.shape for tensor in _tensors(case)]
 
 
-def _numbers(case: WrittenCase) -> list[float | str]:
+def _numbers(case: CaseTemplate) -> list[float | str]:
     values = case.attributes.values()
     return [it for value in values for it in (value if isinstance(value, tuple) else (value,))]
 
 
-def _sizes(case: WrittenCase) -> list[float]:
+def _sizes(case: CaseTemplate) -> list[float]:
     return [abs(it) for it in _numbers(case) if isinstance(it, float)]
 
 
-def _count(case: WrittenCase) -> int:
+def _count(case: CaseTemplate) -> int:
     if not case.operator.counts or case.rejects:
         return 0
     return int(np.reshape(np.asarray(case.inputs["T"]), -1)[0])
 
 
-def _types(case: WrittenCase) -> set[np.dtype[Any]]:
+def _types(case: CaseTemplate) -> set[np.dtype[Any]]:
     return {value.dtype for value in case.inputs.values() if value.dtype.kind == "f"}
 
 
-def _is_special(case: WrittenCase) -> bool:
+def _is_special(case: CaseTemplate) -> bool:
     tensors = (tensor for tensor in _tensors(case) if isinstance(tensor, np.ndarray))
     return not case.rejects and any(not np.isfinite(tensor).all() for tensor in tensors)
 
 
 #: A dimension, and whether a case asks for it.
-DIMENSIONS: Mapping[str, Callable[[WrittenCase], bool]] = {
+DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
     "names, orders and initializers of the graph": lambda it: it.wiring is not PLAIN,
     "one value for two inputs": lambda it: any(
         name in it.inputs and name not in it.wiring.names for name in it.wiring.names.values()
@@ -75,7 +75,7 @@ DIMENSIONS: Mapping[str, Callable[[WrittenCase], bool]] = {
         len(shape) > 1 and shape[0] > 1 and shape[-1] > LONG_ROW for shape in _shapes(it)
     ),
     "rank 9 and more": lambda it: any(len(shape) >= HIGH_RANK for shape in _shapes(it)),
-    "more than 256 tensors": lambda it: len(_tensors(it)) > MANY * len(it.operator.tensors),
+    "more than 256 tensors": lambda it: len(_tensors(it)) > MANY_TENSORS * len(it.operator.tensors),
     "floats beside doubles": lambda it: len(_types(it)) > 1 and not it.rejects,
     "doubles alone": lambda it: _types(it) == {np.dtype(np.float64)} and not it.rejects,
     "NaN or infinity": _is_special,
@@ -95,8 +95,8 @@ def counts() -> dict[str, dict[str, tuple[int, int]]]:
     """Return by dimension and operator how many cases ask for it: in ``cases/``, and elsewhere."""
     found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
     for operator in OPERATORS:
-        files = list(suites()[operator.suite_name].questions(operator))
-        others = [it for name in ("space", "large") for it in suites()[name].questions(operator)]
+        files = list(suites()[operator.suite_name].templates(operator))
+        others = [it for name in ("pairwise", "large") for it in suites()[name].templates(operator)]
         for name, asks in DIMENSIONS.items():
             if name not in OF_COUNTS or operator.counts:
                 found[name][operator.name] = sum(map(asks, files)), sum(map(asks, others))

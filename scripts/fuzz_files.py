@@ -150,11 +150,10 @@ def _warm_up(work: Path) -> None:
     # The command itself runs in a child, because it may start threads, which a fork loses.
     import onnx.reference  # noqa: F401 - for the children
 
-    import onnxopt_cli.cases.collect
-    import onnxopt_cli.cli.list
-    import onnxopt_cli.cli.run
+    import onnxopt_cli.analysis.explain
+    import onnxopt_cli.cli.list_command
+    import onnxopt_cli.cli.run_command
     import onnxopt_cli.cli.run_session
-    import onnxopt_cli.grade.explain
     import onnxopt_cli.report.listing
     import onnxopt_cli.run.session  # noqa: F401 - for the children
 

@@ -23,15 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.call import Call, bind, complete_attributes
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.operators import OPERATORS, add_operators
-from onnxopt_cli.readings.bound.bound import bound
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import (
+    Call,
+    bind,
+    complete_attributes,
+)
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import OPERATORS, add_operators
+from onnxopt_cli.suites.collect import collect
 
 DRAWS = 2000
 REQUIRED_SHARE_OF_KIND, REQUIRED_SHARE = 0.95, 0.99
@@ -49,9 +53,9 @@ class Part:
         return evaluate(self.call)
 
     @cached_property
-    def budgets(self) -> list[Any]:
+    def error_bounds(self) -> list[Any]:
         """The error bound of each output."""
-        return [judgement.budget for judgement in bound(self.call)]
+        return [derived_output.error_bound for derived_output in bound(self.call)]
 
     def exceeds(self, index: int, returned: Any) -> bool:
         """Return whether an output differs from the expected one by more than its bound."""
@@ -60,8 +64,8 @@ class Part:
             return True
         if np.array_equal(returned, expected, equal_nan=True):
             return False
-        budget = self.budgets[index]
-        (diff,) = compare_outputs({"": expected}, [returned], lambda _: budget, worst=0)
+        error_bound = self.error_bounds[index]
+        (diff,) = compare_outputs({"": expected}, [returned], lambda _: error_bound, worst=0)
         return not diff.agrees
 
 
@@ -710,7 +714,7 @@ def inject_kind(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["conformance", "pruning", "space"])
+    parser.add_argument("suites", nargs="*", default=["conformance", "pruning", "pairwise"])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--faults", type=int, default=100, help="visible faults of each kind")
     parser.add_argument("--kind", action="append", help="only kinds that contain this")

@@ -14,13 +14,17 @@ from collections import defaultdict
 import numpy as np
 
 from onnxopt_cli.cases.onnx.corpora import corpus
-from onnxopt_cli.config.run_config import Judging, LoweringMode, ToleranceRule
+from onnxopt_cli.config.run_config import (
+    Judging,
+    LoweringMode,
+    ToleranceRule,
+)
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import dtype_name
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.answer_key import answer_key
-from onnxopt_cli.run.asking import ASKED, Asker
+from onnxopt_cli.oracle.expected import expected_result
+from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER, ReferenceOracle
 from onnxopt_cli.run.executors import InProcess
+from onnxopt_cli.workers.interruption import Interruption
 
 TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 
@@ -28,15 +32,15 @@ TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 def main(name: str = "onnx-node") -> None:
     """Print the numbers and the reasons."""
     judging = Judging(tolerance=ToleranceRule.CONDITIONED)
-    asker = Asker(judging)
-    here = InProcess(ASKED, LoweringMode.NEVER, Interruption(), None)
-    asker.workers = lambda: here.submit
+    reference_oracle = ReferenceOracle(judging)
+    here = InProcess(REFERENCE_WORKER, LoweringMode.NEVER, Interruption(), None)
+    reference_oracle.workers = lambda: here.submit
     count: defaultdict[str, int] = defaultdict(int)
     rest: defaultdict[str, list[str]] = defaultdict(list)
     for case in corpus(name)[0]:
         content = case.read()
-        key = answer_key(content, case.location, judging)
-        answer = asker.ask(content, key)
+        key = expected_result(content, case.location, judging)
+        answer = reference_oracle.ask(content, key)
         complete = key if answer is None else answer()
         given = {_type(it) for it in content.inputs.values()}
         for kind in TYPES:

@@ -27,7 +27,7 @@ BACKENDS = ("numpy", "onnxruntime", "onnx-reference")
 OWN_SUITES = ("spec", "conformance", "pruning", "trajectories")
 SUITES = (
     *OWN_SUITES,
-    "space",
+    "pairwise",
     "large",
     "onnx-node",
     "onnx-simple",
@@ -68,7 +68,7 @@ PLUGINS = {
         "OptaxSGD",
         "TensorFlowSGD",
     ),
-    "hollow": ("Echo", "Zeros", "NaNs", "Ones", "Nothing", "RaisesAtEverything", "SaysSkip"),
+    "vacuous": ("Echo", "Zeros", "NaNs", "Ones", "Nothing", "RaisesAtEverything", "SaysSkip"),
     "mistaken": ("Right", "Refusing", "InsideTheRoot", "InManyWays", "OnlyAtTwo", "Strange"),
     "elsewhere": ("Copies", "WritesIntoItsInput", "ReturnsLists", "LacksAKernel"),
 }

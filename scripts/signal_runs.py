@@ -48,8 +48,8 @@ SIGNALS = (
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGQUIT,),
 )
-# If a backend kills its keeper and the runner is killed too, no process is left to clean up. Such
-# backends therefore get only signals that the runner handles.
+# If a backend kills its supervisor and the runner is killed too, no process is left to clean up.
+# Such backends therefore get only signals that the runner handles.
 HANDLED_SIGNALS = tuple(
     numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
 )
@@ -205,8 +205,8 @@ def main() -> int:
                     argument_lists[chosen], folder / f"uninterrupted{chosen}"
                 )
             command = measured[chosen]
-            kills_keeper = any(str(SURVIVORS) in argument for argument in command.arguments)
-            signals = HANDLED_SIGNALS if kills_keeper else SIGNALS
+            kills_supervisor = any(str(SURVIVORS) in argument for argument in command.arguments)
+            signals = HANDLED_SIGNALS if kills_supervisor else SIGNALS
             numbers = signals[number % len(signals)]
             moment = generator.uniform(0, command.seconds)
             errors = interrupt(command, numbers, moment, make_folder(folder / f"run{number}"))

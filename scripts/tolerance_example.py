@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.operators.adagrad import ADAGRAD
-from onnxopt_cli.readings.bound.bound import bound
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.operators.builtin.adagrad import ADAGRAD
+from onnxopt_cli.operators.call import bind, complete_attributes
 
 INPUTS = {"R": 0.1, "T": 2, "X": 1.0, "G": -0.5, "H": 2.0}
 ATTRIBUTES = {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}
@@ -35,17 +35,18 @@ def main() -> None:
             assigned.update(frame.f_locals)
 
     sys.setprofile(watch)
-    judgements = bound(call)
+    derived_outputs = bound(call)
     sys.setprofile(None)
     print(f"u = 2^-24 = {U:.3g}")
     print(f"{'':<15} {'value':>14} {'e / u':>10}")
     for name in ("r", "G_regularized", "H_new", "H_adaptive", "X_new"):
         operand = assigned[name]
         print(f"{name:<15} {float(operand.value):14.9f} {float(operand.error) / U:10.3f}")
-    for name, judgement in zip(ADAGRAD.outputs, judgements, strict=True):
-        share = float(judgement.limit) / float(np.spacing(judgement.expected))
+    for name, derived_output in zip(ADAGRAD.outputs, derived_outputs, strict=True):
+        share = float(derived_output.limit) / float(np.spacing(derived_output.expected))
         print(
-            f"{name}: expected {judgement.expected!s}, allowed error {float(judgement.limit):.3g}"
+            f"{name}: expected {derived_output.expected!s}, "
+            f"allowed error {float(derived_output.limit):.3g}"
             f" ({share:.1f} ulp)"
         )
 

@@ -44,7 +44,7 @@ from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.readings.lower.model import lower
+from onnxopt_cli.interpret.lower.lower_model import lower
 
 BACKENDS = ("numpy", "onnxruntime")
 EXPORTED_CASE = "test_digits_adam"

@@ -20,8 +20,8 @@ from numpy_quaddtype import QuadPrecDType
 from onnxopt_cli import api
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.readings.bound.bound import bound
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.single_node import sole_call
 
 _SHARES = (0.5, 0.9, 1.1, 2.0)
 

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from onnx import defs
 
-from onnxopt_cli import operators
-from onnxopt_cli.cases.suites import suites
 from onnxopt_cli.cli import main
+from onnxopt_cli.operators import registry
+from onnxopt_cli.suites import catalogue
 
-# What breaks a law breaks it for most inputs of a class, and each class is drawn often; CI looks
-# for rarer ones.
-_PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("default", _PATIENT, max_examples=25)
-settings.register_profile("ci", _PATIENT, max_examples=50)
+# What breaks a property breaks it for most inputs of a class, and each class is drawn often; CI
+# looks for rarer ones.
+_PATIENT_SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("default", _PATIENT_SETTINGS, max_examples=25)
+settings.register_profile("ci", _PATIENT_SETTINGS, max_examples=50)
 settings.load_profile("ci" if "CI" in os.environ else "default")
 
 # What starts the tests may have them ignore signals, as & and nohup do, and so would the commands
@@ -50,30 +50,43 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# Rooms whose tests start processes only where they are marked slow.
-_QUICK = frozenset(
-    {"cases", "conditioned", "core", "expectations", "log", "operators", "readings", "report"}
+# Packages whose tests start processes only where they are marked slow.
+_QUICK_PACKAGES = frozenset(
+    {
+        "cases",
+        "core",
+        "expectations",
+        "interpret",
+        "log",
+        "mutation",
+        "operators",
+        "oracle",
+        "report",
+        "suites",
+    }
 )
 
-# Rooms whose tests take longest, in the order in which they run.
-_LONGEST = {"cluster": 0, "isolation": 1}
+# Packages whose tests take longest, in the order in which they run.
+_LONGEST_PACKAGES = {"cluster": 0, "isolation": 1}
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave rooms without quick tests unread: to make their tests takes seconds, too."""
-    other = collection_path.suffix == ".py" and collection_path.parent.name not in _QUICK
+    """Leave packages without quick tests unread: to make their tests takes seconds, too."""
+    other = collection_path.suffix == ".py" and collection_path.parent.name not in _QUICK_PACKAGES
     return True if other and config.option.markexpr == "quick" else None
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is worth running at every save: a minute of laws and messages, no processes.
+    """Mark what is worth running at every save: a minute of properties and messages, no processes.
 
     What takes longest comes first, so that no process has it left when all others are at their end,
     and none takes over half of a file whose tests share what takes long to make.
     """
-    items.sort(key=lambda item: _LONGEST.get(item.path.parent.name, len(_LONGEST)))
+    items.sort(
+        key=lambda item: _LONGEST_PACKAGES.get(item.path.parent.name, len(_LONGEST_PACKAGES))
+    )
     for item in items:
-        if item.path.parent.name in _QUICK and not item.get_closest_marker("slow"):
+        if item.path.parent.name in _QUICK_PACKAGES and not item.get_closest_marker("slow"):
             item.add_marker("quick")
 
 
@@ -102,17 +115,18 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """To write conformance or ask space takes two seconds, and many tests need some of it."""
-    write = suites.yaml_files
+    """To write conformance or make pairwise takes two seconds, and many tests need some of it."""
+    write = catalogue.yaml_files
     written = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suites, "yaml_files", lambda name: written(name, *operators.OPERATORS))
+        patch.setattr(catalogue, "yaml_files", lambda name: written(name, *registry.OPERATORS))
         asks = (
-            suites.conformance, suites.space, suites.beyond_pairs, suites.large, suites.many_sizes,
+            catalogue.conformance, catalogue.pairwise, catalogue.beyond_pairs, catalogue.large,
+            catalogue.many_sizes,
         )  # fmt: skip
         for ask in asks:
             asked = cache(lambda operator, ask=ask: tuple(ask(operator)))
-            patch.setattr(suites, ask.__name__, asked)
+            patch.setattr(catalogue, ask.__name__, asked)
         yield
 
 
@@ -137,11 +151,11 @@ def _workers_are_forked(request):
 @pytest.fixture(autouse=True)
 def _operators_of_a_test_are_its_own(monkeypatch):
     """What a command adds stays known to its process, and to those that it starts."""
-    monkeypatch.setenv(operators.VARIABLE, os.environ.get(operators.VARIABLE, ""))
-    known = [operators.OPERATORS, operators.OPERATOR_FILES, operators._BY_NAME]
+    monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
+    known = [registry.OPERATORS, registry.OPERATOR_FILES, registry._BY_NAME]
     before = [it.copy() for it in known]
     yield
-    for added in [it for it in operators.OPERATORS if it not in before[0]]:
+    for added in [it for it in registry.OPERATORS if it not in before[0]]:
         if defs.has(added.name, added.domain):
             defs.deregister_schema(added.name, added.version, added.domain)
     for now, it in zip(known, before, strict=True):

@@ -15,17 +15,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     {"errors", "core"},
     {"config"},
-    {"formula"},
     {"operators"},
-    {"readings"},
+    {"interpret"},
+    {"mutation"},
     {"cases"},
+    {"suites"},
     {"backends"},
-    {"isolation"},
-    {"cluster"},
-    {"expectations"},
-    {"log"},
+    {"workers"},
+    {"oracle"},
     {"run"},
-    {"grade"},
+    {"analysis"},
     {"fuzz"},
     {"report"},
     {"api"},
@@ -34,7 +33,7 @@ ORDER = [
 
 #: What commands reach through api alone. They name cases, operators and backends themselves, and
 #: drive the search of fuzz, example by example.
-BEHIND_API = {"expectations", "grade", "log", "run"}
+BEHIND_API = {"analysis", "run"}
 
 #: Packages that only the named parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
@@ -53,10 +52,10 @@ NATIVE = {
     "get_context_dependent_function",
 }
 MAY_USE_NATIVE = {
-    "formula/native.py": {"checker", "inliner", "shape_inference"},
-    "formula/schemas.py": {"shape_inference"},
-    "readings/conditioned/body.py": {"get_context_dependent_function"},
-    "backends/onnxruntime/backend.py": {"parser"},
+    "operators/native_onnx.py": {"checker", "inliner", "shape_inference"},
+    "operators/schemas.py": {"shape_inference"},
+    "oracle/function_body.py": {"get_context_dependent_function"},
+    "backends/onnxruntime/onnxruntime_backend.py": {"parser"},
 }
 
 #: Packages that are imported when they are used, never when a module is loaded.
@@ -130,7 +129,7 @@ def test_onnx_meets_models_in_a_process_that_may_die_alone():
     assert {name: uses for name, uses in found.items() if uses} == MAY_USE_NATIVE
 
 
-def test_commands_run_judge_and_grade_through_the_library():
+def test_commands_reach_runs_and_analyses_through_the_library():
     found = [
         (path.name, module)
         for path in (PACKAGE / "cli").rglob("*.py")
@@ -170,6 +169,12 @@ def test_no_public_class_has_the_name_of_another():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_no_module_has_the_name_of_another():
+    names = Counter(path.name for path in FILES if "skeletons" not in path.parts)
+    del names["__init__.py"]
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_file_says_what_it_is():

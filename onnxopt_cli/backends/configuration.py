@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
+from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
@@ -40,7 +40,7 @@ _VARIABLE = "ONNXOPT_CONFIG"
 _PARTS = {"backends", "profiles"}
 # Options of a backend that have fields of their own; others stand in its table `options`.
 _FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
-_LARGEST = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _is_ours(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        return b"tool.onnxopt" in read_regular_file(path, _LARGEST)
+        return b"tool.onnxopt" in read_regular_file(path, _MAX_FILE_BYTES)
     except Malformed as error:
         hint = f"{_VARIABLE}=FILE names another file, or none if it is empty"
         raise UsageError(f"{printable(str(path))} {error}", hint=hint) from None
@@ -286,7 +286,7 @@ def _document(path: Path) -> tuple[str, dict[str, Any]]:
 
     name = printable(str(path))
     try:
-        text = read_regular_file(path, _LARGEST).decode("utf-8-sig")
+        text = read_regular_file(path, _MAX_FILE_BYTES).decode("utf-8-sig")
         document = tomllib.loads(text)
     except Malformed as error:
         raise UsageError(f"{name} {error}") from None

@@ -22,9 +22,17 @@ from itertools import count, islice
 from time import monotonic
 from typing import Any
 
-from onnxopt_cli.core.codec import MessageReader, ValueWriter, read_some
+from onnxopt_cli.core.codec import (
+    MessageReader,
+    ValueWriter,
+    read_some,
+)
 from onnxopt_cli.core.text import exit_text, printable
-from onnxopt_cli.errors import BackendDied, BackendHangs, ProtocolBreach
+from onnxopt_cli.errors import (
+    BackendDied,
+    BackendHangs,
+    ProtocolBreach,
+)
 
 #: How often the clock is looked at where nothing happens.
 TICK_SECONDS = 0.05

@@ -11,17 +11,25 @@ from typing import TypeAlias
 import onnx
 from onnx import helper
 
-from onnxopt_cli.backends.protocol import Backend, Prepared, normalise_outputs
+from onnxopt_cli.backends.protocol import (
+    Backend,
+    Prepared,
+    normalise_outputs,
+)
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import NodeError, NotApplicable, Unsupported
-from onnxopt_cli.formula.nodes import nodes_within
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.errors import (
+    NodeError,
+    NotApplicable,
+    Unsupported,
+)
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.nodes import nodes_within
 
 _Made: TypeAlias = "dict[str, Prepared]"
 
 #: Why a case does not apply to a backend that is given primitive operators.
-NOT_ASKED = "our own lowering refuses the node before the backend is asked"
+REFUSED_BY_LOWERING = "our own lowering refuses the node before the backend is asked"
 
 # Older models have no imports.
 _FIRST_WITH_IMPORTS = 3
@@ -109,7 +117,7 @@ class ModelRunner:
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
     # Not worth importing for a backend that knows everything.
-    from onnxopt_cli.readings.lower.model import formula_operators
+    from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
     return formula_operators(model)
 
@@ -138,7 +146,7 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -> onnx.ModelProto:
-    from onnxopt_cli.readings.lower.model import lower
+    from onnxopt_cli.interpret.lower.lower_model import lower
 
     try:
         return lower(model).model
@@ -146,7 +154,7 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
         # It is not the backend that refuses a node which breaks its signature. All else that stands
         # in lowering's way, such as an opset that is too old, says nothing about the node.
         if breaks_signature(model, inputs):
-            raise NotApplicable(NOT_ASKED) from error
+            raise NotApplicable(REFUSED_BY_LOWERING) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
 
 

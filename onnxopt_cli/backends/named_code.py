@@ -1,6 +1,6 @@
 """The code that a backend's specification makes run, as far as it names where that stands.
 
-More than the files of :mod:`onnxopt_cli.backends.implementation`: also the bytecode that Python
+More than the files of :mod:`onnxopt_cli.backends.source_snapshot`: also the bytecode that Python
 takes in place of a file, modules that are found in the current folder, what a command runs with
 ``-m`` or from a folder, the environment of an interpreter, and the folders that a variable such as
 ``PATH`` or ``PYTHONPATH`` names. What Python or ``PATH`` finds where it is installed is left out.
@@ -19,11 +19,11 @@ from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 
-from onnxopt_cli.backends.implementation import (
+from onnxopt_cli.backends.source_snapshot import (
     CODE_SUFFIXES,
     INSTALLED_FOLDERS,
-    implementation_files,
     package_files,
+    snapshot_files,
     with_neighbours,
 )
 from onnxopt_cli.backends.specification import parse_specification
@@ -57,7 +57,7 @@ def named_code(text: str) -> Iterator[Path]:
         yield from _interpreter(Path(specification.options["python"]))
     modules = [Path.cwd(), *_entries(environment.get("PYTHONPATH", ""))]
     if source.endswith(".py") or "/" in source:
-        yield from implementation_files(text).values()
+        yield from snapshot_files(text).values()
     elif source:
         found = [Path(entry or ".") for entry in sys.path]
         yield from _module(source, [*modules, *(it for it in found if not _is_installed(it))])
@@ -67,7 +67,7 @@ def named_code(text: str) -> Iterator[Path]:
         elif program := shutil.which(command[0], path=environment.get("PATH", "")):
             yield from _interpreter(Path(program))
         # The name of an argument begins with its place.
-        yield from (path for name, path in implementation_files(text).items() if "/" in name)
+        yield from (path for name, path in snapshot_files(text).items() if "/" in name)
         yield from _of_arguments(command[1:], modules)
 
 

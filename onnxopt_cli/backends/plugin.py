@@ -38,10 +38,21 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from onnxopt_cli.backends.protocol import Backend, Prepared, misused, reporting, unavailable
+from onnxopt_cli.backends.protocol import (
+    Backend,
+    Prepared,
+    misused,
+    reporting,
+    unavailable,
+)
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.files import run_file
-from onnxopt_cli.core.text import exception_text, nearest, printable, some_of
+from onnxopt_cli.core.text import (
+    exception_text,
+    nearest,
+    printable,
+    some_of,
+)
 from onnxopt_cli.errors import Unsupported
 
 if TYPE_CHECKING:

@@ -17,7 +17,13 @@ import onnx
 from onnx import TypeProto, ValueInfoProto, helper
 
 from onnxopt_cli.core.text import exception_text, printable
-from onnxopt_cli.core.values import Array, NumberKind, Value, is_string, kind_of
+from onnxopt_cli.core.values import (
+    Array,
+    NumberKind,
+    Value,
+    is_string,
+    kind_of,
+)
 from onnxopt_cli.errors import (
     BackendDied,
     BackendHangs,

@@ -15,22 +15,30 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.backends.protocol import Backend, Prepared, reporting
+from onnxopt_cli.backends.protocol import (
+    Backend,
+    Prepared,
+    reporting,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.formula.call import bind, node_attributes
-from onnxopt_cli.formula.nodes import all_nodes, spell_out_defaults, subgraphs
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.single_node import sole_call, sole_operator
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.single_node import sole_call, sole_operator
+from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.nodes import (
+    all_nodes,
+    spell_out_defaults,
+    subgraphs,
+)
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import OPERATORS
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
     from onnx.reference.op_run import OpRun
 
-    from onnxopt_cli.formula.call import Call
+    from onnxopt_cli.operators.call import Call
 
 
 class NumpyBackend(Backend):

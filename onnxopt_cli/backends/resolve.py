@@ -8,13 +8,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onnxopt_cli.backends.protocol import Backend, misused, starting
+from onnxopt_cli.backends.protocol import (
+    Backend,
+    misused,
+    starting,
+)
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.backends.unsupported import with_patterns
-from onnxopt_cli.core.text import exception_text, nearest, printable
+from onnxopt_cli.core.text import (
+    exception_text,
+    nearest,
+    printable,
+)
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.operators import register_schemas
+from onnxopt_cli.operators.registry import register_schemas
 
 # Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
 # the others start faster without.
@@ -86,7 +94,7 @@ def resolve_backend(text: str) -> Backend:
 def _backend(specification: Specification) -> Backend:
     installed = {} if specification.name in BUILT_IN else entry_points_by_name()
     if specification.command or (specification.source and "python" in specification.options):
-        from onnxopt_cli.backends.exec.backend import ExecBackend
+        from onnxopt_cli.backends.exec.exec_backend import ExecBackend
 
         return ExecBackend(specification)
     if specification.source or specification.name in installed:
@@ -94,7 +102,7 @@ def _backend(specification: Specification) -> Backend:
 
         return load_plugin(specification, installed.get(specification.name))
     if specification.name == "onnxruntime":
-        from onnxopt_cli.backends.onnxruntime.backend import OnnxRuntimeBackend
+        from onnxopt_cli.backends.onnxruntime.onnxruntime_backend import OnnxRuntimeBackend
 
         return OnnxRuntimeBackend(specification)
     if specification.name == "onnx-reference":

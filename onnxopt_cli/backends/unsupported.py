@@ -18,7 +18,13 @@ from functools import partial
 
 import onnx
 
-from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend, Prepared, reporting, unavailable
+from onnxopt_cli.backends.protocol import (
+    BREAKDOWNS,
+    Backend,
+    Prepared,
+    reporting,
+    unavailable,
+)
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
     BackendFailure,
@@ -32,7 +38,7 @@ Patterns = Sequence[re.Pattern[str]]
 # How C++ says what MemoryError says, in the words of an exception's text.
 _OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
 _NOT_SAID = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
-_LONGEST = 1000
+_MAX_PATTERN_CHARS = 1000
 # Of a text so many characters are searched.
 _SEARCHED = 4000
 # A text of 4,000 characters takes microseconds, unless the pattern tries ways without end.
@@ -50,8 +56,8 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
         ValueError: if it is not one, or finds something in an empty text and so in every text. The
             message says what it is, and where that is known at which character.
     """
-    if len(written) > _LONGEST:
-        raise ValueError(f"is longer than {_LONGEST} characters")
+    if len(written) > _MAX_PATTERN_CHARS:
+        raise ValueError(f"is longer than {_MAX_PATTERN_CHARS} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

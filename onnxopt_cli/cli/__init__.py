@@ -21,9 +21,13 @@ from onnxopt_cli.cli.environment import (
     lost_output,
     require_memory,
 )
-from onnxopt_cli.core.text import exception_text, nearest, printable
+from onnxopt_cli.core.text import (
+    exception_text,
+    nearest,
+    printable,
+)
 from onnxopt_cli.errors import OnnxoptError, UsageError
-from onnxopt_cli.isolation.interruption import Stop, stop_by_raising
+from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
 # The summaries stand here so that --help need not import what the commands import.
 _COMMANDS = {
@@ -59,7 +63,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}").command
+        command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}_command").command
         if cmd_name in _WITHOUT_OPERATORS:
             return command
         from onnxopt_cli.cli.shared_options import with_operators_option
@@ -184,8 +188,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 
 def _fault_of_operator(error: Exception) -> UsageError | None:
     """Return an error in the formula of a user's operator as one of usage."""
-    from onnxopt_cli.formula.operator_file import failing_line, fault_in
-    from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
+    from onnxopt_cli.operators.operator_file import failing_line, fault_in
+    from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
 
     for operator in OPERATORS:
         if operator.file in OPERATOR_FILES and failing_line(error, str(operator.file)):

@@ -30,7 +30,7 @@ def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
     """Offer suites and, beside a suite, what is here; other paths are for the shell to complete."""
-    from onnxopt_cli.cases.suites.suites import suite_names
+    from onnxopt_cli.suites.catalogue import suite_names
 
     suite, slash, _ = typed.partition("/")
     if slash and suite in suite_names() and not Path(suite).exists():
@@ -56,7 +56,7 @@ def complete_pattern(context: click.Context) -> Iterable[str]:
 
 
 def _ids(targets: Sequence[str]) -> list[str]:
-    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.suites.collect import collect
 
     try:
         return [case.id for case in collect(targets).cases]
@@ -67,7 +67,7 @@ def _ids(targets: Sequence[str]) -> list[str]:
 @_offering
 def complete_suite(_context: click.Context) -> Iterable[str]:
     """Offer suites that can be written as files."""
-    from onnxopt_cli.cases.suites.suites import suites
+    from onnxopt_cli.suites.catalogue import suites
 
     return [*suites(), "onnx-node"]
 
@@ -75,7 +75,7 @@ def complete_suite(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_our_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a formula."""
-    from onnxopt_cli.operators import OPERATORS
+    from onnxopt_cli.operators.registry import OPERATORS
 
     return [operator.name for operator in OPERATORS]
 
@@ -85,7 +85,7 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a schema or a formula."""
     from onnx.defs import get_all_schemas
 
-    from onnxopt_cli.operators import OPERATORS
+    from onnxopt_cli.operators.registry import OPERATORS
 
     return sorted({it.name for it in get_all_schemas()} | {it.name for it in OPERATORS})
 
@@ -94,7 +94,7 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
 def complete_backend(context: click.Context) -> Iterable[str]:
     """Offer backends that have a name, here or in the configuration file."""
     from onnxopt_cli.backends.resolve import known_backends
-    from onnxopt_cli.cli.configuration import configuration_here
+    from onnxopt_cli.cli.configured_defaults import configuration_here
 
     mine: Iterable[str] = ()
     # A shell has no use for what is wrong with a file.
@@ -115,6 +115,6 @@ def complete_capability(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_report(_context: click.Context) -> Iterable[str]:
     """Offer formats of reports."""
-    from onnxopt_cli.report.files import FORMATS
+    from onnxopt_cli.report.report_files import FORMATS
 
     return [f"{form}=" for form in FORMATS]

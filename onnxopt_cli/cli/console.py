@@ -22,7 +22,7 @@ from onnxopt_cli.errors import Problem
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
 class _Console(Console):
@@ -39,7 +39,9 @@ class _Console(Console):
     def print_table(self, table: Table) -> None:
         """Print a table whose rows a pipe gets whole, to be searched."""
         if not self.is_terminal:
-            table.width = self.measure(table, options=self.options.update(max_width=_WIDE)).maximum
+            table.width = self.measure(
+                table, options=self.options.update(max_width=_WIDE_COLUMNS)
+            ).maximum
         self.print(table, crop=False)
 
 
@@ -61,7 +63,7 @@ stderr = partial(_console, stderr=True)
 
 
 # More columns than any table has.
-_WIDE = 10_000
+_WIDE_COLUMNS = 10_000
 _COLUMNS = re.compile("[0-9]{1,4}")
 _PIPE_COLUMNS = 80
 _MIN_COLUMNS = 20

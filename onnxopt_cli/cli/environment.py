@@ -13,7 +13,11 @@ import sys
 from typing import Any
 
 from onnxopt_cli.core.files import working_folder
-from onnxopt_cli.core.text import clipped, printable, without_ci_commands
+from onnxopt_cli.core.text import (
+    clipped,
+    printable,
+    without_ci_commands,
+)
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
 # What to do about what the system may lack, or not allow.

@@ -12,12 +12,12 @@ from rich.text import Text
 from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
-from onnxopt_cli.isolation.response import Incident
-from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators.registry import OPERATORS
 from onnxopt_cli.report.diff_text import operator_options
+from onnxopt_cli.workers.response import Incident
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
 class FuzzDisplay:
@@ -71,7 +71,7 @@ class FuzzDisplay:
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
         self._console.print_line(head)
-        names = finding.explanation.deviations if finding.explanation else ()
+        names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = f"{finding.kind.subject}, {' and '.join(map(repr, names)) or 'not explained'}"
         self._causes.setdefault(cause, []).append(path.stem)
         if finding.explanation is not None:

@@ -15,28 +15,45 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxopt_cli import api
-from onnxopt_cli.cases.collect import collect, default_targets
-from onnxopt_cli.cli.console import Pace, note, stderr, stdout, tell_problems, ticking
+from onnxopt_cli.cli.console import (
+    Pace,
+    note,
+    stderr,
+    stdout,
+    tell_problems,
+    ticking,
+)
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import opened_cluster
 from onnxopt_cli.core.ci_channels import step_summary
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.result import (
+    NOT_ITS_FAULT,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.isolation.interruption import interruptible
-from onnxopt_cli.isolation.parallel import parallel
-from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
+from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.causes import group_failures, reasons_alike
-from onnxopt_cli.report.files import SUMMARY, parse_reports, require_apart, write_all, write_report
+from onnxopt_cli.report.report_files import (
+    SUMMARY,
+    parse_reports,
+    require_apart,
+    write_all,
+    write_report,
+)
 from onnxopt_cli.report.verdict import failures, scope
+from onnxopt_cli.suites.collect import collect, default_targets
+from onnxopt_cli.workers.interruption import interruptible
+from onnxopt_cli.workers.parallel import parallel
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.config.run_config import RunConfig
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 # Causes that are shown by an example, and reasons that are said.
 _EXAMPLES = 3
@@ -283,13 +300,13 @@ def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> N
 def _files_beside(config: RunConfig) -> Iterator[Path]:
     """Yield the files that settings name, which a run reads or writes beside its reports."""
     from onnxopt_cli.backends.configuration import find_configuration
-    from onnxopt_cli.backends.implementation import implementation_files
+    from onnxopt_cli.backends.source_snapshot import snapshot_files
 
     named = (config.log, config.resume, config.update_expect, find_configuration())
     yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
     yield from OPERATOR_FILES
     for backend in config.backends:
-        yield from implementation_files(backend).values()
+        yield from snapshot_files(backend).values()
 
 
 def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:

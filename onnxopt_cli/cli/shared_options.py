@@ -35,8 +35,8 @@ from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from onnxopt_cli.backends.configuration import Configuration
-    from onnxopt_cli.cluster.client import Cluster
-    from onnxopt_cli.isolation.interruption import Interruption
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
+    from onnxopt_cli.workers.interruption import Interruption
 
 
 def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
@@ -202,7 +202,7 @@ def opened_cluster(
         yield None
         return
     from onnxopt_cli.cli.console import note
-    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
     tls = [*map(str, chosen.tls)]
     found = Cluster(chosen.cluster, interruption, note, chosen.ship, tls, chosen.insecure, packages)
@@ -221,7 +221,7 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str | N
     # Not where a word is being completed.
     if context.resilient_parsing or not (profile or find_configuration()):
         return
-    from onnxopt_cli.cli.configuration import apply_configuration, configuration_here
+    from onnxopt_cli.cli.configured_defaults import apply_configuration, configuration_here
 
     found = configuration_here(context, profile)
     if found is not None:

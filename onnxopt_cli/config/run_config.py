@@ -295,7 +295,7 @@ class Judging(Settings):
         rtol: relative tolerance; None for what cases say.
         atol: absolute tolerance; None for what cases say.
         ulp: distance in ulp; None for what cases say.
-        budget: multiple of the error bound that a derived tolerance allows.
+        error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
         examine: whether to count what cases cannot judge among equal elements, too; it has no
             option of its own, as ``--verbose`` implies it.
@@ -317,9 +317,9 @@ class Judging(Settings):
     ulp: int | None = setting(
         None, "--ulp", "Judge by this distance in ulp.", Number(whole=True), **_VERDICTS
     )
-    budget: float = setting(
+    error_bound: float = setting(
         FACTOR,
-        "--budget FACTOR",
+        "--error-bound FACTOR",
         "Multiple of the rounding bound that a derived tolerance allows.",
         Number(),
         **_VERDICTS,

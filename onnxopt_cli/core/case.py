@@ -14,7 +14,12 @@ import onnx
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, OnnxoptError, Problem
+from onnxopt_cli.errors import (
+    OUT_OF_MEMORY,
+    InvalidCase,
+    OnnxoptError,
+    Problem,
+)
 
 T = TypeVar("T")
 

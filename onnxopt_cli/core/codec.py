@@ -55,8 +55,8 @@ MOST_VALUES = 250_000
 # JSON of so many bytes and more is counted before it is parsed: its parts, Python's objects, take
 # ten times the room of their text and more. Commas and brackets in strings count too.
 _MOST_PARTS = 2 << 20
-_CHUNK = 1 << 16
-_SHOWN = 80
+_CHUNK_BYTES = 1 << 16
+_MAX_SHOWN_BYTES = 80
 _DEEPEST = 32
 _MOST_DIGITS = 40
 _MOST_DIMENSIONS = 64
@@ -209,7 +209,7 @@ class MessageReader:
         # What has come and belongs to no message yet; so much of it holds no end of a line.
         self._ahead = bytearray()
         self._searched = 0
-        self._chunk = memoryview(bytearray(_CHUNK))
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._message: dict[str, Any] | None = None
         self._payload = memoryview(b"")
         self._filled = 0
@@ -280,8 +280,8 @@ class MessageReader:
 
 def quoted(data: bytes | bytearray | memoryview) -> str:
     """Return the beginning of what was sent, as text to be shown."""
-    shown = printable(bytes(data[:_SHOWN]).decode("utf-8", "backslashreplace"))
-    return f"'{shown}'{' ...' if len(data) > _SHOWN else ''}"
+    shown = printable(bytes(data[:_MAX_SHOWN_BYTES]).decode("utf-8", "backslashreplace"))
+    return f"'{shown}'{' ...' if len(data) > _MAX_SHOWN_BYTES else ''}"
 
 
 def read_some(descriptor: int, room: memoryview) -> int:

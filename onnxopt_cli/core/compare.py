@@ -22,8 +22,8 @@ from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
     Branch,
-    Budget,
     Drawn,
+    ErrorBound,
     Provenance,
     Relative,
     Tolerance,
@@ -64,8 +64,8 @@ def compare_outputs(
         tolerance_of: the tolerance of an output by its name.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: how many of the worst elements of a tensor are described.
-        examine: whether budgets are asked of elements that are equal to the bit, too: not for the
-            verdict, but to know how many of them they cannot judge.
+        examine: whether tolerances are asked of elements that are equal to the bit, too: not for
+            the verdict, but to know how many of them they cannot judge.
 
     Returns:
         One Diff for each tensor, and one for each place where the structures part; of outputs that
@@ -111,13 +111,13 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
     return shares.reshape(expected.shape)
 
 
-def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
-    """Tell whether a tensor of floats is within a budget, without asking how far off it is.
+def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bool:
+    """Tell whether a tensor of floats is within a tolerance, without asking how far off it is.
 
     Args:
         expected: what was expected.
         actual: what came.
-        budget: what an output of this dtype is judged by.
+        error_bound: what an output of this dtype is judged by.
 
     Returns:
         False also where only :func:`compare_outputs` can tell.
@@ -130,8 +130,8 @@ def surely_agrees(expected: Array, actual: Array, budget: Budget) -> bool:
         places = block.start + _differing(mine[block], theirs[block])
         one, other = mine[places].astype(np.float64), theirs[places].astype(np.float64)
         with np.errstate(all="ignore"):
-            near = np.abs(one - other) < budget.least * np.abs(one)
-        judged = _judged(budget, mine, theirs, places[~near])
+            near = np.abs(one - other) < error_bound.least * np.abs(one)
+        judged = _judged(error_bound, mine, theirs, places[~near])
         return bool((judged.distance <= judged.limit).all())
 
     return all(in_blocks(agrees, mine.size, BLOCK * _ASKED_TOGETHER))
@@ -194,10 +194,10 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 
 @cache
-def spent(factor: float, provenance: Provenance) -> Budget:
-    """Return a budget that nothing is judged by any more: it says itself, and holds no arrays."""
+def spent(factor: float, provenance: Provenance) -> ErrorBound:
+    """Return a tolerance that no longer judges anything, and holds no arrays."""
     nothing = np.empty(0)
-    return Budget(Branch(nothing, nothing).at, factor, provenance)
+    return ErrorBound(Branch(nothing, nothing).at, factor, provenance)
 
 
 def _compare_tensors(name: str, expected: Array, actual: Array, options: _Options) -> Diff:
@@ -205,14 +205,14 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     if found != kind:
         return Diff(name, kind, structure=f"is {found}")
     if isinstance(options.tolerance, Drawn):
-        law = options.tolerance
-        wrong = law.test(actual) or law.beside(options.outputs) or None
-        return Diff(name, kind, wrong, tolerance=law, elements=expected.size)
+        distribution = options.tolerance
+        wrong = distribution.test(actual) or distribution.beside(options.outputs) or None
+        return Diff(name, kind, wrong, tolerance=distribution, elements=expected.size)
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
     tolerance, size = _applicable(options.tolerance, expected), expected.size
     mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    everything = options.examine and isinstance(tolerance, Budget)
+    everything = options.examine and isinstance(tolerance, ErrorBound)
 
     known = 0.0
     if not everything and not options.signed_zeros and size >= BLOCK:
@@ -242,7 +242,7 @@ def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> 
     It is at most 1, and 0 where no element is known to need none.
     """
     size = expected.size
-    if not isinstance(tolerance, Budget) or not tolerance.least:
+    if not isinstance(tolerance, ErrorBound) or not tolerance.least:
         return 0.0
     some = np.arange(0, size, size // BLOCK)
     some = some[_differing(expected[some], actual[some])]
@@ -257,7 +257,7 @@ def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     Integers, booleans and strings are exact, unless a case gives this very output a tolerance.
     """
     kind = kind_of(expected.dtype)
-    if isinstance(tolerance, Budget) and tolerance.provenance is Provenance.CONDITIONED:
+    if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
         # Where the model has rounded on the way to something discrete, its neighbour is right too.
         return tolerance if kind is not NumberKind.STRING else None
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
@@ -278,7 +278,7 @@ class _Elements:
         size: magnitudes of what was expected, float64.
         steps: distances in ulp; None for what is no float.
         limit: the largest allowed distances.
-        weak: number of elements that the limits cannot judge.
+        inconclusive: number of elements that the limits cannot judge.
         labels: of each element that another result than the first comes nearest, what is said of
             that, and empty of others; None if nothing is said of any.
     """
@@ -290,7 +290,7 @@ class _Elements:
     size: Array
     steps: Array | None
     limit: Array
-    weak: int
+    inconclusive: int
     labels: Array | None
 
     @property
@@ -333,8 +333,8 @@ def _judged(
     What surely uses less than the share ``known`` of its limit has the least that this can be.
     """
     expected, actual = expected[places], actual[places]
-    weak, labels = 0, None
-    if isinstance(tolerance, Budget):
+    inconclusive, labels = 0, None
+    if isinstance(tolerance, ErrorBound):
         limit, unsure = np.empty(places.size), np.arange(places.size)
         if known:
             limit = tolerance.least * np.nan_to_num(magnitude(expected), posinf=0.0)
@@ -346,7 +346,7 @@ def _judged(
             if found is not None:
                 labels = np.full(places.size, "", object) if labels is None else labels
                 labels[asked] = found
-            weak += int(np.count_nonzero(branch.weak))
+            inconclusive += int(np.count_nonzero(branch.inconclusive))
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     steps = ulp_distance(expected, actual) if floats else None
@@ -359,7 +359,7 @@ def _judged(
             limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
         case None:
             limit = np.zeros_like(size)
-    return _Elements(places, expected, actual, distance, size, steps, limit, weak, labels)
+    return _Elements(places, expected, actual, distance, size, steps, limit, inconclusive, labels)
 
 
 def _median(shares: Array, size: int) -> float:
@@ -378,7 +378,7 @@ class _Statistics:
     options: _Options
     shape: tuple[int, ...]
     mismatches: int = 0
-    weak: int = 0
+    inconclusive: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
     # The maxima, by their names in a Diff.
     largest: dict[str, Any] = field(default_factory=dict)
@@ -404,11 +404,11 @@ class _Statistics:
                 it.distance[unlike], it.limit[unlike] = np.inf, 0.0
         share, relative = it.share, it.relative
         wrong = ~(it.distance <= it.limit)
-        self._raise(max_absolute=it.distance, max_relative=relative, budget_used=share)
+        self._raise(max_absolute=it.distance, max_relative=relative, tolerance_used=share)
         self.mismatches += int(np.count_nonzero(wrong))
-        self.weak += it.weak
+        self.inconclusive += it.inconclusive
         self.accepted += it.accepted
-        if isinstance(self.tolerance, Budget):
+        if isinstance(self.tolerance, ErrorBound):
             # Beyond the range of float32 one share is as good as another.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
@@ -427,14 +427,16 @@ class _Statistics:
         return Diff(
             name,
             kind,
-            # A diff is kept as long as the run, and a budget holds the case's tensors.
+            # A diff is kept as long as the run, and a tolerance holds the case's tensors.
             tolerance=spent(tolerance.factor, tolerance.provenance)
-            if isinstance(tolerance, Budget)
+            if isinstance(tolerance, ErrorBound)
             else tolerance,
             elements=size,
             mismatches=self.mismatches,
-            weak=self.weak,
-            budget_median=_median(np.concatenate(self.shares), size) if self.shares else 0.0,
+            inconclusive=self.inconclusive,
+            tolerance_used_median=_median(np.concatenate(self.shares), size)
+            if self.shares
+            else 0.0,
             ulp_counts=tuple(self.ulp_counts) if any(self.ulp_counts) else (),
             worst=tuple(element for _, element in self.worst),
             accepted=tuple(self.accepted.items()),
@@ -448,7 +450,7 @@ class _Statistics:
 
     def _keep_worst(self, it: _Elements, share: Array, relative: Array, wrong: Array) -> None:
         order = np.lexsort((wrong, -it.distance[wrong], -share[wrong]))[: self.options.worst]
-        limited = isinstance(self.tolerance, Relative | Budget)
+        limited = isinstance(self.tolerance, Relative | ErrorBound)
         finite = it.finite
         for number in wrong[order].tolist():
             place, distance = it.places[number], float(it.distance[number])

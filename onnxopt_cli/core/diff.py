@@ -10,8 +10,8 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 
 # Outputs that a sentence has room for, and characters of an element or a name in it.
-_SAID = 3
-_LONGEST = 60
+_MAX_NAMED_OUTPUTS = 3
+_MAX_NAME_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Diff:
         max_ulp: largest distance in representable values; None for what is no float.
         needed_rtol: the smallest rtol that passes beside the tolerance's atol; None if none does.
         needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
-        budget_used: largest share of its limit that an element uses, 1.0 being the limit.
-        budget_median: the share that the median element uses; of a large tensor it may be the most
-            that this can be, if most elements are off: few have their limits derived.
-        weak: number of the elements examined that the case cannot judge, as their limit reaches
-            zero from the value; what is equal to the bit, and most of what is near in a large
-            tensor, is examined only where that is asked for.
+        tolerance_used: largest share of its limit that an element uses, 1.0 being the limit.
+        tolerance_used_median: the share that the median element uses; of a large tensor it may be
+            the most that this can be, if most elements are off: few have their limits derived.
+        inconclusive: number of the elements examined that the case cannot judge, as their limit
+            reaches zero from the value; what is equal to the bit, and most of what is near in a
+            large tensor, is examined only where that is asked for.
         ulp_counts: at place ``b`` the number of elements whose distance in representable values
             has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
             are in none; empty for what is no float.
@@ -80,9 +80,9 @@ class Diff:
     max_ulp: int | None = None
     needed_rtol: float | None = None
     needed_atol: float | None = None
-    budget_used: float = 0.0
-    budget_median: float = 0.0
-    weak: int = 0
+    tolerance_used: float = 0.0
+    tolerance_used_median: float = 0.0
+    inconclusive: int = 0
     ulp_counts: tuple[int, ...] = ()
     worst: tuple[Element, ...] = ()
     accepted: tuple[tuple[str, int], ...] = ()
@@ -111,7 +111,7 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
         ``X_new: 2 of 4 elements are off, most at [1]: 2.5 instead of 2.0``; empty if none is wrong.
     """
     wrong = [diff for diff in diffs if not diff.agrees]
-    said = [_wrong_output(diff, steps) for diff in wrong[:_SAID]]
+    said = [_wrong_output(diff, steps) for diff in wrong[:_MAX_NAMED_OUTPUTS]]
     more = len(wrong) - len(said)
     return "; ".join(said + ([f"and {more} more output{'s' * (more > 1)}"] if more else []))
 
@@ -119,17 +119,17 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
 def accepted_results(diffs: Sequence[Diff]) -> str:
     """Say which elements are right by another result than the first; empty if none is."""
     said = [
-        f"{printable(diff.name)[:_LONGEST]}: {count} of {diff.elements} by {label}"
+        f"{printable(diff.name)[:_MAX_NAME_CHARS]}: {count} of {diff.elements} by {label}"
         for diff in diffs
         for label, count in diff.accepted
     ]
-    more = [f"and {len(said) - _SAID} more"] if len(said) > _SAID else []
-    listed = "; ".join(said[:_SAID] + more)
+    more = [f"and {len(said) - _MAX_NAMED_OUTPUTS} more"] if len(said) > _MAX_NAMED_OUTPUTS else []
+    listed = "; ".join(said[:_MAX_NAMED_OUTPUTS] + more)
     return f"accepted: another right result ({listed})" if said else ""
 
 
 def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
-    name = printable(diff.name)[:_LONGEST]
+    name = printable(diff.name)[:_MAX_NAME_CHARS]
     if diff.structure is not None:
         return printable(f"{name} {diff.structure}, expected {diff.kind}")
     one = diff.mismatches == 1
@@ -139,7 +139,7 @@ def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
         return f"{name}: {many}"
     worst = diff.worst[0]
     actual, expected = (
-        printable(numbers.element(side, diff.kind))[:_LONGEST]
+        printable(numbers.element(side, diff.kind))[:_MAX_NAME_CHARS]
         for side in (worst.actual, worst.expected)
     )
     at = f"{'' if one else ', most'} at {place(worst.index, steps)}" if worst.index else ""

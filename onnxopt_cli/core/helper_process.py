@@ -17,7 +17,7 @@ SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform != "win32":
     SIGNALS += (signal.SIGHUP,)
 
-#: The keepers and helpers that this process has started and not waited for yet.
+#: The supervisors and helpers that this process has started and not waited for yet.
 STARTED: set[int] = set()
 
 _alone = False

@@ -1,6 +1,6 @@
 """Locks on folders, which end with the process that holds them however it ends.
 
-The keeper of every worker loads this, so it imports no more than it has to.
+The supervisor of every worker loads this, so it imports no more than it has to.
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ class Cause:
     Attributes:
         found: it in words, without a count.
         cases: ids of the failing cases.
-        deviations: names of the deviations that together reproduce them; empty if the words only
-            say what the cases have in common.
+        known_mistakes: names of the known mistakes that together reproduce them; empty if the words
+            only say what the cases have in common.
     """
 
     found: str
     cases: tuple[str, ...]
-    deviations: tuple[str, ...] = ()
+    known_mistakes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,21 @@ class Explanation:
     complete: bool = True
 
     @property
-    def deviations(self) -> tuple[str, ...]:
-        """The names of all deviations."""
-        return tuple(dict.fromkeys(name for it in self.causes for name in it.deviations))
+    def known_mistakes(self) -> tuple[str, ...]:
+        """The names of all known mistakes."""
+        return tuple(dict.fromkeys(name for it in self.causes for name in it.known_mistakes))
 
     @property
     def cases(self) -> tuple[str, ...]:
-        """Ids of the failing cases that deviations reproduce."""
-        return tuple(case for it in self.causes if it.deviations for case in it.cases)
+        """Ids of the failing cases that known mistakes reproduce."""
+        return tuple(case for it in self.causes if it.known_mistakes for case in it.cases)
 
     @property
     def text(self) -> str:
         """One sentence for a reader; its counts add up to the failing cases."""
         rest = {what: kinds for what, kinds in self.others.items() if kinds}
         counts = [(it.found + ":", len(it.cases)) for it in self.causes]
-        if self.causes and self.causes[0].deviations:
+        if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         total = sum(count for _, count in counts)
         total += sum(sum(kinds.values()) for kinds in rest.values())

@@ -19,8 +19,18 @@ from onnxopt_cli.core.codec import ValueReader, ValueWriter
 from onnxopt_cli.core.compare import spent
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Cause, Explanation
-from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.tolerance import Drawn, Provenance, Relative, Tolerance, Ulps
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    Standing,
+)
+from onnxopt_cli.core.tolerance import (
+    Drawn,
+    Provenance,
+    Relative,
+    Tolerance,
+    Ulps,
+)
 from onnxopt_cli.core.values import STRING, Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
@@ -71,7 +81,7 @@ _RESULT = (
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
 _DIFF = [it.name for it in fields(Diff) if it.name != "accepted"]
 _ELEMENT = [it.name for it in fields(Element)]
-_LIMITS = ("rtol", "atol", "ulp", "factor", "law")
+_LIMITS = ("rtol", "atol", "ulp", "factor", "distribution")
 _of_result, _of_diff, _of_element = (attrgetter(*it) for it in (_RESULT, _DIFF, _ELEMENT))
 _from_diff, _from_element = itemgetter(*_DIFF), itemgetter(*_ELEMENT)
 
@@ -119,7 +129,7 @@ def result_from_json(data: Any) -> Result:
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as a JSON object, with what others read off it."""
-    read_off = {name: getattr(explanation, name) for name in ("text", "deviations", "cases")}
+    read_off = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
     # A Counter counts what it is made of, the pairs that asdict makes it of.
     others = {what: dict(kinds) for what, kinds in explanation.others.items()}
     return {**asdict(explanation), **read_off, "others": others}
@@ -128,7 +138,7 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
 def explanation_from_json(data: Any) -> Explanation:
     """Return the explanation that :func:`explanation_to_json` was given; checked by the schema."""
     causes = (
-        Cause(it["found"], tuple(it["cases"]), tuple(it["deviations"])) for it in data["causes"]
+        Cause(it["found"], tuple(it["cases"]), tuple(it["known_mistakes"])) for it in data["causes"]
     )
     rest = {name: data[name] for name in ("backend", "operator", "others", "note", "complete")}
     return Explanation(**rest, causes=tuple(causes))
@@ -186,6 +196,6 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Relative(data["rtol"], data["atol"], provenance, data.get("reason", ""))
     if "ulp" in data:
         return Ulps(data["ulp"], provenance)
-    if "law" in data:
-        return Drawn(data["law"], lambda _sample: "", provenance)
+    if "distribution" in data:
+        return Drawn(data["distribution"], lambda _sample: "", provenance)
     return spent(float(data["factor"]), provenance)

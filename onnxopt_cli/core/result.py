@@ -16,7 +16,7 @@ class Outcome(StrEnum):
 
     PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
     FAIL = "fail"
-    UNPROVEN = "unproven"
+    VACUOUS = "vacuous"
     UNSUPPORTED = "unsupported"
     ERROR = "error"
     CRASH = "crash"

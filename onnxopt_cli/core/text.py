@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The last two codes of each plane are no characters; XML cannot hold them.
 _NONE = 0xFFFE
-_LONGEST = 4000
+_MAX_TEXT_CHARS = 4000
 # Of a text with lines, which may be a stack trace.
-_LONGEST_LINES = 32_000
+_MAX_LINES_CHARS = 32_000
 _NOTE = 60
 _ASCII = 128
 # What CI servers take for commands to themselves: GitHub a line of output that begins with two
@@ -34,9 +34,14 @@ def printable(text: str, *, lines: bool = False) -> str:
         text: anything.
         lines: keep line ends (and turn tabs into spaces) instead of escaping them.
     """
-    if len(text) <= _LONGEST and text.isascii() and text.isprintable() and not _may_command(text):
+    if (
+        len(text) <= _MAX_TEXT_CHARS
+        and text.isascii()
+        and text.isprintable()
+        and not _may_command(text)
+    ):
         return text
-    text = clipped(text, _LONGEST_LINES if lines else _LONGEST, "\n" if lines else " ")
+    text = clipped(text, _MAX_LINES_CHARS if lines else _MAX_TEXT_CHARS, "\n" if lines else " ")
     if lines:
         text = text.expandtabs(4)
     shown = "".join(
@@ -67,7 +72,7 @@ def _may_command(text: str) -> bool:
     return "::" in text or "##" in text
 
 
-def clipped(text: str, longest: int = _LONGEST, space: str = " ") -> str:
+def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:
     """Return a text of at most so many characters, at least 200: its beginning and its end.
 
     Args:
@@ -94,7 +99,7 @@ def command_line(words: Iterable[str]) -> str:
 def _quoted(word: str) -> str:
     import shlex
 
-    if len(word) <= _LONGEST and printable(word) == word:
+    if len(word) <= _MAX_TEXT_CHARS and printable(word) == word:
         return shlex.quote(word)
     try:
         data = word.encode("utf-8", "surrogateescape")

@@ -72,14 +72,19 @@ class Branch:
     label: str = ""
 
     @property
-    def weak(self) -> Array:
+    def inconclusive(self) -> Array:
         """Where the case cannot judge: the limit is infinite, or reaches a value from zero.
 
-        A value that is zero is judged by what it was computed from, and is never weak for itself.
+        A value that is zero is judged by what it was computed from, and is never inconclusive for
+        itself.
         """
         size = np.abs(self.expected.astype(np.float64))
-        weak = np.isinf(self.limit) | (np.isfinite(size) & (size > 0) & (self.limit >= size))
-        return weak if self.otherwise is None else weak | self.otherwise.weak
+        inconclusive = np.isinf(self.limit) | (
+            np.isfinite(size) & (size > 0) & (self.limit >= size)
+        )
+        return (
+            inconclusive if self.otherwise is None else inconclusive | self.otherwise.inconclusive
+        )
 
     def wrong(self, actual: Array) -> Array:
         """Tell which elements of one output, or of several, are right in no way."""
@@ -98,7 +103,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Budget:
+class ErrorBound:
     """A limit for each element, derived from the formula and the inputs, or found by asking.
 
     Attributes:
@@ -128,22 +133,22 @@ class Drawn:
     """A random output: no value is right, but a distribution; or elements in any order.
 
     Attributes:
-        law: the distribution or the elements, in words.
+        distribution: the distribution or the elements, in words.
         test: says what is wrong with a sample of the output's dtype and shape; empty if nothing.
         beside: says what is wrong with it, right in itself, beside the other outputs: it is
             handed all by name.
     """
 
-    law: str
+    distribution: str
     test: Callable[[Array], str]
     provenance: Provenance = Provenance.CONDITIONED
     beside: Callable[[Mapping[str, Value]], str] = lambda _outputs: ""
 
     def __str__(self) -> str:
-        return f"{self.law} ({self.provenance})"
+        return f"{self.distribution} ({self.provenance})"
 
 
-Tolerance = Relative | Ulps | Budget | Drawn
+Tolerance = Relative | Ulps | ErrorBound | Drawn
 
 #: The tolerance of ONNX's own backend tests.
 ONNX_DEFAULT = Relative(rtol=1e-3, atol=1e-7, provenance=Provenance.ONNX)

@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxopt_cli.core.values import DTYPES, Array, random_state
-from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator, Scalar
-from onnxopt_cli.readings.evaluate import WIDE, undefined_at
+from onnxopt_cli.core.values import (
+    DTYPES,
+    Array,
+    random_state,
+)
+from onnxopt_cli.interpret.evaluate import WIDE, undefined_at
+from onnxopt_cli.operators.operator import (
+    Attribute,
+    AttributeValue,
+    Operator,
+    Scalar,
+)
 
 T = TypeVar("T")
 

@@ -21,9 +21,17 @@ from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_j
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.driver import Task
 from onnxopt_cli.fuzz.findings import FailureKind, Findings
-from onnxopt_cli.fuzz.search import Portions, Search, chosen_operators
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.run.executors import Executor, open_executors, weak_isolation
+from onnxopt_cli.fuzz.search import (
+    Portions,
+    Search,
+    chosen_operators,
+)
+from onnxopt_cli.run.executors import (
+    Executor,
+    open_executors,
+    weak_isolation,
+)
+from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
@@ -65,7 +73,7 @@ class ClusterSearch(Search):
     """A search by all workers of a cluster."""
 
     def _may_have_new(self, portions: Portions) -> Iterator[bool]:
-        from onnxopt_cli.cluster.client import LostError
+        from onnxopt_cli.workers.cluster.dask_client import LostError
 
         workers = cast("Remote", self._executor).workers
         sent = _Requests(self._task, self.findings, portions, self._end)

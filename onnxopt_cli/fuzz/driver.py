@@ -16,14 +16,14 @@ from unittest.mock import patch
 
 from onnxopt_cli.config.run_config import Execution, Shard
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
 from onnxopt_cli.fuzz.graph_example import Example, draw_graph
 from onnxopt_cli.fuzz.node_example import breaches, draw_node
+from onnxopt_cli.operators.operator import Operator
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 #: One example in about this many has several nodes.
 _EXAMPLES_PER_GRAPH = 10

@@ -9,20 +9,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.analysis.reproduce import (
+    Observation,
+    observe,
+    reproduces,
+)
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import HARMLESS, Outcome, Result
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.errors import BackendUnavailable
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NAME, SUITE
-from onnxopt_cli.grade.explain import explain
-from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.readings.mistakes.deviate import named
+from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.judge import answered, judge, read_question
-from onnxopt_cli.run.reproduce import Observation, observe, reproduces
+from onnxopt_cli.run.judge import (
+    judge,
+    load_case,
+    with_expected,
+)
+from onnxopt_cli.workers.response import Order
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
@@ -72,16 +84,16 @@ def attempt(example: Example, executor: Executor) -> Trial:
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
     pending = executor.submit(Order(content.model, content.inputs))
     judging = Judging()
-    question = answered(read_question(case), judging)
-    assert not question.invalid, question.invalid  # noqa: S101 - else a defect of the strategies
-    formula = question.key and question.key.formula
+    loaded_case = with_expected(load_case(case), judging)
+    assert not loaded_case.invalid, loaded_case.invalid  # noqa: S101 - else a defect of the strategies
+    formula = loaded_case.key and loaded_case.key.formula
     if executor.ahead > 1 and formula and not formula.blocks:
         # Computing the tolerances only in judge() would leave the backend idle meanwhile.
-        formula.judgements  # noqa: B018 - a cached property
+        formula.derived_outputs  # noqa: B018 - a cached property
     response = pending()
     if isinstance(response, str):
         raise BackendUnavailable(response)
-    return Trial(example, case, judge(question, executor.name, response, judging))
+    return Trial(example, case, judge(loaded_case, executor.name, response, judging))
 
 
 #: The kind of failures in which only values differ.
@@ -215,7 +227,7 @@ class Findings:
         for kind in known_kinds:
             explanation = self.all[kind]
             # Unexplained failures cannot be distinguished, so they share one kind.
-            if not (explanation and explanation.deviations) or _explains(explanation, trial):
+            if not (explanation and explanation.known_mistakes) or _explains(explanation, trial):
                 return kind
         return FailureKind(example.subject, description, len(known_kinds) + 1)
 
@@ -256,7 +268,9 @@ def _explains(explanation: Explanation, trial: Trial) -> bool:
     if operator.name != explanation.operator:
         return False
     mistakes = [
-        named(operator, *cause.deviations) for cause in explanation.causes if cause.deviations
+        named(operator, *cause.known_mistakes)
+        for cause in explanation.causes
+        if cause.known_mistakes
     ]
     return any(
         mistake is not None and reproduces(mistake, observation, Judging()) for mistake in mistakes

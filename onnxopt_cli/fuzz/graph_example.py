@@ -18,17 +18,22 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
-from onnxopt_cli.cases.yaml.writer import model_yaml_text
+from onnxopt_cli.cases.yaml.case_writer import model_yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import Operator
 from onnxopt_cli.fuzz.choices import SHAPES, Source
-from onnxopt_cli.fuzz.node_example import NAME, SUITE, NodeExample, draw_right_node
-from onnxopt_cli.readings.bound.bound import DerivedOutput, also_right
-from onnxopt_cli.readings.bound.chained import InexactTensor, inexact_outputs
-from onnxopt_cli.readings.evaluate import nonnegative_tensors
+from onnxopt_cli.fuzz.node_example import (
+    NAME,
+    SUITE,
+    NodeExample,
+    draw_right_node,
+)
+from onnxopt_cli.interpret.bound.chained_bound import InexactTensor, inexact_outputs
+from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, also_right
+from onnxopt_cli.interpret.evaluate import nonnegative_tensors
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import Operator
 
 _OPSET = 13
 _COUNTS = (2, 2, 3)
@@ -119,8 +124,10 @@ class _Drawing:
             self._add(number)
         if not self._outputs:
             self._source.reject()
-        expected = {name: judgement.expected for name, judgement in self._outputs.items()}
-        tolerances = {name: _tolerance(judgement) for name, judgement in self._outputs.items()}
+        expected = {name: derived_output.expected for name, derived_output in self._outputs.items()}
+        tolerances = {
+            name: _tolerance(derived_output) for name, derived_output in self._outputs.items()
+        }
         names = tuple(operator.name for operator in self._used)
         return GraphExample(names, self._model(expected), self._inputs, expected, tolerances)
 
@@ -154,10 +161,12 @@ class _Drawing:
         alternatives = also_right(bind(operator, [operand.array for operand in operands], complete))
         with np.errstate(all="ignore"):
             for place, (name, result) in enumerate(zip(names, inexact_outputs(call), strict=True)):
-                judgement = result.judgement()
-                conclusive = np.all(np.isfinite(judgement.limit)) and not judgement.divides
+                derived_output = result.derived_output()
+                conclusive = (
+                    np.all(np.isfinite(derived_output.limit)) and not derived_output.divides
+                )
                 if conclusive and not (alternatives and alternatives[place]):
-                    self._outputs[name] = judgement
+                    self._outputs[name] = derived_output
                     if result.shape == self._shape:
                         self._known[name] = result
 
@@ -197,9 +206,9 @@ class _Drawing:
         return whole_model(graph, [("", _OPSET), *domains])
 
 
-def _tolerance(judgement: DerivedOutput) -> Relative:
-    limit = judgement.limit
-    size = np.abs(judgement.expected.astype(np.float64))
+def _tolerance(derived_output: DerivedOutput) -> Relative:
+    limit = derived_output.limit
+    size = np.abs(derived_output.expected.astype(np.float64))
     with np.errstate(all="ignore"):
         share = np.where(limit > 0, limit / size, 0.0)
     by_share = np.isfinite(share) & (share <= _LARGEST_RTOL)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.yaml.file import read_yaml_text
-from onnxopt_cli.cases.yaml.writer import WrittenCase, yaml_text
+from onnxopt_cli.cases.yaml.case_file import read_yaml_text
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.formula.operator import AttributeValue, Operator
 from onnxopt_cli.fuzz.choices import (
     SHAPES,
     Shape,
@@ -23,7 +22,8 @@ from onnxopt_cli.fuzz.choices import (
     draw_tensor,
     has_result,
 )
-from onnxopt_cli.readings.evaluate import nonnegative_tensors
+from onnxopt_cli.interpret.evaluate import nonnegative_tensors
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: First part of the ids of kept cases.
 SUITE = "fuzz"
@@ -94,7 +94,7 @@ class NodeExample:
         attributes, inputs = self.attributes, self.inputs
         if self.breach:
             attributes, inputs = breaches(self)[self.breach]
-        written = WrittenCase(
+        written = CaseTemplate(
             name=NAME,
             operator=self.operator,
             about=about,

@@ -15,8 +15,14 @@ from time import monotonic
 
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import NothingSelected, OnnxoptError
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.fuzz.driver import Abort, RoundOver, Task, drive, failure, refusals
+from onnxopt_cli.fuzz.driver import (
+    Abort,
+    RoundOver,
+    Task,
+    drive,
+    failure,
+    refusals,
+)
 from onnxopt_cli.fuzz.findings import (
     FailureKind,
     Finding,
@@ -28,10 +34,11 @@ from onnxopt_cli.fuzz.findings import (
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
 from onnxopt_cli.fuzz.shrink import smaller
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.response import Incident
-from onnxopt_cli.operators import OPERATORS, operator_named
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import OPERATORS, operator_named
 from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.response import Incident
 
 #: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
 #: all examples of a portion in memory.

@@ -14,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import Call, bind
 from onnxopt_cli.fuzz.choices import has_result
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
+from onnxopt_cli.operators.call import Call, bind
 
 T = TypeVar("T")
 

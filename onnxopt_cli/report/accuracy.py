@@ -1,6 +1,6 @@
 """How accurate a backend is where it passes: error / tolerance, bits lost, how its errors spread.
 
-Only outputs judged by a derived budget count: they alone are compared with the correctly rounded
+Only outputs judged by an error bound count: they alone are compared with the correctly rounded
 result of the formula. Beside them stand outputs that are right in absolute terms alone.
 """
 
@@ -17,8 +17,8 @@ from rich.table import Table
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
-from onnxopt_cli.core.tolerance import Budget
-from onnxopt_cli.operators import operator_named
+from onnxopt_cli.core.tolerance import ErrorBound
+from onnxopt_cli.operators.registry import operator_named
 from onnxopt_cli.report.terminal import plain_table
 
 
@@ -33,8 +33,9 @@ class Accuracy:
             tensors are taken together. Where an identity costs relative accuracy, it says so.
         tensors: how many were judged.
         elements: how many elements they have.
-        budget_most: the largest share of its budget that an element uses, 1.0 being the limit.
-        budget_median: the median tensor's share that its median element uses.
+        tolerance_used_most: the largest share of its tolerance that an element uses, 1.0 being the
+            limit.
+        tolerance_used_median: the median tensor's share that its median element uses.
         max_ulp: the largest distance to the correctly rounded result, in representable values.
         ulp_counts: elements by the number of bits of that distance, as in Diff.
     """
@@ -44,8 +45,8 @@ class Accuracy:
     output: str
     tensors: int
     elements: int
-    budget_most: float
-    budget_median: float
+    tolerance_used_most: float
+    tolerance_used_median: float
     max_ulp: int
     ulp_counts: tuple[int, ...]
 
@@ -82,8 +83,8 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
             *key,
             tensors=len(diffs),
             elements=sum(diff.elements for diff in diffs),
-            budget_most=max(diff.budget_used for diff in diffs),
-            budget_median=median(diff.budget_median for diff in diffs),
+            tolerance_used_most=max(diff.tolerance_used for diff in diffs),
+            tolerance_used_median=median(diff.tolerance_used_median for diff in diffs),
             max_ulp=max(diff.max_ulp or 0 for diff in diffs),
             ulp_counts=merged_counts(diffs),
         )
@@ -98,14 +99,14 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 
 
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
-    """Yield operator, output and diff of each tensor that was held against a derived budget.
+    """Yield operator, output and diff of each tensor that was held against an error bound.
 
     And of those that are right only by an identity that keeps no relative accuracy.
     """
     if result.note.startswith(ABSOLUTE_ONLY):
         one = result.operators[0] if len(result.operators) == 1 else "several"
         for diff in result.diffs:
-            if isinstance(diff.tolerance, Budget) and diff.elements:
+            if isinstance(diff.tolerance, ErrorBound) and diff.elements:
                 yield one, f"{diff.name}, {ABSOLUTE_ONLY}", diff
         return
     operator = operator_named(result.operators[0]) if len(result.operators) == 1 else None
@@ -115,7 +116,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     groups = max(1, len(result.diffs) // len(names))
     # A node's outputs are X1_new, X2_new, ..., then V1_new, ...
     for position, diff in enumerate(result.diffs[: groups * len(names)]):
-        if isinstance(diff.tolerance, Budget) and diff.structure is None and diff.elements:
+        if isinstance(diff.tolerance, ErrorBound) and diff.structure is None and diff.elements:
             yield operator.name, names[position // groups], diff
 
 
@@ -128,8 +129,8 @@ def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
     return [
         (
             *(row.backend, row.operator, row.output),
-            numbers.error(row.budget_most),
-            numbers.error(row.budget_median),
+            numbers.error(row.tolerance_used_most),
+            numbers.error(row.tolerance_used_median),
             f"{row.bits_lost:.1f}",
             numbers.count(row.ulp_within(0.99)),
         )
@@ -138,7 +139,7 @@ def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
 
 
 def accuracy_table(results: Sequence[Result]) -> Table | None:
-    """Return error / tolerance and bits lost by backend and output; None if no budget applied."""
+    """Return error / tolerance and bits lost by backend and output; None without error bounds."""
     rows = [
         (backend, f"{operator} {output}", *measures)
         for backend, operator, output, *measures in accuracy_rows(results)

@@ -15,7 +15,12 @@ import numpy as np
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.core.values import Array, NumberKind, describe, kind_of
+from onnxopt_cli.core.values import (
+    Array,
+    NumberKind,
+    describe,
+    kind_of,
+)
 
 # Two backends agree where they are so much nearer to each other than to what was expected.
 _NEARER = 16

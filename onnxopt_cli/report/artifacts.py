@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
-from onnxopt_cli.cases.values.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import RunRecord
@@ -24,11 +24,11 @@ from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.errors import InvalidCase, UsageError
+from onnxopt_cli.oracle.expected import expected_result
 from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
-from onnxopt_cli.run.answer_key import answer_key
 
-_LONGEST = 80
+_MAX_NAME_CHARS = 80
 
 
 def check_folder(folder: Path) -> None:
@@ -99,7 +99,7 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
         if content.rejects:
             files = model_and_inputs(content)
         else:
-            key = answer_key(content, case.location, judging)
+            key = expected_result(content, case.location, judging)
             # Of its tolerances the layout can hold but one.
             tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
             whole = replace(
@@ -138,4 +138,6 @@ def _file_name(text: str) -> str:
 
     Only letters, digits, ``_``, ``-`` and inner dots are left, so that no name leads anywhere.
     """
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_LONGEST] or "_"
+    return (
+        re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_MAX_NAME_CHARS] or "_"
+    )

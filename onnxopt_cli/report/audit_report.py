@@ -1,4 +1,4 @@
-"""The grades of a suite, for a terminal and as JSON. Nothing here prints."""
+"""The mutation scores of a suite, for a terminal and as JSON. Nothing here prints."""
 
 from __future__ import annotations
 
@@ -14,38 +14,42 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onnxopt_cli.analysis.audit import (
+    KINDS,
+    MutationScore,
+    Verdict,
+)
+from onnxopt_cli.analysis.audit_in_parts import digest, verdict_to_json
+from onnxopt_cli.analysis.injected_errors import InjectedErrors
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record_json import number_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import Attributes
-from onnxopt_cli.grade.audit import KINDS, Grade, Verdict
-from onnxopt_cli.grade.audit_in_parts import digest, verdict_to_json
-from onnxopt_cli.grade.planted import Planted
+from onnxopt_cli.operators.call import Attributes
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.run.session import VERSIONS
 
 SCHEMA = "onnxopt.audit/1"
-_SHOWN = 12
+_MAX_SHOWN_SURVIVORS = 12
 
 
-def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
+def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
     """Yield an operator's grade: a table, then survivors and false alarms, then details."""
-    yield Text.assemble((grade.operator.name, "bold"), f"  {len(grade.trials)} cases")
-    equal = sum(verdict.equivalent for verdict in grade.automatic)
+    yield Text.assemble((score.operator.name, "bold"), f"  {len(score.trials)} cases")
+    equal = sum(verdict.equivalent for verdict in score.automatic)
     more = f"rejected; {equal} more equal the formula on every input"
     used = "none installed"
-    if grade.right:
-        most = max(grade.right, key=lambda verdict: verdict.largest)
+    if score.right:
+        most = max(score.right, key=lambda verdict: verdict.largest)
         used = f"at most {numbers.error(most.largest)} of a limit used ({most.name})"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
     for label, verdicts, rejected, note in (
-        ("wrong, named", grade.named, True, "rejected"),
-        ("wrong, automatic", grade.automatic, True, more),
-        ("right", grade.right, False, f"accepted; {used}"),
+        ("wrong, named", score.named, True, "rejected"),
+        ("wrong, automatic", score.automatic, True, more),
+        ("right", score.right, False, f"accepted; {used}"),
     ):
         counted = [verdict for verdict in verdicts if not (rejected and verdict.equivalent)]
         good = sum(verdict.rejected == rejected for verdict in counted)
@@ -53,27 +57,27 @@ def audit_page(grade: Grade, *, verbose: bool) -> Iterable[RenderableType]:
         table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
     yield table
     # The wrong implementation that is rejected by the smallest margin.
-    rejected_ones = [verdict for verdict in grade.named + grade.automatic if verdict.rejected]
+    rejected_ones = [verdict for verdict in score.named + score.automatic if verdict.rejected]
     hardest = min(rejected_ones, key=lambda verdict: verdict.largest, default=None)
     if hardest is not None:
         share, partly = numbers.error(hardest.largest), None in hardest.excess
         least = "at least " * (partly and math.isfinite(hardest.largest))
         yield Text(f"  nearest miss: {hardest.name}, {least}{share} times its limit", style="dim")
-    for survivor in grade.survivors[: None if verbose else _SHOWN]:
+    for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
         yield Padding(_survivor(survivor), (0, 2))
-    hidden = len(grade.survivors) - _SHOWN
+    hidden = len(score.survivors) - _MAX_SHOWN_SURVIVORS
     if hidden > 0 and not verbose:
         yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
-    for verdict, case in grade.false_alarms:
+    for verdict, case in score.false_alarms:
         text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
         yield text.append(f"{printable(case)}: {numbers.error(verdict.largest)} times the limit")
     if verbose:
-        yield from _details(grade)
+        yield from _details(score)
     yield Text()
 
 
-def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
-    """Yield how many planted errors each tolerance catches: by error, then by operator."""
+def injected_page(found: Sequence[InjectedErrors]) -> Iterable[RenderableType]:
+    """Yield how many injected errors each tolerance catches: by error, then by operator."""
     for head, key in (("error", attrgetter("error")), ("operator", attrgetter("operator"))):
         rows = []
         for name in dict.fromkeys(map(key, found) if head == "error" else sorted(map(key, found))):
@@ -85,7 +89,7 @@ def planted_page(found: Sequence[Planted]) -> Iterable[RenderableType]:
         yield Text()
 
 
-def _caught(found: Sequence[Planted]) -> tuple[str, str, str]:
+def _caught(found: Sequence[InjectedErrors]) -> tuple[str, str, str]:
     """Return how many errors there are, and the shares that the tolerances catch."""
     if not found:
         return "", "", ""
@@ -94,16 +98,16 @@ def _caught(found: Sequence[Planted]) -> tuple[str, str, str]:
     return str(len(found)), onnx, ours
 
 
-def planted_json(found: Sequence[Planted]) -> str:
-    """Return all planted errors as JSON text."""
-    document = {"schema": "onnxopt.planted/1", "planted": [asdict(it) for it in found]}
+def injected_json(found: Sequence[InjectedErrors]) -> str:
+    """Return all injected errors as JSON text."""
+    document = {"schema": "onnxopt.injected/1", "injected": [asdict(it) for it in found]}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def audit_json(grades: Sequence[Grade], shard: object = None) -> str:
+def audit_json(scores: Sequence[MutationScore], shard: object = None) -> str:
     """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
     part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
-    operators = [_grade(grade, whole=bool(shard)) for grade in grades]
+    operators = [_score(score, whole=bool(shard)) for score in scores]
     document = {"schema": SCHEMA, **part, "operators": operators}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -136,27 +140,29 @@ def _brief(array: Array) -> str:
     return f"{list(array.shape)} of {', '.join(first + more) or 'nothing'}"
 
 
-def _details(grade: Grade) -> Iterable[RenderableType]:
-    if grade.redundant:
-        names = ", ".join(map(printable, grade.redundant))
+def _details(score: MutationScore) -> Iterable[RenderableType]:
+    if score.redundant:
+        names = ", ".join(map(printable, score.redundant))
         yield Text(f"  reject nothing that others do not: {names}", style="dim")
-    for case, output, elements in grade.weak:
-        yield Text(f"  too weak to judge {elements} of {output}: {printable(case)}", style="dim")
+    for case, output, elements in score.inconclusive:
+        yield Text(f"  inconclusive: {elements} of {output}: {printable(case)}", style="dim")
 
 
-def _grade(grade: Grade, *, whole: bool) -> dict[str, Any]:
-    kinds = {kind: [_verdict(it, whole=whole) for it in getattr(grade, kind)] for kind in KINDS}
+def _score(score: MutationScore, *, whole: bool) -> dict[str, Any]:
+    kinds = {kind: [_verdict(it, whole=whole) for it in getattr(score, kind)] for kind in KINDS}
     return {
-        "operator": grade.operator.name,
-        "cases": [trial.case for trial in grade.trials],
-        **({"asked": digest(grade.trials)} if whole else {}),
+        "operator": score.operator.name,
+        "cases": [trial.case for trial in score.trials],
+        **({"asked": digest(score.trials)} if whole else {}),
         **kinds,
-        "survivors": [verdict.name for verdict in grade.survivors],
-        "false_alarms": [{"variant": it.name, "case": case} for it, case in grade.false_alarms],
-        "redundant": grade.redundant,
-        "weak": [
+        "survivors": [verdict.name for verdict in score.survivors],
+        "false_alarms": [
+            {"reformulation": it.name, "case": case} for it, case in score.false_alarms
+        ],
+        "redundant": score.redundant,
+        "inconclusive": [
             {"case": case, "output": output, "elements": elements}
-            for case, output, elements in grade.weak
+            for case, output, elements in score.inconclusive
         ],
     }
 

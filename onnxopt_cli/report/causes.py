@@ -9,24 +9,33 @@ from dataclasses import dataclass
 from math import isfinite
 
 from onnxopt_cli.core.record import Cause, Explanation
-from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.text import clipped, command_line, printable, some_of
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    Standing,
+)
+from onnxopt_cli.core.text import (
+    clipped,
+    command_line,
+    printable,
+    some_of,
+)
 from onnxopt_cli.report.diff_text import operator_options, remark
 from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
 
 _NUMBER = re.compile(r"\d+")
 # Where in a trajectory something is wrong first.
-_STEP = re.compile(r"^(?:left the budget first in )?step \d+\b.*")
+_STEP = re.compile(r"^(?:first exceeded the tolerance in )?step \d+\b.*")
 _SHAPE = re.compile(r"\[.*?\]")
 # Characters of a title, names and operators in it.
-_LONGEST = 200
+_MAX_LINE_CHARS = 200
 _NAMED = 3
 # Wrong values say most about a backend, and a missing operator says least.
 _SEVERITY = {
     outcome: rank
     for rank, outcomes in enumerate(
         (
-            (Outcome.FAIL, Outcome.UNPROVEN, Outcome.PASS),
+            (Outcome.FAIL, Outcome.VACUOUS, Outcome.PASS),
             (Outcome.INVALID,),
             (Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK),
             (Outcome.ERROR,),
@@ -102,7 +111,7 @@ def reasons_alike(results: Sequence[Result]) -> list[str]:
     for line, pattern in zip(lines, patterns, strict=True):
         variants.setdefault(pattern, set()).add(line)
     return [
-        printable(clipped(line if len(variants[pattern]) == 1 else pattern, 2 * _LONGEST))
+        printable(clipped(line if len(variants[pattern]) == 1 else pattern, 2 * _MAX_LINE_CHARS))
         for line, pattern in zip(lines, patterns, strict=True)
     ]
 
@@ -116,7 +125,9 @@ def _explained(explanations: Iterable[Explanation]) -> dict[tuple[str, str], tup
     """Return cause and command by backend and case; only this knows how explanations are made."""
     return {
         (it.backend, case): (
-            printable(f"{it.operator}: {'consistent with ' * bool(cause.deviations)}{cause.found}"),
+            printable(
+                f"{it.operator}: {'consistent with ' * bool(cause.known_mistakes)}{cause.found}"
+            ),
             mistake_command(it, cause),
         )
         for it in explanations
@@ -126,10 +137,10 @@ def _explained(explanations: Iterable[Explanation]) -> dict[tuple[str, str], tup
 
 
 def mistake_command(explanation: Explanation, cause: Cause) -> str:
-    """Return a command that shows what the deviations of a cause change; empty if it has none."""
-    if not cause.deviations:
+    """Return a command that shows the known mistakes of a cause; empty if it has none."""
+    if not cause.known_mistakes:
         return ""
-    words = [word for name in cause.deviations for word in ("--mistake", name)]
+    words = [word for name in cause.known_mistakes for word in ("--mistake", name)]
     words += operator_options([explanation.operator])
     return command_line(["onnxopt", "show", explanation.operator, *words])
 
@@ -173,21 +184,21 @@ def _title(example: Result, alike: Sequence[Result], pattern: str) -> str:
     if said := _said(example):
         if any(_said(it) != said for it in alike):
             said = pattern
-        parts.append(clipped(said, _LONGEST))
+        parts.append(clipped(said, _MAX_LINE_CHARS))
     if example.standing is Standing.UNEXPECTED_PASS:
         parts.insert(0, "passes, which is not expected")
     if example.flaky:
         parts.append("not in every run")
-    words = clipped("; ".join(parts), 2 * _LONGEST) or "not as expected"
+    words = clipped("; ".join(parts), 2 * _MAX_LINE_CHARS) or "not as expected"
     if example.outcome not in (Outcome.FAIL, Outcome.PASS):
         words = f"{example.outcome.value}: {words}"
     by_operator = Counter(map(_operator, alike))
     if len(by_operator) == 1:
         (name,) = by_operator
-        return printable(f"{clipped(name, _LONGEST)}: {words}" if name else words)
+        return printable(f"{clipped(name, _MAX_LINE_CHARS)}: {words}" if name else words)
     if len(by_operator) <= _NAMED:
         counts = ", ".join(f"{name or 'others'} {count}" for name, count in by_operator.items())
-        return printable(f"{words} ({clipped(counts, _LONGEST)})")
+        return printable(f"{words} ({clipped(counts, _MAX_LINE_CHARS)})")
     return printable(f"{words} ({len(by_operator)} operators)")
 
 

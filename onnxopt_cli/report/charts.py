@@ -29,7 +29,7 @@ _LEAST_SHARE, _MOST_SHARE = 1e-6, 1e6
 _MOST_STEPS = 10**12
 
 
-def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
+def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     """Return a chart of error / tolerance of each output, at most and in the median.
 
     Args:
@@ -39,7 +39,7 @@ def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         Its drawing, what it says in words, its height, and what the drawing needs; so do the other
         charts.
     """
-    most = max(rows, key=lambda row: row.budget_most)
+    most = max(rows, key=lambda row: row.tolerance_used_most)
     names = [f"{row.operator} {row.output}" for row in rows]
     names = [it if len(it) <= _MOST_LETTERS else f"{it[: _MOST_LETTERS - 2]}.." for it in names]
     left = max(map(len, names)) * _LETTER + 10
@@ -49,15 +49,15 @@ def budget_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         part = min(1.0, max(0.0, share / _NEAR_LIMIT))
         return round(left + part * (_RIGHT - left), 1)
 
-    used = numbers.error(most.budget_most)
+    used = numbers.error(most.tolerance_used_most)
     return {
-        "drawing": "budget",
+        "drawing": "tolerance",
         "says": f"Error / tolerance: at most {used}, by {most.operator} {most.output}.",
         "height": end + 34,
         "x": x,
         "sides": (left, _TOP, _RIGHT, end),
         "rows": [
-            (name, _TOP + (place + 0.5) * _ROW, row, numbers.error(row.budget_most))
+            (name, _TOP + (place + 0.5) * _ROW, row, numbers.error(row.tolerance_used_most))
             for place, (name, row) in enumerate(zip(names, rows, strict=True))
         ],
     }

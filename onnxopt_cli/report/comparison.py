@@ -190,7 +190,7 @@ def _towards(old: float, new: float) -> Direction:
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
     """Yield how an output's error changed, in tolerances where both have the same, and in ulp."""
     if str(old.tolerance) == str(new.tolerance):
-        measures = [("error / tolerance", old.budget_used, new.budget_used)]
+        measures = [("error / tolerance", old.tolerance_used, new.tolerance_used)]
     else:
         measures = [("abs error", old.max_absolute, new.max_absolute)]
     if old.max_ulp is not None and new.max_ulp is not None:

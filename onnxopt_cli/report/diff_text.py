@@ -11,11 +11,27 @@ from typing import Any
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.config.settings import words_of
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.diff import Diff, place, wrong_outputs
-from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome, Result
-from onnxopt_cli.core.text import clipped, command_line, printable
-from onnxopt_cli.core.tolerance import Budget, Tolerance, Ulps
-from onnxopt_cli.operators import OPERATOR_FILES, OPERATORS
+from onnxopt_cli.core.diff import (
+    Diff,
+    place,
+    wrong_outputs,
+)
+from onnxopt_cli.core.result import (
+    OUTSIDE_IDS,
+    Outcome,
+    Result,
+)
+from onnxopt_cli.core.text import (
+    clipped,
+    command_line,
+    printable,
+)
+from onnxopt_cli.core.tolerance import (
+    ErrorBound,
+    Tolerance,
+    Ulps,
+)
+from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
 
 #: Which reports leave nothing out.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
@@ -49,7 +65,7 @@ def errors(diff: Diff) -> list[str]:
     if diff.max_ulp is not None and isfinite(diff.max_absolute):
         said[0] += f", {numbers.count(diff.max_ulp)} ulp"
     if not _is_exact(diff.tolerance):
-        said.append(error_over_tolerance(diff.budget_used))
+        said.append(error_over_tolerance(diff.tolerance_used))
     return said
 
 
@@ -60,7 +76,9 @@ def error_over_tolerance(share: float) -> str:
 
 def _is_exact(tolerance: Tolerance) -> bool:
     """Tell whether errors have no ratio to a tolerance: ulps are counted, or none are allowed."""
-    return isinstance(tolerance, Ulps) or (isinstance(tolerance, Budget) and not tolerance.factor)
+    return isinstance(tolerance, Ulps) or (
+        isinstance(tolerance, ErrorBound) and not tolerance.factor
+    )
 
 
 def allowed(diff: Diff) -> str:
@@ -205,7 +223,7 @@ def _target(result: Result) -> list[str]:
 
 def _comes_with_a_package(result: Result) -> bool:
     """Tell whether the case is one of onnx's or ours, which are asked for by their ids."""
-    from onnxopt_cli.cases.suites.suites import suites
+    from onnxopt_cli.suites.catalogue import suites
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
     if suite in suites():

@@ -11,13 +11,21 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Problem
-from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, repeat_command
-from onnxopt_cli.report.verdict import by_kind, failures, scope
+from onnxopt_cli.report.diff_text import (
+    ELSEWHERE,
+    failure_text,
+    repeat_command,
+)
+from onnxopt_cli.report.verdict import (
+    by_kind,
+    failures,
+    scope,
+)
 
 #: GitHub shows so many of a step, and drops the others without a word.
-_MOST = 10
+_MAX_COMMANDS = 10
 #: Characters of a message; GitHub cuts off what is far longer.
-_LONGEST = 4000
+_MAX_MESSAGE_CHARS = 4000
 
 
 def github_report(record: RunRecord) -> str:
@@ -27,15 +35,19 @@ def github_report(record: RunRecord) -> str:
     """
     told: list[Problem | Result] = [*record.problems, *record.findings]
     told += by_kind(failures(record))
-    shown = told if len(told) <= _MOST else told[: _MOST - 1]
+    shown = told if len(told) <= _MAX_COMMANDS else told[: _MAX_COMMANDS - 1]
     lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if record.left_out else []
     for it in shown:
         if isinstance(it, Problem):
-            place, title, message = Location.parse(it.where), "invalid", clipped(it.what, _LONGEST)
+            place, title, message = (
+                Location.parse(it.where),
+                "invalid",
+                clipped(it.what, _MAX_MESSAGE_CHARS),
+            )
         else:
             place = it.location
             title = f"{(it.standing or it.outcome).value}: {it.case} on {it.backend}"
-            text = clipped(failure_text(it, ELSEWHERE), _LONGEST, "\n")
+            text = clipped(failure_text(it, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
             again = f"again: {printable(repeat_command(it, record.options))}"
             message = f"{text}\n{again}" if text else again
         lines.append(_error(place, title, message))

@@ -18,13 +18,22 @@ from typing import Any
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import HARMLESS, Outcome, Result
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.agreement import agreements
-from onnxopt_cli.report.charts import WIDTH, budget_chart, curve_chart, spread_chart
+from onnxopt_cli.report.charts import (
+    WIDTH,
+    curve_chart,
+    spread_chart,
+    tolerance_chart,
+)
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.verdict import (
     Conformity,
@@ -178,5 +187,5 @@ def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dic
     for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
         rows = list(group)
         curves = {it.case: it.curve for it in record.results if it.backend == backend and it.curve}
-        charts = [budget_chart(rows), spread_chart(rows)]
+        charts = [tolerance_chart(rows), spread_chart(rows)]
         yield backend, rows, charts + ([curve_chart(curves)] if curves else [])

@@ -21,10 +21,22 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import HARMLESS, Outcome, Result
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.core.text import FreeNames, printable
-from onnxopt_cli.report.diff_text import failure_text, headline, repeat_command
-from onnxopt_cli.report.verdict import fallback, scope, tallies
+from onnxopt_cli.report.diff_text import (
+    failure_text,
+    headline,
+    repeat_command,
+)
+from onnxopt_cli.report.verdict import (
+    fallback,
+    scope,
+    tallies,
+)
 
 #: Wrong answers; every other outcome that counts against the backend is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})

@@ -13,18 +13,26 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from onnxopt_cli.backends.check.rule import RuleOutcome, RuleResult
+from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.case import Case, Content, Trajectory
+from onnxopt_cli.core.case import (
+    Case,
+    Content,
+    Trajectory,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import Attribute, Operator
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.readings.mistakes.equivalence import distinguishing_input
-from onnxopt_cli.readings.show import formula_description, formula_difference, formula_text
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.formula_text import (
+    formula_description,
+    formula_difference,
+    formula_text,
+)
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.mutation.equivalence import distinguishing_input
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import Attribute, Operator
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.verdict import counted, in_words
 
@@ -74,7 +82,9 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
         outputs.append((name if carried else numbered, f"as {like}, {shape}"))
     yield from _section("Outputs", outputs)
     yield from _section("Attributes", map(_attribute_row, operator.attributes))
-    mistakes = ((it.name, Text(", ".join(it.seen_in), style="dim")) for it in operator.deviations)
+    mistakes = (
+        (it.name, Text(", ".join(it.seen_in), style="dim")) for it in operator.known_mistakes
+    )
     yield from _section("Known mistakes", mistakes)
 
 

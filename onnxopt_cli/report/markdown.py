@@ -15,7 +15,12 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.agreement import agreements
-from onnxopt_cli.report.diff_text import ELSEWHERE, failure_text, headline, repeat_command
+from onnxopt_cli.report.diff_text import (
+    ELSEWHERE,
+    failure_text,
+    headline,
+    repeat_command,
+)
 from onnxopt_cli.report.verdict import (
     by_capability,
     by_kind,
@@ -30,10 +35,10 @@ from onnxopt_cli.report.verdict import (
 )
 
 #: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
-_MOST = 60_000
+_MAX_REPORT_CHARS = 60_000
 #: Of these, how many causes, counts and problems of files may take each, and what follows failures.
 _PART = 8_000
-_REST = 2_500
+_REST_CHARS = 2_500
 #: Characters of one failure's text, of a cause, and of a name.
 _TEXT = 4_000
 _CAUSE = 1_000
@@ -50,7 +55,7 @@ def markdown_report(record: RunRecord) -> str:
     parts.append("\n".join(f"- {_code(line, _CAUSE)}" for line in agreements(record)))
     parts += [_summary(record), _code(fallback(record), _CAUSE), _capabilities(record)]
     parts += _problems(record)
-    parts += _failures(record, _room(parts) - _REST)
+    parts += _failures(record, _room(parts) - _REST_CHARS)
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     last = f"<sub>{_code(versions)}</sub>"
     accuracy_part = _accuracy(record)
@@ -62,7 +67,7 @@ def markdown_report(record: RunRecord) -> str:
 
 def _room(parts: Sequence[str]) -> int:
     """Return how many characters are left beside these parts and what joins them."""
-    return _MOST - sum(len(part) + 2 for part in parts) - 4
+    return _MAX_REPORT_CHARS - sum(len(part) + 2 for part in parts) - 4
 
 
 def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:

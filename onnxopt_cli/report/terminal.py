@@ -23,7 +23,11 @@ from onnxopt_cli.core.result import (
     Result,
     Standing,
 )
-from onnxopt_cli.core.text import clipped, printable, some_of
+from onnxopt_cli.core.text import (
+    clipped,
+    printable,
+    some_of,
+)
 from onnxopt_cli.report import diff_text
 from onnxopt_cli.report.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.diff_text import repeat_command
@@ -206,7 +210,7 @@ def failure_panel(
 
 def _worst(message: str, diff: Diff) -> tuple[bool, bool, float]:
     """Return what sorts wrong outputs: by type or shape, then named by the message, then by far."""
-    used = diff.budget_used if diff.tolerance else diff.mismatches
+    used = diff.tolerance_used if diff.tolerance else diff.mismatches
     named = f" {diff.name}[" in message
     return diff.structure is None, not named, -used if used == used else 0.0  # noqa: PLR0124 - not for NaN
 
@@ -227,8 +231,8 @@ def _headline(diff: Diff) -> Text:
     if diff.structure is None:
         for text, look in zip(diff_text.errors(diff), ("not bold", "dim not bold"), strict=False):
             line.append(f"  {text}", style=look)
-    if diff.weak:
-        line.append(f"  too weak to judge {diff.weak}", style="yellow not bold")
+    if diff.inconclusive:
+        line.append(f"  inconclusive: {diff.inconclusive}", style="yellow not bold")
     return line
 
 
@@ -260,7 +264,7 @@ class _Elements:
             table = plain_table(cells, [f"  {first}"], others, "dim")
             # Numbers of full length fit 80 columns only so.
             table.padding = (0, 1, 0, 0)
-            width = console.measure(table, options=options.update(max_width=_WIDE)).maximum
+            width = console.measure(table, options=options.update(max_width=_WIDE_COLUMNS)).maximum
             if width <= options.max_width:
                 yield table
                 return
@@ -300,8 +304,8 @@ def summary_table(results: Sequence[Result]) -> Table | None:
     outcomes = [outcome for outcome in Outcome if any(key[2] is outcome for key in counts)]
     bad = {row: sum(counts[*row, it] for it in outcomes if it not in HARMLESS) for row in rows}
     shown = rows
-    if len(rows) > _FEW:
-        shown = sorted(sorted(filter(bad.get, rows), key=lambda row: -bad[row])[:_FEW])
+    if len(rows) > _MAX_ROWS:
+        shown = sorted(sorted(filter(bad.get, rows), key=lambda row: -bad[row])[:_MAX_ROWS])
     if not shown:
         return None
     named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
@@ -345,7 +349,7 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
         explaining: how long it then took to explain them.
     """
     time = f" in {seconds + explaining:.1f} s"
-    if explaining > _LONG:
+    if explaining > _LONG_SECONDS:
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
     lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
@@ -382,15 +386,15 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
 #: Causes that are named, and rows of the summary.
 _CAUSES = 12
 _FREQUENT_CAUSES = 3
-_FEW = 18
+_MAX_ROWS = 18
 #: Of an example: elements of its worst output, names of others, characters of what it asks.
 _ELEMENTS = 3
 _NAMES = 6
 _ABOUT = 200
 #: More columns than any terminal has.
-_WIDE = 10_000
+_WIDE_COLUMNS = 10_000
 #: Explaining that took more seconds is worth a word.
-_LONG = 1.0
+_LONG_SECONDS = 1.0
 
 
 def _plain(result: Result) -> bool:

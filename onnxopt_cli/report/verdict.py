@@ -11,12 +11,18 @@ from itertools import count
 from typing import TypeVar
 
 from onnxopt_cli.backends.specification import declared_math
+from onnxopt_cli.cases.select import CAPABILITIES
 from onnxopt_cli.core.record import SUITE, RunRecord
-from onnxopt_cli.core.result import ABSOLUTE_ONLY, HARMLESS, NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.result import (
+    ABSOLUTE_ONLY,
+    HARMLESS,
+    NOT_ITS_FAULT,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.tolerance import Relative
-from onnxopt_cli.isolation.interruption import INTERRUPTED
-from onnxopt_cli.run.select import CAPABILITIES
+from onnxopt_cli.workers.interruption import INTERRUPTED
 
 #: Reasons that a sentence has room for, and characters of each.
 _REASONS = 3

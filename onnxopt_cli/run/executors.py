@@ -11,20 +11,36 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from onnxopt_cli.backends.specification import Specification, parse_specification
-from onnxopt_cli.config.run_config import Execution, Isolation, Judging, Limits, LoweringMode
+from onnxopt_cli.config.run_config import (
+    Execution,
+    Isolation,
+    Judging,
+    Limits,
+    LoweringMode,
+)
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import HAS_WORKERS, allowed_memory, resident, weakness
-from onnxopt_cli.isolation.response import Host, Incident, Order, Response
-from onnxopt_cli.readings.single_node import sole_operator
+from onnxopt_cli.interpret.single_node import sole_operator
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.processes import (
+    HAS_WORKERS,
+    allowed_memory,
+    resident,
+    weakness,
+)
+from onnxopt_cli.workers.response import (
+    Host,
+    Incident,
+    Order,
+    Response,
+)
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
-    from onnxopt_cli.isolation.pool import Pool, WorkerLoop
-    from onnxopt_cli.run.asking import Asker, Submit
+    from onnxopt_cli.oracle.reference_oracle import ReferenceOracle, Submit
     from onnxopt_cli.run.remote import Remote
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
+    from onnxopt_cli.workers.pool import Pool, WorkerLoop
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
@@ -78,7 +94,7 @@ def open_executors(
     backends: Sequence[str],
     execution: Execution,
     interruption: Interruption,
-    asker: Asker | None = None,
+    reference_oracle: ReferenceOracle | None = None,
     cluster: Cluster | None = None,
 ) -> Iterator[list[Executor]]:
     """Start backends, and leave no process of theirs behind.
@@ -89,7 +105,8 @@ def open_executors(
         backends: as the user asks for them.
         execution: how to run them.
         interruption: set when the user wants the run to end.
-        asker: asks models in workers beside those of the backends, however these are isolated.
+        reference_oracle: asks models in workers beside those of the backends, however these are
+            isolated.
         cluster: the machines on which they run; None for this one.
 
     Raises:
@@ -114,19 +131,19 @@ def open_executors(
         @cache
         def loop() -> WorkerLoop:
             # Not worth importing for our own reference on its own formulas.
-            from onnxopt_cli.isolation.pool import WorkerLoop
+            from onnxopt_cli.workers.pool import WorkerLoop
 
             return stack.enter_context(closing(WorkerLoop()))
 
         def pool(text: str, how: Execution = execution, *, closed: bool = False) -> Pool:
-            from onnxopt_cli.isolation.pool import Pool
-            from onnxopt_cli.isolation.worker import Worker
+            from onnxopt_cli.workers.pool import Pool
+            from onnxopt_cli.workers.worker import Worker
 
             given = text, how.lowering, how.limits, loop().selector
             worker = partial(Worker, *given, closed=closed)
             return Pool(text, worker, how.jobs, loop(), interruption)
 
-        remote = cluster and _open_remote(cluster, asked, execution, asker)
+        remote = cluster and _open_remote(cluster, asked, execution, reference_oracle)
         executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []
         for one in asked[len(executors) :]:
             ours = execution.isolation is None and one.name == "numpy"
@@ -139,18 +156,18 @@ def open_executors(
 
         @cache
         def asked_submit() -> Submit:
-            from onnxopt_cli.run.asking import ASKED
+            from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER
 
-            assert asker is not None  # noqa: S101 - it is what asks
-            stack.callback(asker.close)
+            assert reference_oracle is not None  # noqa: S101 - it is what asks
+            stack.callback(reference_oracle.close)
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
-                return InProcess(ASKED, never, interruption, None).submit
+                return InProcess(REFERENCE_WORKER, never, interruption, None).submit
             asking = replace(execution, lowering=never, limits=_limits_of_asking(execution.limits))
-            return pool(ASKED, asking, closed=True).submit
+            return pool(REFERENCE_WORKER, asking, closed=True).submit
 
-        if asker is not None:
-            asker.workers = asked_submit
+        if reference_oracle is not None:
+            reference_oracle.workers = asked_submit
         yield executors
 
 
@@ -168,16 +185,19 @@ def _in_process(
 
 @contextmanager
 def _open_remote(
-    cluster: Cluster, asked: Sequence[Specification], execution: Execution, asker: Asker | None
+    cluster: Cluster,
+    asked: Sequence[Specification],
+    execution: Execution,
+    reference_oracle: ReferenceOracle | None,
 ) -> Iterator[list[Remote]]:
     """Start backends on the workers of a cluster."""
-    from onnxopt_cli.cluster.client import WorkerGroup
     from onnxopt_cli.run.remote import Remote
+    from onnxopt_cli.workers.cluster.dask_client import WorkerGroup
 
     if execution.isolation is Isolation.NONE:
         raise UsageError("on a cluster backends have processes of their own: no --isolation none")
     names = [it.text for it in asked]
-    judging = asker.judging if asker else Judging()
+    judging = reference_oracle.judging if reference_oracle else Judging()
     terms = names, replace(execution, jobs=1), judging
     # More than a case can take that is asked for other nodes and cases, too.
     patience = _PATIENCE * (
@@ -188,7 +208,7 @@ def _open_remote(
 
 
 def _limits_of_asking(limits: Limits) -> Limits:
-    from onnxopt_cli.isolation.worker_process import forks
+    from onnxopt_cli.workers.worker_process import forks
 
     # What this process holds is in a fork of it, too.
     ours = resident(os.getpid()) if limits.memory and forks() else 0

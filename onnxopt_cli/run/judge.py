@@ -11,19 +11,31 @@ from onnx import helper
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info
+from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.diff import Diff, accepted_results, wrong_outputs
+from onnxopt_cli.core.diff import (
+    Diff,
+    accepted_results,
+    wrong_outputs,
+)
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase, NodeError
-from onnxopt_cli.formula.nodes import operator_names
-from onnxopt_cli.isolation.response import Response
-from onnxopt_cli.readings.single_node import sole_call
-from onnxopt_cli.run.answer_key import Alternative, AnswerKey, answer_key
-from onnxopt_cli.run.select import capabilities
+from onnxopt_cli.errors import (
+    OUT_OF_MEMORY,
+    InvalidCase,
+    NodeError,
+)
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.nodes import operator_names
+from onnxopt_cli.oracle.expected import (
+    Alternative,
+    Expected,
+    expected_result,
+)
+from onnxopt_cli.workers.response import Response
 
 #: Outputs of failing cases that are larger, or more, are not kept.
 KEPT_BYTES = 2 << 20
@@ -35,7 +47,7 @@ _ONNX = {"", "ai.onnx"}
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCase:
+class LoadedCase:
     """A case that has been read.
 
     Attributes:
@@ -50,53 +62,53 @@ class AskedCase:
 
     case: Case
     content: Content | None
-    key: AnswerKey | None = None
+    key: Expected | None = None
     invalid: str = ""
     outcome: Outcome = Outcome.INVALID
     contradictions: tuple[Diff, ...] = ()
 
 
-def read_question(case: Case) -> AskedCase:
+def load_case(case: Case) -> LoadedCase:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
-        return AskedCase(case, case.read())
+        return LoadedCase(case, case.read())
     except InvalidCase as error:
-        return AskedCase(case, None, invalid=error.message)
+        return LoadedCase(case, None, invalid=error.message)
 
 
-def answered(
-    question: AskedCase, judging: Judging, asked: Callable[[], AnswerKey] | None = None
-) -> AskedCase:
-    """Return a question with what must come back, invalid if its case contradicts itself.
+def with_expected(
+    loaded_case: LoadedCase, judging: Judging, asked: Callable[[], Expected] | None = None
+) -> LoadedCase:
+    """Return a case with what must come back, invalid if its case contradicts itself.
 
     Args:
-        question: what was read.
+        loaded_case: what was read.
         judging: how the user wants outputs to be judged.
         asked: returns the key that asking has completed; None where nothing was asked.
     """
-    case, content = question.case, question.content
+    case, content = loaded_case.case, loaded_case.content
     if content is None:
-        return question
+        return loaded_case
     if content.rejects:
         if not _is_right(content):
-            return question
+            return loaded_case
         why = "says that it must be refused, but nothing in it breaks the operator's signature"
-        return replace(question, invalid=f"{why}: the case is wrong, not the backend")
+        return replace(loaded_case, invalid=f"{why}: the case is wrong, not the backend")
     try:
-        key = asked() if asked else answer_key(content, case.location, judging)
+        key = asked() if asked else expected_result(content, case.location, judging)
     except InvalidCase as error:
-        return AskedCase(case, None, invalid=error.message)
+        return LoadedCase(case, None, invalid=error.message)
     except MemoryError:
         return starved(case)
     if not key.contradictions:
-        return replace(question, key=key)
+        return replace(loaded_case, key=key)
     right, wrong = "the operator's formula", "the case is wrong, not the backend"
     if not key.formula:
         right = "what onnx's reference yields in double, corrected where it contradicts the "
         right += "specification,"
         wrong = "one of the two is wrong"
     why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
-    return replace(question, key=None, invalid=why, contradictions=key.contradictions)
+    return replace(loaded_case, key=None, invalid=why, contradictions=key.contradictions)
 
 
 def _is_right(content: Content) -> bool:
@@ -116,28 +128,28 @@ def _is_right(content: Content) -> bool:
     return [*graph.input] == declared and types == right
 
 
-def starved(case: Case) -> AskedCase:
-    """Return the question of a case that cannot be asked, or judged, for want of memory."""
-    return AskedCase(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
+def starved(case: Case) -> LoadedCase:
+    """Return the case of a case that cannot be asked, or judged, for want of memory."""
+    return LoadedCase(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
 
 
-def unasked_result(question: AskedCase, backend: str) -> Result:
-    """Return the result of a question that cannot be asked."""
-    outcome, diffs = question.outcome, question.contradictions
-    return _result(question, backend, outcome, question.invalid, Response(), diffs, {})
+def invalid_result(loaded_case: LoadedCase, backend: str) -> Result:
+    """Return the result of a case that cannot be asked."""
+    outcome, diffs = loaded_case.outcome, loaded_case.contradictions
+    return _result(loaded_case, backend, outcome, loaded_case.invalid, Response(), diffs, {})
 
 
-def judge(question: AskedCase, backend: str, response: Response, judging: Judging) -> Result:
-    """Say what a backend's response to a question means.
+def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Judging) -> Result:
+    """Say what a backend's response to a case means.
 
     Args:
-        question: a valid question.
+        loaded_case: a valid case.
         backend: the backend's name.
         response: what it did.
         judging: how the user wants outputs to be judged.
     """
-    content, key = question.content, question.key
-    assert content is not None  # noqa: S101 - a valid question has some
+    content, key = loaded_case.content, loaded_case.key
+    assert content is not None  # noqa: S101 - a valid case has some
     diffs: tuple[Diff, ...] = ()
     said = [response.message]
     curve: Mapping[int, float] = {}
@@ -175,11 +187,11 @@ def judge(question: AskedCase, backend: str, response: Response, judging: Judgin
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
     message = "; ".join(filter(None, (*said, response.leak)))
-    return _result(question, backend, outcome, message, response, diffs, curve, note)
+    return _result(loaded_case, backend, outcome, message, response, diffs, curve, note)
 
 
 def _compared(
-    key: AnswerKey, outputs: Sequence[Value], judging: Judging
+    key: Expected, outputs: Sequence[Value], judging: Judging
 ) -> tuple[tuple[Diff, ...], str]:
     """Compare outputs with what is right by each reading, and say by which they are."""
     found: list[tuple[Diff, ...]] = []
@@ -203,7 +215,7 @@ def _compared(
 
 
 def _result(
-    question: AskedCase,
+    loaded_case: LoadedCase,
     backend: str,
     outcome: Outcome,
     message: str,
@@ -212,7 +224,7 @@ def _result(
     curve: Mapping[int, float],
     note: str = "",
 ) -> Result:
-    case, content = question.case, question.content
+    case, content = loaded_case.case, loaded_case.content
     return Result(
         case=case.id,
         location=case.location,

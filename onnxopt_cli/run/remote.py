@@ -7,15 +7,31 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.cluster.client import LostError, WorkerGroup, real_place
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.core.result import Outcome, Result, unanswered
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    unanswered,
+)
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, ProtocolBreach, UnusableOutput
-from onnxopt_cli.isolation.messages import pack_order, read_answer
-from onnxopt_cli.isolation.response import Incident, Order, Response
+from onnxopt_cli.errors import (
+    BackendUnavailable,
+    ProtocolBreach,
+    UnusableOutput,
+)
+from onnxopt_cli.workers.cluster.dask_client import (
+    LostError,
+    WorkerGroup,
+    real_place,
+)
+from onnxopt_cli.workers.response import (
+    Incident,
+    Order,
+    Response,
+)
+from onnxopt_cli.workers.worker_messages import pack_order, read_answer
 
 _LOST = "it was lost with its machine each time: "
 

@@ -15,18 +15,26 @@ import onnx
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.config.run_config import Execution
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.result import SETTLED, Outcome, Result
+from onnxopt_cli.core.result import (
+    SETTLED,
+    Outcome,
+    Result,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import OnnxoptError
-from onnxopt_cli.formula.call import Call
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.response import Order
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.run.executors import Executor, open_executors
-from onnxopt_cli.run.runner import Plan, open_plan, run_case
+from onnxopt_cli.run.runner import (
+    Plan,
+    open_plan,
+    run_case,
+)
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.response import Order
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 #: Runs cases in order on a backend that has been restarted before the first.
 Restarted = Callable[[Sequence[Case]], list[Result]]
@@ -105,7 +113,7 @@ def restarted_backend(
     one_worker = replace(execution, jobs=1)
     opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
     with opened as fresh:
-        alone = replace(fresh, evidence=plan.evidence)
+        alone = replace(fresh, vacuity=plan.vacuity)
         (executor,) = alone.backends
         executor.ready()
         used = False

@@ -17,14 +17,17 @@ from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.helper_process import claimed
-from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome, Result, unanswered, with_shared, worse
+from onnxopt_cli.core.result import (
+    OUTSIDE_CASES,
+    Outcome,
+    Result,
+    unanswered,
+    with_shared,
+    worse,
+)
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import InvalidCase, Problem
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.parallel import parallel
-from onnxopt_cli.isolation.response import Order
-from onnxopt_cli.run.asking import Asker
-from onnxopt_cli.run.evidence import Evidence, NotAskedError
+from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import (
     Executor,
     InProcess,
@@ -34,27 +37,31 @@ from onnxopt_cli.run.executors import (
     open_executors,
 )
 from onnxopt_cli.run.judge import (
-    AskedCase,
-    answered,
+    LoadedCase,
+    invalid_result,
     judge,
-    read_question,
+    load_case,
     starved,
-    unasked_result,
+    with_expected,
 )
+from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.parallel import parallel
+from onnxopt_cli.workers.response import Order
 
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
     from onnxopt_cli.run.remote import Remote
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 # Fewer cases are not worth forking for; and how many a process takes at a time, at most, and how
 # many times it does.
-_FEWEST = 20
-_CHUNK = 32
-_CHUNKS = 1000
+_MIN_PARALLEL_CASES = 20
+_MAX_CHUNK_GROUPS = 32
+_CHUNK_COUNT = 1000
 # How many cases other processes may go on with while one here waits for a worker that starts.
-_AHEAD = 500
+_CASES_AHEAD = 500
 # Bytes of a case.
-_LARGE = 16 << 20
+_LARGE_BYTES = 16 << 20
 # What may come out otherwise where the case is the only one that runs.
 _ASKED_HERE = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
@@ -73,8 +80,8 @@ class Plan:
         started: called with a case's id and a backend's name just before the case starts there.
         review: says of each result, as soon as it is there, how it stands to what was expected.
         interruption: set when the user wants the run to end.
-        evidence: what backends have shown to earn passes that need it.
-        asker: asks models without a formula what is right; None to ask none.
+        vacuity: what backends have shown to earn passes that need it.
+        reference_oracle: asks models without a formula what is right; None to ask none.
         judges: number of processes that run and judge what needs no worker; 1 for this one.
         elsewhere: runs and judges cases on other machines; None to do it on this one.
     """
@@ -88,8 +95,8 @@ class Plan:
     started: Callable[[str, str], None] = lambda _case, _backend: None
     review: Callable[[Result], Result] = lambda result: result
     interruption: Interruption = field(default_factory=Interruption)
-    evidence: Evidence = field(default_factory=Evidence)
-    asker: Asker | None = None
+    vacuity: VacuityCheck = field(default_factory=VacuityCheck)
+    reference_oracle: ReferenceOracle | None = None
     judges: int = 1
     elsewhere: Remote | None = None
 
@@ -107,16 +114,16 @@ def open_plan(
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
     """
-    asker = Asker(judging)
+    reference_oracle = ReferenceOracle(judging)
     if set(backends) != {"numpy"}:
-        asker.see_what_is_kept()
-    with open_executors(backends, execution, interruption, asker, cluster) as opened:
+        reference_oracle.see_what_is_kept()
+    with open_executors(backends, execution, interruption, reference_oracle, cluster) as opened:
         yield Plan(
             (),
             opened,
             judging=judging,
             interruption=interruption,
-            asker=asker,
+            reference_oracle=reference_oracle,
             judges=1 if cluster else execution.jobs,
             elsewhere=cast("Remote", opened[0]) if cluster and opened else None,
         )
@@ -133,7 +140,7 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
     failed = plan.failed
     here = 0
-    many = plan.judges > 1 and len(plan.cases) >= _FEWEST
+    many = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
     judged = _judged(plan) if plan.elsewhere or many else None
     with closing(judged) if judged else nullcontext():
         while True:
@@ -143,7 +150,9 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             # What is asked here is kept whole until it is answered; results are small.
             while here <= most:
                 waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
-                if len(asked) >= (_AHEAD if waits else most) or not (case := next(cases, None)):
+                if len(asked) >= (_CASES_AHEAD if waits else most) or not (
+                    case := next(cases, None)
+                ):
                     break
                 row = next(judged, None) if judged else None
                 asked.append((case, row or _ask(plan, case)))
@@ -195,11 +204,13 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     # A program that calls us may have threads, with which no process can be forked.
     if len(ours) < len(plan.backends) or not claimed():
         return
-    asker = plan.asker and replace(plan.asker, workers=not_here)
-    alone = Plan((), ours, judging=plan.judging, evidence=plan.evidence, asker=asker)
+    reference_oracle = plan.reference_oracle and replace(plan.reference_oracle, workers=not_here)
+    alone = Plan(
+        (), ours, judging=plan.judging, vacuity=plan.vacuity, reference_oracle=reference_oracle
+    )
     # Cases of one place are of one trajectory, whose limits are derived once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
-    chunk = min(_CHUNK, max(1, len(groups) // _CHUNKS))
+    chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_alone, alone, os.getpid())
     for rows in parallel(work, groups, plan.judges, chunk, lambda: plan.interruption.signal):
         yield from rows
@@ -215,10 +226,13 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
     try:
         # Two large ones at a time take twice the memory.
         files = case.files().items()
-        if sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files) > _LARGE:
+        if (
+            sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files)
+            > _LARGE_BYTES
+        ):
             return None
         content = case.read()
-        if total_bytes(content.inputs.values()) > _LARGE:
+        if total_bytes(content.inputs.values()) > _LARGE_BYTES:
             return None
     except (InvalidCase, OSError):
         return None
@@ -263,9 +277,9 @@ class _Asked:
     mathematics that a backend declares.
     """
 
-    question: AskedCase
+    loaded_case: LoadedCase
     pending: tuple[Pending, ...]
-    complete: Mapping[str, Callable[[], AskedCase]] = field(default_factory=dict)
+    complete: Mapping[str, Callable[[], LoadedCase]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -284,17 +298,17 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 
 
 def _begun(plan: Plan, case: Case) -> _Asked:
-    question = read_question(case)
-    content = question.content
+    loaded_case = load_case(case)
+    content = loaded_case.content
     # What is right of large outputs is found while workers compute theirs.
-    large = content is not None and total_bytes(content.inputs.values()) > _LARGE
+    large = content is not None and total_bytes(content.inputs.values()) > _LARGE_BYTES
     expected = content.expected if content and large else None
     if expected is None:
-        question = answered(question, plan.judging)
-    if question.invalid or content is None:
-        return _Asked(question, ())
+        loaded_case = with_expected(loaded_case, plan.judging)
+    if loaded_case.invalid or content is None:
+        return _Asked(loaded_case, ())
     pending: list[Pending] = []
-    outputs = question.key.outputs if question.key else expected or {}
+    outputs = loaded_case.key.outputs if loaded_case.key else expected or {}
     returned = total_bytes(outputs.values())
     loop = content.trajectory is not None
     try:
@@ -311,18 +325,18 @@ def _begun(plan: Plan, case: Case) -> _Asked:
     except MemoryError:
         return _Asked(starved(case), ())
     if expected is not None:
-        question = answered(question, plan.judging)
-    complete: dict[str, Callable[[], AskedCase]] = {}
-    if plan.asker and question.key and question.key.formula is None:
+        loaded_case = with_expected(loaded_case, plan.judging)
+    complete: dict[str, Callable[[], LoadedCase]] = {}
+    if plan.reference_oracle and loaded_case.key and loaded_case.key.formula is None:
         for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
-            answer = plan.asker.ask(content, question.key, math)
+            answer = plan.reference_oracle.ask(content, loaded_case.key, math)
             if answer is not None:
-                complete[math] = cache(partial(answered, question, plan.judging, answer))
-    return _Asked(question, tuple(pending), complete)
+                complete[math] = cache(partial(with_expected, loaded_case, plan.judging, answer))
+    return _Asked(loaded_case, tuple(pending), complete)
 
 
 def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
-    with _named(asked.question.case):
+    with _named(asked.loaded_case.case):
         return _judged_on_each(plan, asked)
 
 
@@ -330,28 +344,30 @@ def _judged_on_each(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
     results = []
     for executor, pending in zip(plan.backends, asked.pending or repeat(None), strict=False):
         complete = asked.complete and asked.complete.get(declared_math(executor.name))
-        question = complete() if complete else asked.question
-        results.append(_result(plan, question, executor, pending))
+        loaded_case = complete() if complete else asked.loaded_case
+        results.append(_result(plan, loaded_case, executor, pending))
     return tuple(map(plan.review, results))
 
 
-def _result(plan: Plan, question: AskedCase, executor: Executor, pending: Pending | None) -> Result:
+def _result(
+    plan: Plan, loaded_case: LoadedCase, executor: Executor, pending: Pending | None
+) -> Result:
     try:
         # Also where nobody needs the response: a worker that is still at it cannot be shut down.
         response = pending() if pending else "not asked"
-        if question.invalid:
-            return unasked_result(question, executor.name)
+        if loaded_case.invalid:
+            return invalid_result(loaded_case, executor.name)
         if isinstance(response, str):
-            return unanswered(question.case, executor.name, response)
-        result = judge(question, executor.name, response, plan.judging)
-        if result.outcome is not Outcome.PASS or question.content is None:
+            return unanswered(loaded_case.case, executor.name, response)
+        result = judge(loaded_case, executor.name, response, plan.judging)
+        if result.outcome is not Outcome.PASS or loaded_case.content is None:
             return result
-        lacking = plan.evidence.lacking(executor, question.content, response)
+        lacking = plan.vacuity.lacking(executor, loaded_case.content, response)
     except MemoryError:
-        return unasked_result(starved(question.case), executor.name)
-    except NotAskedError as error:
-        return unanswered(question.case, executor.name, str(error))
-    return replace(result, outcome=Outcome.UNPROVEN, message=lacking) if lacking else result
+        return invalid_result(starved(loaded_case.case), executor.name)
+    except NotSubmittedError as error:
+        return unanswered(loaded_case.case, executor.name, str(error))
+    return replace(result, outcome=Outcome.VACUOUS, message=lacking) if lacking else result
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:

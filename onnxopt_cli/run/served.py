@@ -11,17 +11,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.collect import collect
-from onnxopt_cli.cluster.agent import Handler, placed
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.errors import OnnxoptError
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.messages import pack_answer, read_order
-from onnxopt_cli.run.evidence import Evidence
 from onnxopt_cli.run.executors import not_here
 from onnxopt_cli.run.runner import open_plan, results_apart
+from onnxopt_cli.run.vacuity import VacuityCheck
+from onnxopt_cli.suites.collect import collect
+from onnxopt_cli.workers.cluster.sidecar import Handler, placed
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.worker_messages import pack_answer, read_order
 
 # Case files whose cases are kept.
 _FILES = 64
@@ -42,7 +42,7 @@ def open_run(
         for backend in opened.backends:
             backend.ready()
         # Only the client has all cases, and looks among them for one that shows more.
-        plan = replace(opened, evidence=Evidence(_AtTheClient()))
+        plan = replace(opened, vacuity=VacuityCheck(_AtTheClient()))
         executors = plan.backends
 
         def answer(asked: Any, payload: memoryview) -> bytes:

@@ -15,12 +15,26 @@ import numpy as np
 import onnx
 
 from onnxopt_cli import __version__
-from onnxopt_cli.cases.collect import Collection, suite_versions
+from onnxopt_cli.cases.select import (
+    FailedLast,
+    choose,
+    remember,
+)
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.case import Case
-from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
+from onnxopt_cli.core.record import (
+    SUITE,
+    BackendIdentity,
+    Explanation,
+    RunRecord,
+)
 from onnxopt_cli.core.record_json import result_to_json
-from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Result, worse
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    OUTSIDE_IDS,
+    Result,
+    worse,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
@@ -29,21 +43,29 @@ from onnxopt_cli.errors import (
     Problem,
     UsageError,
 )
-from onnxopt_cli.expectations.expectations import Expectations, exit_code
-from onnxopt_cli.isolation.interruption import Interruption
-from onnxopt_cli.isolation.processes import weakness
-from onnxopt_cli.run.evidence import Evidence
-from onnxopt_cli.run.executors import Executor, NotStarted, weak_isolation
-from onnxopt_cli.run.runner import Plan, open_plan, run
-from onnxopt_cli.run.select import FailedLast, choose, remember
+from onnxopt_cli.run.executors import (
+    Executor,
+    NotStarted,
+    weak_isolation,
+)
+from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
+from onnxopt_cli.run.runner import (
+    Plan,
+    open_plan,
+    run,
+)
+from onnxopt_cli.run.vacuity import VacuityCheck
+from onnxopt_cli.suites.collect import Collection, suite_versions
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.processes import weakness
 
 # What a log and a rerun need is imported where there is one: most runs have neither.
 if TYPE_CHECKING:
-    from onnxopt_cli.cluster.client import Cluster
-    from onnxopt_cli.log.contents import FileSnapshot
-    from onnxopt_cli.log.header import CaseList, Header
-    from onnxopt_cli.log.reader import Log
-    from onnxopt_cli.log.writer import LogWriter
+    from onnxopt_cli.run.log.log_contents import FileSnapshot
+    from onnxopt_cli.run.log.log_header import CaseList, Header
+    from onnxopt_cli.run.log.log_reader import Log
+    from onnxopt_cli.run.log.log_writer import LogWriter
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 #: Of onnxopt, Python, the machine and the packages that verdicts depend on.
 VERSIONS = {
@@ -83,8 +105,8 @@ def open_session(
     snapshot = listed = None
     if config.log_file:
         # A run without a log has no use for it.
-        from onnxopt_cli.log.contents import FileSnapshot
-        from onnxopt_cli.log.header import CaseList
+        from onnxopt_cli.run.log.log_contents import FileSnapshot
+        from onnxopt_cli.run.log.log_header import CaseList
 
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
@@ -119,7 +141,7 @@ def open_session(
             cases=config.shard.choose(selected) if config.shard else selected,
             problems=collection.problems,
             max_fail=config.max_fail or 0,
-            evidence=Evidence(collection.cases),
+            vacuity=VacuityCheck(collection.cases),
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
@@ -218,9 +240,9 @@ class Session:
         Raises:
             UsageError: if it is no log, cannot be written, or is of another run.
         """
-        from onnxopt_cli.log.header import Header
-        from onnxopt_cli.log.reader import read_log
-        from onnxopt_cli.log.writer import LogWriter
+        from onnxopt_cli.run.log.log_header import Header
+        from onnxopt_cli.run.log.log_reader import read_log
+        from onnxopt_cli.run.log.log_writer import LogWriter
 
         path = self.config.log_file
         assert path is not None  # noqa: S101 - what to begin is what to write
@@ -320,7 +342,7 @@ class Session:
             exit_code=plan.interruption.exit_code or code,
         )
         if self._writer is not None:
-            from onnxopt_cli.log.writer import footer
+            from onnxopt_cli.run.log.log_writer import footer
 
             self._writer.write(footer(record))
             self._writer.close()
@@ -338,7 +360,7 @@ class Session:
 
     def _take(self, log: Log) -> None:
         """Take from a log the cases that have run on all backends; all of it if it is finished."""
-        from onnxopt_cli.log.rules import whole_row
+        from onnxopt_cli.run.log.log_rules import whole_row
 
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(self._record, started=started, hostname=hostname)

@@ -13,11 +13,15 @@ import numpy as np
 from onnxopt_cli.core.case import Trajectory
 from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.values import Array, Value, describe
-from onnxopt_cli.isolation.response import Order, Response
-from onnxopt_cli.readings.bound.chained import derived_array
-from onnxopt_cli.run.answer_key import AnswerKey
+from onnxopt_cli.core.values import (
+    Array,
+    Value,
+    describe,
+)
+from onnxopt_cli.interpret.bound.chained_bound import derived_array
+from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.workers.response import Order, Response
 
 
 def stepwise(
@@ -91,7 +95,7 @@ def _stack(rows: Sequence[Array]) -> Value:
 
 
 def course(
-    recorded: Sequence[int], key: AnswerKey, actual: Sequence[Value], diffs: Sequence[Diff]
+    recorded: Sequence[int], key: Expected, actual: Sequence[Value], diffs: Sequence[Diff]
 ) -> tuple[Mapping[int, float], str]:
     """Follow outputs that were stacked step by step.
 
@@ -110,16 +114,18 @@ def course(
     words = []
     beyond = np.flatnonzero(most > 1)
     if beyond.size:
-        words.append(f"left the budget first in step {recorded[beyond[0]]}, {worst[beyond[0]]}")
-    if key.formula is not None and any(diff.weak for diff in diffs):
-        limits = [it.branch.weak for it in key.formula.judgements.values()]
-        rows = [weak.reshape(len(recorded), -1).any(axis=1) for weak in limits]
+        words.append(
+            f"first exceeded the tolerance in step {recorded[beyond[0]]}, {worst[beyond[0]]}"
+        )
+    if key.formula is not None and any(diff.inconclusive for diff in diffs):
+        limits = [it.branch.inconclusive for it in key.formula.derived_outputs.values()]
+        rows = [inconclusive.reshape(len(recorded), -1).any(axis=1) for inconclusive in limits]
         first = recorded[int(np.argmax(np.any(rows, axis=0)))]
-        words.append(f"the case is too weak to judge everything from step {first}")
+        words.append(f"the case is inconclusive in part from step {first}")
     return dict(zip(recorded, most.tolist(), strict=False)), "; ".join(words)
 
 
-def _largest_shares(steps: int, key: AnswerKey, actual: Sequence[Value]) -> tuple[Array, list[str]]:
+def _largest_shares(steps: int, key: Expected, actual: Sequence[Value]) -> tuple[Array, list[str]]:
     """Return by step the largest share of a limit, and where it is; nothing of other structures."""
     most = np.zeros(steps)
     worst: list[str] = [""] * steps

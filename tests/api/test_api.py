@@ -18,7 +18,7 @@ EXAMPLES = re.findall(
     r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL
 )
 WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
-HERE = api.Execution(isolation=api.Isolation.NONE)
+IN_PROCESS = api.Execution(isolation=api.Isolation.NONE)
 
 
 def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
@@ -65,9 +65,9 @@ def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, 
     monkeypatch.chdir(tmp_path)
     case = api.load("spec/adam/adam_multiple")[0]
     with pytest.raises(api.OnnxoptError, match="no backend 'mine'"):
-        api.check(case, "mine", execution=HERE)
+        api.check(case, "mine", execution=IN_PROCESS)
     with pytest.raises(api.NotConformingError):
-        api.check(case, api.load_configuration().backend("mine"), execution=HERE)
+        api.check(case, api.load_configuration().backend("mine"), execution=IN_PROCESS)
     (tmp_path / "onnxopt.toml").write_text("[backends.mine]\n")
     with pytest.raises(api.OnnxoptError, match=r"onnxopt.toml:1: backends.mine names no backend"):
         api.load_configuration("onnxopt.toml")
@@ -115,31 +115,31 @@ def test_a_check_knows_what_was_expected(tmp_path):
     expected.write_text(
         f"onnxopt-expect: 1\nexpect:\n  - {{case: {case.id}, outcome: fail, reason: known}}\n"
     )
-    result = api.check(case, WRONG, execution=HERE, expect=[expected])
+    result = api.check(case, WRONG, execution=IN_PROCESS, expect=[expected])
     assert (result.outcome, result.standing) == (api.Outcome.FAIL, api.Standing.EXPECTED)
     with pytest.raises(api.NotConformingError):
         api.check(case, "numpy", expect=[expected])
     expected.write_text("onnxopt-expect: 1\nsuites: [spec@99]\n")
     with pytest.raises(api.UsageError, match="spec@99 is asked for"):
-        api.check(case, execution=HERE, expect=[str(expected)])
+        api.check(case, execution=IN_PROCESS, expect=[str(expected)])
 
 
 def test_failures_are_explained():
     cases = api.load("conformance", patterns=["conformance/adam/T_*"])
-    results = list(api.run(cases, WRONG, execution=HERE))
+    results = list(api.run(cases, WRONG, execution=IN_PROCESS))
     (explanation,) = api.explain(results, cases)
-    assert explanation.deviations == ("epsilon inside the square root",)
+    assert explanation.known_mistakes == ("epsilon inside the square root",)
 
 
 def test_an_audit_grades_each_operator():
-    (grade,) = api.audit(api.load("pruning", operators=["AdmmGradient"])[:3])
-    assert grade.operator.name == "AdmmGradient"
-    assert grade.survivors
-    assert not grade.false_alarms
+    (score,) = api.audit(api.load("pruning", operators=["AdmmGradient"])[:3])
+    assert score.operator.name == "AdmmGradient"
+    assert score.survivors
+    assert not score.false_alarms
 
 
 def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
-    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, execution=HERE))
+    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
     assert found.result.outcome is api.Outcome.FAIL
     assert list(api.fuzz("numpy", operators=["Adam"], examples=20)) == []
 

@@ -9,7 +9,7 @@ import pytest
 from places import PLUGINS, REPOSITORY
 
 # What a test of pytester imports is dropped after it; the next would have some of it twice.
-import onnxopt_cli.grade.explain  # noqa: F401
+import onnxopt_cli.analysis.explain  # noqa: F401
 
 pytest_plugins = "pytester"
 

@@ -10,9 +10,9 @@ from exec_commands import spec
 from forked import run_command
 from places import PLUGINS
 
-from onnxopt_cli.backends.check.check import check_backend
-from onnxopt_cli.backends.check.rule import RuleOutcome
-from onnxopt_cli.backends.check.rules import COMMAND_RULES, PLUGIN_RULES
+from onnxopt_cli.backends.check.protocol_check import check_backend
+from onnxopt_cli.backends.check.protocol_rule import RuleOutcome
+from onnxopt_cli.backends.check.protocol_rules import COMMAND_RULES, PLUGIN_RULES
 
 #: How exec/identity.py breaks which rules; what stands after the first follows from it.
 BREAKING_COMMANDS = {
@@ -162,7 +162,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     if kind == "command":
         backend = spec("hangs", tmp_path / "marker", timeout=2)
     else:
-        monkeypatch.setattr("onnxopt_cli.backends.check.check._SECONDS", 5.0)
+        monkeypatch.setattr("onnxopt_cli.backends.check.protocol_check._SECONDS", 5.0)
         backend = plugin("Sleeps")
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}

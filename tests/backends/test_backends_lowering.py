@@ -22,7 +22,11 @@ from onnx.reference import ReferenceEvaluator
 from onnxopt_cli.backends.lowering import ModelRunner
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.config.run_config import LoweringMode
-from onnxopt_cli.errors import NotApplicable, Unsupported, UnusableOutput
+from onnxopt_cli.errors import (
+    NotApplicable,
+    Unsupported,
+    UnusableOutput,
+)
 
 ADAM = f"{TRAINING}:Adam"
 

@@ -66,7 +66,7 @@ def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, 
     backend = "acme" if language == "python" else "exec:./adapter"
     for words in (
         f"onnxopt backends check {backend}",
-        f"onnxopt run spec conformance space large -b {backend} --expect",
+        f"onnxopt run spec conformance pairwise large -b {backend} --expect",
         "## Unsupported operators",
     ):
         assert words in readme

@@ -21,7 +21,7 @@ from backend_models import (
 )
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.onnxruntime.errors import PATTERNS, unsupported_by_onnxruntime
+from onnxopt_cli.backends.onnxruntime.onnxruntime_errors import PATTERNS, unsupported_by_onnxruntime
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.errors import Unsupported
 
@@ -62,7 +62,7 @@ def bfloat16_sequence():
 
 #: For each row of the table: a model that makes ONNX Runtime say it, what it is fed, and the
 #: operator that is unknown.
-SAID = {
+MESSAGES = {
     "an operator, or a domain": [
         (adam(), ADAM_INPUTS, f"{TRAINING}:Adam"),
         (adam_in_branch(), ADAM_INPUTS, f"{TRAINING}:Adam"),
@@ -103,7 +103,7 @@ NO_FALLBACK = "a node on the chosen provider, where session.disable_cpu_ep_fallb
 
 
 def test_the_table_is_tested_row_by_row():
-    assert {*PATTERNS} == {*SAID, NO_FALLBACK}
+    assert {*PATTERNS} == {*MESSAGES, NO_FALLBACK}
 
 
 @pytest.mark.skipif(
@@ -120,9 +120,9 @@ def test_what_a_provider_leaves_to_the_cpu_is_unsupported_where_that_is_disabled
         resolve_backend(disabled).prepare(node("Relu"))
 
 
-@pytest.mark.parametrize("row", SAID)
+@pytest.mark.parametrize("row", MESSAGES)
 def test_each_message_of_the_table_is_said_by_onnxruntime(row):
-    for proto, inputs, operator in SAID[row]:
+    for proto, inputs, operator in MESSAGES[row]:
         error = raised(proto, inputs)
         assert about(error) == [row], str(error)
         unsupported = unsupported_by_onnxruntime(error)

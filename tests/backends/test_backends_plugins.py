@@ -12,7 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from places import PLUGINS
 
 from onnxopt_cli.backends.resolve import known_backends, resolve_backend
-from onnxopt_cli.errors import BackendUnavailable, Unsupported, UsageError
+from onnxopt_cli.errors import (
+    BackendUnavailable,
+    Unsupported,
+    UsageError,
+)
 
 INPUTS = {"x": np.array([1, 2, 3], np.float32)}
 

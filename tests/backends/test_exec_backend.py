@@ -33,7 +33,7 @@ from onnxopt_cli.errors import (
 DIES_AFTER_STARTING = """\
 import os, signal
 from pathlib import Path
-from onnxopt_cli.backends.exec.process import Command
+from onnxopt_cli.backends.exec.exec_process import Command
 started = Command(["sleep", "60"], 60)._start()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -361,7 +361,7 @@ def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
 
 
 def test_a_command_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.exec.process._GRACE", 0.2)
+    monkeypatch.setattr("onnxopt_cli.backends.exec.exec_process._GRACE", 0.2)
     before = children()
     with pytest.raises(BackendHangs, match="did not end within"):
         resolve_backend(spec("never-ends")).close()

@@ -13,7 +13,7 @@ from exec_commands import spec
 from isolated import start
 from places import PLUGINS
 
-from onnxopt_cli.backends.exec import process as exec_process
+from onnxopt_cli.backends.exec import exec_process
 
 CASE = """\
 onnxopt: 1

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 
-from onnxopt_cli.cases.collect import collect
 from onnxopt_cli.errors import InvalidCase, OnnxoptError
+from onnxopt_cli.suites.collect import collect
 
 sys.path.append(str(REPOSITORY / "scripts"))
 from hostile_files import hostile_directories, hostile_yaml, write_seed
@@ -67,8 +67,8 @@ def requires_one_pass_and_an_invalid_case(answer, name):
 @pytest.mark.parametrize(
     ("raises", "x"),
     [
-        ("onnxopt_cli.cases.yaml.value.declare_file", "{file: x.npy}"),
-        ("onnxopt_cli.cases.values.declared.RandomTensor.make", RANDOM),
+        ("onnxopt_cli.cases.yaml.case_value.declare_file", "{file: x.npy}"),
+        ("onnxopt_cli.cases.tensors.declared.RandomTensor.make", RANDOM),
     ],
     ids=["when its file is read", "when it is its turn"],
 )

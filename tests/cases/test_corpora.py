@@ -34,7 +34,7 @@ from onnxopt_cli.cli import console
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.operators.nodes import operator_names
 
 
 def read_all(name):

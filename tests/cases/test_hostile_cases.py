@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY
 
-from onnxopt_cli.cases.values.declared import BYTES_PER_ELEMENT
+from onnxopt_cli.cases.tensors.declared import BYTES_PER_ELEMENT
 
 PRLIMIT = shutil.which("prlimit") or ""
 pytestmark = [
@@ -34,7 +34,7 @@ cases:
   inputs: {R: {dtype: float64, data: 0.5}, T: 3, X: %s, G: %s, V: %s, H: %s}
 """
 NORMAL = "{random: {normal: {}, seed: 1}, dtype: %s, shape: [%d]}"
-PLAIN = "{dtype: %s, data: [1.5]}"
+PLAIN_TENSOR = "{dtype: %s, data: [1.5]}"
 
 
 class Run:
@@ -128,7 +128,7 @@ def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_give
     # The system counts what this process held when it started the command.
     memory = 1 << 30
     # X alone is large, the types are unlike.
-    others = [PLAIN % dtype for dtype in ("float32", "float64", "float32")]
+    others = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
     text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *others)
     (tmp_path / "c.yaml").write_text(text)
     run = Run(tmp_path, "run", "c.yaml", "--memory", f"{memory >> 20}MiB")
@@ -152,7 +152,7 @@ def test_all_values_of_a_case_together_may_have_so_many_elements(tmp_path, argum
 
 
 def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_path):
-    small = ADAM.replace("- name: c\n", "- name: d\n") % ((PLAIN % "float32",) * 4)
+    small = ADAM.replace("- name: c\n", "- name: d\n") % ((PLAIN_TENSOR % "float32",) * 4)
     large = NORMAL % ("float32", 150_000)
     (tmp_path / "c.yaml").write_text(ADAM % ((large,) * 4) + small.partition("cases:\n")[2])
     run = Run(tmp_path, "run", "c.yaml", limit=97 << 20)

@@ -9,9 +9,14 @@ import onnx
 import pytest
 from training_calls import TRAINING
 
-from onnxopt_cli.cases.onnx.node_model import formula_model, node_model, tensor_info, value_info
-from onnxopt_cli.cases.values.declared import DeclaredGroup, PromisedTensor
-from onnxopt_cli.operators import operator_named
+from onnxopt_cli.cases.onnx.node_model import (
+    formula_model,
+    node_model,
+    tensor_info,
+    value_info,
+)
+from onnxopt_cli.cases.tensors.declared import DeclaredGroup, PromisedTensor
+from onnxopt_cli.operators.registry import operator_named
 
 F32 = np.dtype(np.float32)
 

@@ -448,14 +448,16 @@ def test_a_light_input_that_cannot_be_made_is_a_problem(tmp_path, declared, what
         read(folder)
 
 
-LARGE = np.arange(1 << 18, dtype=np.float32)
+LARGE_TENSOR = np.arange(1 << 18, dtype=np.float32)
 LARGE_TYPE = tensor_type(shape=[1 << 18])
 
 
 def test_large_raw_data_are_taken_without_a_copy(tmp_path):
-    value = tensor(LARGE, "x")
+    value = tensor(LARGE_TENSOR, "x")
     value.doc_string = "what follows the data"
-    make_directory(tmp_path / "test_x", identity({"x": LARGE_TYPE}), [value], [tensor(LARGE)])
+    make_directory(
+        tmp_path / "test_x", identity({"x": LARGE_TYPE}), [value], [tensor(LARGE_TENSOR)]
+    )
     tracemalloc.start()
     try:
         content = read(tmp_path / "test_x")
@@ -463,15 +465,15 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
     finally:
         tracemalloc.stop()
     for found in (content.inputs["x"], content.expected["out_x"]):
-        np.testing.assert_array_equal(found, LARGE, strict=True)
-    assert most < 2.5 * LARGE.nbytes
+        np.testing.assert_array_equal(found, LARGE_TENSOR, strict=True)
+    assert most < 2.5 * LARGE_TENSOR.nbytes
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
         (lambda data: data[:-1], "not a TensorProto: the data is damaged or cut off"),
-        (lambda data: data + data[-LARGE.nbytes - 4 :], "the field raw_data more than once"),
+        (lambda data: data + data[-LARGE_TENSOR.nbytes - 4 :], "the field raw_data more than once"),
         (lambda data: data + b"\x4a\x00", "the field raw_data more than once"),
         (lambda data: data + b"\x22\x04\0\0\0\0", "elements in float_data and in raw_data"),
         (lambda data: data + b"\xf2\x0f\x00", "a field 254, which TensorProto lacks"),
@@ -479,15 +481,15 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
     ],
 )
 def test_large_damaged_tensors_are_refused_as_small_ones_are(tmp_path, change, what):
-    data = change(tensor(LARGE).SerializeToString())
+    data = change(tensor(LARGE_TENSOR).SerializeToString())
     model = identity({"x": LARGE_TYPE})
-    folder = make_directory(tmp_path / "test_x", model, [data], [tensor(LARGE)])
+    folder = make_directory(tmp_path / "test_x", model, [data], [tensor(LARGE_TENSOR)])
     assert [what in it for it in complaints(folder)] == [True]
 
 
 @pytest.mark.parametrize("declared", [SEQUENCE, helper.make_optional_type_proto(LARGE_TYPE)])
 def test_a_large_tensor_is_no_value_of_another_kind(tmp_path, declared):
-    data = tensor(LARGE).SerializeToString()
+    data = tensor(LARGE_TENSOR).SerializeToString()
     for sent in (data, data[data.index(b"\x4a") :]):
         folder = make_directory(tmp_path / f"test_{len(sent)}", identity({"x": declared}), [sent])
         found, *_ = complaints(folder)

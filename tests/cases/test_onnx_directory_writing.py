@@ -26,7 +26,12 @@ from onnxopt_cli.cases.onnx.data_set import (
     write_directory,
 )
 from onnxopt_cli.core.case import Content
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative, Ulps
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Provenance,
+    Relative,
+    Ulps,
+)
 from onnxopt_cli.errors import UsageError
 
 SEQUENCE = helper.make_sequence_type_proto(tensor_type())

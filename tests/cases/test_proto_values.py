@@ -18,14 +18,14 @@ from onnx import (
 )
 from onnx_directories import ONE_TWO, arrays, element_number_of, same, tensor, tensor_type
 
-from onnxopt_cli.cases.values.proto_values import (
+from onnxopt_cli.cases.tensors.proto_values import (
     message_class,
     message_of,
     name_of,
     parse_message,
     value_of,
 )
-from onnxopt_cli.cases.values.regular_file import Malformed
+from onnxopt_cli.cases.tensors.regular_file import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING
 
 ANY = TypeProto(tensor_type=TypeProto.Tensor())

@@ -8,11 +8,10 @@ import os
 import pytest
 from demo import records, run_arguments, write_demo
 
-from onnxopt_cli.log import reader as log_reader
-from onnxopt_cli.log import writer as log_writer
-from onnxopt_cli.report import saved
+from onnxopt_cli.report import saved_run
+from onnxopt_cli.run.log import log_reader, log_writer
 
-LARGE = 1 << 30
+LARGE_BYTES = 1 << 30
 PRUNE = """\
 onnxopt: 1
 suite: m
@@ -40,23 +39,23 @@ def demo(workplace):
 )
 def test_a_log_or_report_of_a_gibibyte_is_refused_with_its_size(demo, onnxopt, name, command):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--report", "json=run.json"))
-    os.truncate(name, LARGE)
+    os.truncate(name, LARGE_BYTES)
     answer = onnxopt(*[word.format(name) for word in command])
     assert answer.code == 2
-    assert f"has {LARGE} bytes, more than the {log_writer.MAX_BYTES}" in " ".join(
+    assert f"has {LARGE_BYTES} bytes, more than the {log_writer.MAX_BYTES}" in " ".join(
         answer.err.split()
     )
 
 
 def test_a_log_of_a_gibibyte_is_neither_resumed_nor_merged(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
-    os.truncate("run.jsonl", LARGE)
+    os.truncate("run.jsonl", LARGE_BYTES)
     for answer in (
         onnxopt(*run_arguments("OffAtC", "--resume", "run.jsonl")),
         onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl"),
     ):
         assert answer.code == 2
-        assert f"has {LARGE} bytes" in answer.err
+        assert f"has {LARGE_BYTES} bytes" in answer.err
 
 
 def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
@@ -64,7 +63,7 @@ def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
 ):
     onnxopt(*run_arguments("OffAtC", "--log", "whole.jsonl"))
     limit = (demo / "whole.jsonl").stat().st_size - 10
-    for module in (log_writer, log_reader, saved):
+    for module in (log_writer, log_reader, saved_run):
         monkeypatch.setattr(module, "MAX_BYTES", limit)
     answer = onnxopt(*run_arguments("OffAtC", "--log", "off.jsonl"))
     assert answer.code == 2

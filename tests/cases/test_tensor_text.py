@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxopt_cli.cases.values.declared import MAX_ELEMENTS, made
-from onnxopt_cli.cases.yaml.syntax import FormatError, parse_yaml
-from onnxopt_cli.cases.yaml.value import declare_value
+from onnxopt_cli.cases.tensors.declared import MAX_ELEMENTS, made
+from onnxopt_cli.cases.yaml.case_value import declare_value
+from onnxopt_cli.cases.yaml.yaml_syntax import FormatError, parse_yaml
 from onnxopt_cli.core.values import DTYPES
 
 COMPLEX = np.array([1 + 2j, 3, complex("-infj")], "c8")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yaml_files import ADAM, ADAM_INPUTS, problems_of, read_text, save_model
 
-from onnxopt_cli.cases.yaml import syntax
-from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.cases.yaml import yaml_syntax
+from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 
 HEAD = "onnxopt: 1\nsuite: s\noperator: Adam\n"
 ATTRIBUTES = "alpha, beta, epsilon, norm_coefficient, norm_coefficient_post"
@@ -425,7 +425,7 @@ def test_a_file_without_permission_is_a_problem(tmp_path):
 
 
 def test_a_file_over_the_size_cap_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(syntax, "MAX_BYTES", 100)
+    monkeypatch.setattr(yaml_syntax, "MAX_BYTES", 100)
     (tmp_path / "file.yaml").write_text(ADAM)
     cases, (problem,) = read_yaml_file(tmp_path / "file.yaml")
     assert cases == []

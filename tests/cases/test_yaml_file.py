@@ -11,9 +11,13 @@ import onnx
 import pytest
 from yaml_files import ADAM, ADAM_INPUTS, identity, only_case, read_text, save_model
 
-from onnxopt_cli.cases.yaml.file import read_yaml_file
-from onnxopt_cli.cases.yaml.syntax import packaged_schema
-from onnxopt_cli.core.tolerance import Provenance, Relative, Ulps
+from onnxopt_cli.cases.yaml.case_file import read_yaml_file
+from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
+from onnxopt_cli.core.tolerance import (
+    Provenance,
+    Relative,
+    Ulps,
+)
 from onnxopt_cli.errors import InvalidCase
 
 

@@ -11,14 +11,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.cases.yaml import syntax
-from onnxopt_cli.cases.yaml.syntax import MAX_DEPTH, parse_yaml, plain_scalar
+from onnxopt_cli.cases.yaml import yaml_syntax
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    MAX_DEPTH,
+    parse_yaml,
+    plain_scalar,
+)
 
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request, monkeypatch):
     """Both parsers that PyYAML may have."""
-    monkeypatch.setattr(syntax, "_Loader", getattr(yaml, request.param))
+    monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
     return request.param
 
 
@@ -71,7 +75,7 @@ def test_the_bomb_of_aliases_is_refused_without_being_expanded():
 # In a process of its own: a parser that reads on to the end crashes.
 NESTED = """
 import sys, yaml
-from onnxopt_cli.cases.yaml import syntax
+from onnxopt_cli.cases.yaml import yaml_syntax as syntax
 syntax._Loader = getattr(yaml, sys.argv[1])
 for unit in sys.argv[2:]:
     root, errors = syntax.parse_yaml(unit * 1_000_000)
@@ -96,7 +100,7 @@ def test_nesting_up_to_the_limit_is_read():
 
 
 def test_more_values_than_the_limit_are_refused(monkeypatch):
-    monkeypatch.setattr(syntax, "MAX_NODES", 100)
+    monkeypatch.setattr(yaml_syntax, "MAX_NODES", 100)
     assert parse_yaml("[" + "1," * 90 + "]")[1] == []
     assert first_error("[" + "1," * 100 + "]").startswith("1: found over 100 values")
 

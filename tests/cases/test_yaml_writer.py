@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
 
-from onnxopt_cli.cases.values.declared import RandomTensor, made
-from onnxopt_cli.cases.yaml.syntax import parse_yaml
-from onnxopt_cli.cases.yaml.value import declare_value
-from onnxopt_cli.cases.yaml.writer import (
-    WrittenCase,
+from onnxopt_cli.cases.tensors.declared import RandomTensor, made
+from onnxopt_cli.cases.yaml.case_value import declare_value
+from onnxopt_cli.cases.yaml.case_writer import (
+    CaseTemplate,
     number_text,
     tensor_flow,
     text_token,
     yaml_text,
 )
+from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.core.values import DTYPES
-from onnxopt_cli.operators import operator_named
+from onnxopt_cli.operators.registry import operator_named
 
 F32 = np.dtype(np.float32)
 ADAGRAD = operator_named("Adagrad")
@@ -134,7 +134,7 @@ def test_text_is_quoted_only_where_it_would_be_taken_for_something_else(text, to
 
 
 def test_a_file_is_laid_out_for_people():
-    case = WrittenCase(
+    case = CaseTemplate(
         name="first",
         operator=ADAGRAD,
         inputs=adagrad_inputs(X=array([1.2, 2.8]), G=array([-0.94, -2.5]), H=array([0.1, 1e-7])),
@@ -146,7 +146,7 @@ def test_a_file_is_laid_out_for_people():
         notes="Printed as\nin the source.",
     )
     random = RandomTensor("normal", 7, (3,), np.dtype("f8"), {"mean": 1.0})
-    second = WrittenCase("second", ADAGRAD, adagrad_inputs(X=random, G=random))
+    second = CaseTemplate("second", ADAGRAD, adagrad_inputs(X=random, G=random))
 
     text = written(case, second, notes="Made by a program.", about="Two cases.")
 
@@ -190,7 +190,7 @@ cases:
 def test_written_cases_are_read_as_the_same_cases(tmp_path):
     values = np.random.RandomState(3).standard_normal((4, 30)).astype(np.float32)
     random = RandomTensor("lognormal", 9, (4, 30), F32, {"scale": 2.0})
-    case = WrittenCase(
+    case = CaseTemplate(
         name="c",
         operator=ADAGRAD,
         inputs=adagrad_inputs(
@@ -225,7 +225,7 @@ def test_written_cases_are_read_as_the_same_cases(tmp_path):
 
 def test_a_dtype_is_written_only_where_a_reader_would_not_guess_it():
     double = array([0.5], "f8")
-    case = WrittenCase(
+    case = CaseTemplate(
         "c", ADAGRAD, adagrad_inputs(X=double), outputs={"X_new": double, "H_new": array([0.5])}
     )
     text = written(case)
@@ -235,7 +235,7 @@ def test_a_dtype_is_written_only_where_a_reader_would_not_guess_it():
 
 
 def test_a_case_to_be_refused_is_written_as_one(tmp_path):
-    case = WrittenCase("c", ADAGRAD, {"R": array(1), "odd": array([1], "i4")}, rejects=True)
+    case = CaseTemplate("c", ADAGRAD, {"R": array(1), "odd": array([1], "i4")}, rejects=True)
     (found,), problems = read_text(tmp_path, written(case))
     assert problems == []
     assert found.read().rejects

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from places import REPOSITORY
 
-from onnxopt_cli.cli.run import command
+from onnxopt_cli.cli.run_command import command
 
 ACTION = REPOSITORY / ".github" / "actions" / "onnxopt" / "action.yml"
 WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
@@ -72,7 +72,7 @@ def parsed(tmp_path, **inputs):
 def test_the_command_takes_what_the_action_gives_it_by_default(tmp_path):
     options = parsed(tmp_path, backend="onnxruntime")
     assert options["backends"] == ("onnxruntime",)
-    assert options["targets"] == ("spec", "conformance", "space", "large")
+    assert options["targets"] == ("spec", "conformance", "pairwise", "large")
     assert {it.partition("=")[0] for it in options["reports"]} == {
         "html",
         "junit",

@@ -28,7 +28,7 @@ backend = ["mine", "numpy"]
 operator = ["Adam"]
 report = ["json=out.json"]
 """
-NEAR = """\
+NEAR_PLUGIN = """\
 import os
 
 class Backend:
@@ -40,7 +40,7 @@ class Backend:
 @pytest.fixture
 def place(workplace):
     (workplace / "onnxopt.toml").write_text(FILE)
-    (workplace / "near.py").write_text(NEAR)
+    (workplace / "near.py").write_text(NEAR_PLUGIN)
     return workplace
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 PLUGIN = "open('ran', 'w').close()\n\ndef run(model, inputs):\n    raise ValueError\n"
-OTHER = 54321
+OTHER_USER = 54321
 SITE_PACKAGES = "venv/lib/python3.11/site-packages"
 
 
@@ -19,9 +19,9 @@ def foreign(monkeypatch):
     def give(*paths):
         if os.geteuid() == 0:
             for path in paths:
-                os.chown(path, OTHER, -1, follow_symlinks=False)
+                os.chown(path, OTHER_USER, -1, follow_symlinks=False)
         else:
-            monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+            monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
 
     return give
 
@@ -71,7 +71,7 @@ def test_a_file_of_another_user_is_refused_and_taken_if_it_is_named(
     )
     answer = onnxopt("run", "-b", "mine", "-q", "--isolation", "none")
     requires_refusal(answer, place, name)
-    assert f"uid {OTHER}" in answer.err or os.geteuid() == OTHER
+    assert f"uid {OTHER_USER}" in answer.err or os.geteuid() == OTHER_USER
     monkeypatch.setenv("ONNXOPT_CONFIG", name)
     assert onnxopt("run", "-b", "mine", "-q", "--isolation", "none").code == 1
     assert (place / "ran").exists()

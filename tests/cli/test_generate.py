@@ -14,16 +14,16 @@ import pytest
 from places import REPOSITORY
 
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.suites.suites import (
+from onnxopt_cli.cases.yaml.case_file import read_yaml_file
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.suites.catalogue import (
     NAMED_ONLY,
     distinct_files,
     suite_cases,
     suite_files,
     suites,
 )
-from onnxopt_cli.cases.yaml.file import read_yaml_file
-from onnxopt_cli.errors import UsageError
-from onnxopt_cli.operators import OPERATORS
 
 PUBLISHED = [
     "adam", "adam_multiple", "adagrad", "adagrad_multiple", "momentum", "nesterov_momentum",
@@ -93,7 +93,7 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
 
 
 @pytest.mark.parametrize(
-    "name", ["spec", "conformance", "pruning", pytest.param("space", marks=pytest.mark.slow)]
+    "name", ["spec", "conformance", "pruning", pytest.param("pairwise", marks=pytest.mark.slow)]
 )
 def test_directories_are_as_many_as_the_cases_of_a_suite(name):
     cases, made = suite_cases(name), suite_files(name, "onnx")
@@ -120,12 +120,12 @@ def test_two_files_of_one_path_are_an_error_and_nothing_is_lost(other):
 
 @pytest.mark.parametrize("name", list(suites()))
 def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monkeypatch, name):
-    if name == "space":
+    if name == "pairwise":
         # A tenth of each operator's: to write and read all of it takes half a minute.
-        whole, name = suites()["space"], "some_space"
-        some = whole._replace(questions=lambda operator: whole.questions(operator)[::10])
+        whole, name = suites()["pairwise"], "some_pairwise"
+        some = whole._replace(templates=lambda operator: whole.templates(operator)[::10])
         known = {**suites(), name: some}
-        monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
+        monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
     assert onnxopt("generate", name).code == 0
     named = suite_cases(name)
     from_files = [
@@ -186,11 +186,11 @@ def test_wrong_usage_is_told(workplace, onnxopt, arguments, says):
 
 
 def test_for_cases_of_one_operator_nothing_is_asked_about_others(onnxopt, workplace, monkeypatch):
-    whole = suites()["space"]
+    whole = suites()["pairwise"]
     asked = []
-    some = whole._replace(questions=lambda it: asked.append(it.name) or whole.questions(it))
-    known = {**suites(), "space": some}
-    monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
-    assert "pair_3" in onnxopt("show", "space/momentum/pair_3").out
-    assert "space/momentum/pair_7" in onnxopt("list", "space@5/momentum").out
+    some = whole._replace(templates=lambda it: asked.append(it.name) or whole.templates(it))
+    known = {**suites(), "pairwise": some}
+    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
+    assert "pair_3" in onnxopt("show", "pairwise/momentum/pair_3").out
+    assert "pairwise/momentum/pair_7" in onnxopt("list", "pairwise@5/momentum").out
     assert set(asked) == {"Momentum"}

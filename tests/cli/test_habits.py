@@ -15,8 +15,8 @@ from two_cases import BACKEND, CASE
 
 from onnxopt_cli.cli import console
 
-OFF = ("-b", "python:vendor.py:Off")
-HERE = ("--isolation", "none", "--no-explain")
+OFF_BACKEND = ("-b", "python:vendor.py:Off")
+IN_PROCESS = ("--isolation", "none", "--no-explain")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_pattern_may_be_an_expression_and_a_word_is_a_word(demo, onnxopt, patt
     ],
 )
 def test_an_expression_that_cannot_be_read_says_where(demo, onnxopt, pattern, says, place):
-    answer = onnxopt("run", "demo.yaml", *HERE, "-k", pattern)
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, "-k", pattern)
     assert answer.code == (2 if says else 0)
     assert says in answer.err
     assert "\x1b[31m" not in answer.err
@@ -80,7 +80,7 @@ def test_an_expression_that_cannot_be_read_says_where(demo, onnxopt, pattern, sa
 
 
 def test_only_what_failed_last_runs_or_runs_first(demo, onnxopt):
-    run = ("run", "demo.yaml", *HERE, *OFF)
+    run = ("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     assert onnxopt(*run, "-k", "plain", "-q").code == 1
     again = onnxopt(*run, "--lf", "-q").out
     assert re.findall(r"^FAIL (\S+)", again, re.MULTILINE) == [
@@ -97,31 +97,34 @@ def test_only_what_failed_last_runs_or_runs_first(demo, onnxopt):
 
 
 def test_what_passes_again_is_forgotten(demo, onnxopt):
-    assert onnxopt("run", "demo.yaml", *HERE, *OFF, "-q").code == 1
-    assert onnxopt("run", "demo.yaml", *HERE, *OFF, "--atol", "1", "-k", "plain").code == 0
-    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--lf")
+    assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-q").code == 1
+    assert (
+        onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--atol", "1", "-k", "plain").code
+        == 0
+    )
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--lf")
     assert "3 of 5 cases from demo.yaml" in answer.out
 
 
 def test_failures_are_those_of_the_backend_and_of_the_folder(demo, onnxopt, monkeypatch):
-    onnxopt("run", "demo.yaml", *HERE, *OFF, "-k", "plain")
-    other = onnxopt("run", "demo.yaml", *HERE, "--lf")
+    onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-k", "plain")
+    other = onnxopt("run", "demo.yaml", *IN_PROCESS, "--lf")
     assert "no earlier run on numpy is known here: all cases run" in other.err
     assert "5 pass" in other.out
-    both = onnxopt("run", "demo.yaml", *HERE, *OFF, "-b", "numpy", "--lf")
+    both = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-b", "numpy", "--lf")
     assert "2 of 5 cases" in both.out
     (demo / "else").mkdir()
     monkeypatch.chdir(demo / "else")
-    assert "5 cases" in onnxopt("run", "../demo.yaml", "--lf", *HERE).out
+    assert "5 cases" in onnxopt("run", "../demo.yaml", "--lf", *IN_PROCESS).out
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}', '{"a": {"b": [1]}}', "\x00" * 99])
 def test_a_damaged_memory_is_as_none(demo, onnxopt, content):
-    onnxopt("run", "demo.yaml", *HERE, *OFF)
+    onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     memory = demo / "cache" / "last-failures.json"
     assert memory.exists()
     memory.write_text(content)
-    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--lf")
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--lf")
     assert answer.code == 1
     assert "no earlier run" in answer.err
     assert "5 fail" in answer.out
@@ -129,7 +132,7 @@ def test_a_damaged_memory_is_as_none(demo, onnxopt, content):
 
 def test_a_cache_that_takes_nothing_is_in_no_run_s_way(demo, onnxopt):
     (demo / "cache").write_text("a file where a folder should be")
-    answer = onnxopt("run", "demo.yaml", *HERE, *OFF, "--ff")
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--ff")
     assert (answer.code, "5 fail" in answer.out) == (1, True)
     assert (demo / "cache").read_text().startswith("a file")
 
@@ -160,18 +163,18 @@ def test_a_log_of_which_nothing_is_written_does_not_say_what_to_run(demo, onnxop
 
 @pytest.mark.parametrize("option", ["--lf", "--ff"])
 def test_a_log_of_what_failed_last_is_gone_on_with_whatever_failed_since(demo, onnxopt, option):
-    run = ("run", "demo.yaml", *HERE, *OFF)
+    run = ("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     onnxopt(*run, "-k", "nesterov", "-k", "other")
     before = onnxopt(*run, option, "--log", "run.jsonl")
     cut(demo / "run.jsonl", 3)
     onnxopt(*run, "-k", "nesterov", "--atol", "1")
-    answer = onnxopt("run", "--resume", "run.jsonl", *HERE, *OFF)
+    answer = onnxopt("run", "--resume", "run.jsonl", *IN_PROCESS, *OFF_BACKEND)
     assert before.code == answer.code == 1, answer.text
     assert ("2 fail" if option == "--lf" else "5 fail") in answer.out
 
 
 def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
-    onnxopt("run", "demo.yaml", *HERE, *OFF, "--log", "run.jsonl")
+    onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--log", "run.jsonl")
     cut(demo / "run.jsonl", 3)
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
     refused = onnxopt("run", "--resume", "run.jsonl")
@@ -180,7 +183,7 @@ def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
     assert "-b BACKEND" in refused.err
     assert not (demo / "ran").exists()
     (demo / "vendor.py").write_text(BACKEND)
-    answer = onnxopt("run", "--resume", "run.jsonl", *HERE, *OFF)
+    answer = onnxopt("run", "--resume", "run.jsonl", *IN_PROCESS, *OFF_BACKEND)
     assert (answer.code, "5 fail" in answer.out) == (1, True), answer.text
 
 
@@ -197,7 +200,7 @@ def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
     ],
 )
 def test_what_no_option_can_be_is_refused(demo, onnxopt, change):
-    onnxopt("run", "demo.yaml", *HERE, "--log", "run.jsonl")
+    onnxopt("run", "demo.yaml", *IN_PROCESS, "--log", "run.jsonl")
     header, *others = (demo / "run.jsonl").read_text().splitlines(keepends=True)
     header = json.loads(header)
     header["options"] |= change
@@ -218,7 +221,7 @@ def test_cases_may_be_json(demo, onnxopt):
     listed = onnxopt("list", ".").out.split()
     assert "json/tabs/plain" in listed
     assert len(listed) == 15
-    assert onnxopt("run", "tabs.json", "tight.json", *HERE).code == 0
+    assert onnxopt("run", "tabs.json", "tight.json", *IN_PROCESS).code == 0
     (demo / "tabs.json").write_text(json.dumps({**document, "cases": [{"name": 1}]}, indent="\t"))
     wrong = onnxopt("list", "tabs.json")
     assert (wrong.code, "tabs.json:" in wrong.err) == (2, True)
@@ -295,7 +298,7 @@ def test_reading_many_files_says_how_far_it_is(demo, onnxopt, monkeypatch):
     (demo / "more").mkdir()
     for name in ("one", "two"):
         (demo / f"more/{name}.yaml").write_text(f"{PENALTY}".replace("penalty", name))
-    answer = onnxopt("run", "more", *HERE)
+    answer = onnxopt("run", "more", *IN_PROCESS)
     said = r"reading: 2 of 2, [\d.e+-]+ files/s, 0 s left"
     assert any(re.fullmatch(said, line) for line in answer.err.splitlines())
 
@@ -321,9 +324,9 @@ def test_a_terminal_shows_how_far_it_is_while_other_output_is_thrown_away(monkey
 
 
 def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
-    assert onnxopt("run", "demo.yaml", *HERE, *OFF).err == ""
+    assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND).err == ""
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
-    answer = onnxopt("run", "demo.yaml", *HERE, *OFF)
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     said = r"running: 5 of 5, [\d.e+]+ cases/s, 0 s left, 5 not conforming"
     assert re.fullmatch(said, answer.err.splitlines()[-1])
 

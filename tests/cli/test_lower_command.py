@@ -11,7 +11,7 @@ from lowered_models import CALLING, HEADER, VALUES, momentum, parsed
 from onnx import numpy_helper, parser
 from runtimes import run_reference
 
-from onnxopt_cli.readings.lower.model import formula_operators
+from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
 TEXT = f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}"
 

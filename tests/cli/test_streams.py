@@ -12,7 +12,7 @@ import time
 import pytest
 from places import REPOSITORY
 
-from onnxopt_cli.log.reader import read_log
+from onnxopt_cli.run.log.log_reader import read_log
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and bash")
 
@@ -29,7 +29,7 @@ cases:
     inputs: {R: 0.5, T: 1, X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}
     outputs: {X_new: [7.0, 8.0], V_new: [9.0, 10.0]}
 """
-LARGE = """\
+LARGE_CASE = """\
 onnxopt: 1
 suite: demo
 operator: Adam
@@ -152,7 +152,7 @@ def test_every_file_that_cannot_be_written_is_named_and_all_others_are_written(p
 @pytest.mark.slow
 def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
     tensor = "{random: {normal: {}, seed: 1}, shape: [20000]}"
-    (place / "demo.yaml").write_text(LARGE.replace("&", tensor))
+    (place / "demo.yaml").write_text(LARGE_CASE.replace("&", tensor))
     process = subprocess.Popen(
         [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "-b", "python:off.py:Backend",
          "-v", "--log", "run.jsonl", "--report", "json=run.json"],

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.backends.implementation import implementation_files
-from onnxopt_cli.cases import collect as collecting
+from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cases.onnx import data_set, directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.log import contents
+from onnxopt_cli.run.log import log_contents
+from onnxopt_cli.suites import collect as collecting
 
 ONES = tensor(np.float32([1, 1]))
 
@@ -94,7 +94,7 @@ def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
     assert "1 pass" in answer.out
     assert time.monotonic() - began < 20
     # A file that is not read counts by its size.
-    snapshot = contents.FileSnapshot()
+    snapshot = log_contents.FileSnapshot()
     path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
     snapshot.digest(path)
     assert not list(snapshot.changed())
@@ -103,10 +103,10 @@ def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
 
 
 def test_files_that_come_after_many_bytes_count_by_size_and_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "MAX_HASHED_BYTES", 1000)
+    monkeypatch.setattr(log_contents, "MAX_HASHED_BYTES", 1000)
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"\0" * 600)
-    snapshot = contents.FileSnapshot()
+    snapshot = log_contents.FileSnapshot()
     first, second = (snapshot.digest(str(tmp_path / name)) for name in ("a", "b"))
     assert first != second
     (tmp_path / "b").write_bytes(b"\1" * 600)
@@ -118,5 +118,5 @@ def test_the_code_of_a_plugin_is_not_looked_for_everywhere(tmp_path):
     (tmp_path / "vendor.py").write_text("import everything\n")
     (tmp_path / "everything").symlink_to("/")
     began = time.monotonic()
-    assert "vendor.py" in implementation_files(f"python:{tmp_path}/vendor.py:Backend")
+    assert "vendor.py" in snapshot_files(f"python:{tmp_path}/vendor.py:Backend")
     assert time.monotonic() - began < 30

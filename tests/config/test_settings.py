@@ -25,7 +25,12 @@ from onnxopt_cli.config.run_config import (
     RunConfig,
     Shard,
 )
-from onnxopt_cli.config.settings import Number, OneOf, Settings, setting
+from onnxopt_cli.config.settings import (
+    Number,
+    OneOf,
+    Settings,
+    setting,
+)
 from onnxopt_cli.errors import UsageError
 
 WORDS = st.text("abc/_*", min_size=1, max_size=5)
@@ -49,7 +54,7 @@ EXECUTIONS = st.builds(
 )
 JUDGINGS = st.one_of(
     st.builds(Judging, tolerance=st.sampled_from(["derived", "onnx"])),
-    st.builds(Judging, rtol=st.floats(0, 1e9), budget=st.floats(0, 10)),
+    st.builds(Judging, rtol=st.floats(0, 1e9), error_bound=st.floats(0, 10)),
     st.builds(Judging, ulp=st.integers(0, 9), signed_zeros=st.booleans()),
 )
 CONFIGS = st.builds(

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget, Provenance, Relative, Ulps
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Branch,
+    ErrorBound,
+    Provenance,
+    Relative,
+    Ulps,
+)
 from onnxopt_cli.core.values import DTYPES
 
 EXACT = Relative(0.0, 0.0, Provenance.CASE)
@@ -134,11 +141,11 @@ def test_sequences_optionals_and_maps_are_compared_to_the_bottom():
     assert not judge({"k": np.ones(1)}, {"k": np.zeros(1)})[-1].agrees
 
 
-def test_a_budget_is_applied_element_by_element():
+def test_a_tolerance_is_applied_element_by_element():
     right = Branch(np.zeros(3), np.array([0.5, 0.1, math.inf]))
-    budget = Budget(right.at, factor=4.0)
-    diff = judge(right.expected, np.array([0.4, 0.4, math.nan]), budget)
-    assert (diff.mismatches, diff.worst[0].index, diff.budget_used) == (1, (1,), 4.0)
+    error_bound = ErrorBound(right.at, factor=4.0)
+    diff = judge(right.expected, np.array([0.4, 0.4, math.nan]), error_bound)
+    assert (diff.mismatches, diff.worst[0].index, diff.tolerance_used) == (1, (1,), 4.0)
 
 
 def test_the_worst_elements_are_found_across_blocks_and_shapes():

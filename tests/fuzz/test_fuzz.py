@@ -14,7 +14,7 @@ import pytest
 import yaml
 from places import PLUGINS
 
-INJECTED = PLUGINS / "planted.py"
+INJECTED = PLUGINS / "injected.py"
 COUNTING_BACKEND = """
 from pathlib import Path
 from onnxopt_cli.backends.resolve import resolve_backend

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import FLOATS
-from onnxopt_cli.operators import OPERATORS, operator_named
-from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.mutation.known_mistakes import known_mistakes
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import FLOATS
+from onnxopt_cli.operators.registry import OPERATORS, operator_named
 
 PRUNING = tuple(operator for operator in OPERATORS if operator.domain == "onnxopt.pruning")
 
@@ -23,8 +23,8 @@ def call_of(name, *inputs, dtype="float32", **attributes):
 
 
 def deviating(call, name):
-    """Return what a named deviation yields for a node."""
-    return next(it for it in deviations(call.operator) if it.name == name).run(call)
+    """Return what a named known mistake yields for a node."""
+    return next(it for it in known_mistakes(call.operator) if it.name == name).run(call)
 
 
 @st.composite

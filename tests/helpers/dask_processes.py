@@ -61,7 +61,7 @@ class DaskProcesses:
             process.kill()
             process.wait()
 
-    def agents(self) -> list[str]:
+    def sidecars(self) -> list[str]:
         """Return the folders of runs that workers still have."""
         return [str(it) for it in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 

@@ -184,11 +184,13 @@ def _forker() -> socket.socket:
 def _import_libraries() -> None:
     for name in _LIBRARIES:
         import_module(name)
-    for room in ("core", "formula"):
-        package = import_module(f"onnxopt_cli.{room}")
+    for name in ("core", "operators"):
+        package = import_module(f"onnxopt_cli.{name}")
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            import_module(module.name)
-    assert "onnxopt_cli.operators" not in sys.modules
+            # The registry runs the operator files that a command names.
+            if module.name != "onnxopt_cli.operators.registry" and not module.ispkg:
+                import_module(module.name)
+    assert "onnxopt_cli.operators.registry" not in sys.modules
     gc.freeze()
 
 
@@ -272,7 +274,7 @@ _PYTHON = sys.executable
 # Windows has none.
 _start = getattr(subprocess, "_fork_exec", None)
 # Each has the code that it starts Python with.
-_STARTING = ("onnxopt_cli.isolation.worker_process", "onnxopt_cli.backends.check.check")
+_STARTING = ("onnxopt_cli.workers.worker_process", "onnxopt_cli.backends.check.protocol_check")
 # Their threads are not in a process that is forked.
 _NOT_TO_BE_FORKED = frozenset({"openvino", "torch"})
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import checker, parser
 
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.operators import operator_named
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.lower.model import formula_operators, lower
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.registry import operator_named
 
 DOMAIN = "ai.onnx.preview.training"
 HEADER = f'<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1]>'

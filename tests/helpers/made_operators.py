@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from onnxopt_cli.formula.call import bind
-from onnxopt_cli.formula.operator import Operator, Scalar
-from onnxopt_cli.readings.lower.call import GraphTensor, lower_call
-from onnxopt_cli.readings.lower.model import UniqueNames
+from onnxopt_cli.interpret.lower.lower_call import GraphTensor, lower_call
+from onnxopt_cli.interpret.lower.lower_model import UniqueNames
+from onnxopt_cli.operators.call import bind
+from onnxopt_cli.operators.operator import Operator, Scalar
 
 
 def operator_of(formula, outputs):

@@ -9,9 +9,18 @@ import numpy as np
 
 from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.record import BackendIdentity, Cause, Explanation, RunRecord
-from onnxopt_cli.core.result import Outcome, Result, Standing
-from onnxopt_cli.core.tolerance import Branch, Budget
+from onnxopt_cli.core.record import (
+    BackendIdentity,
+    Cause,
+    Explanation,
+    RunRecord,
+)
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    Standing,
+)
+from onnxopt_cli.core.tolerance import Branch, ErrorBound
 from onnxopt_cli.errors import Problem
 
 #: What names, messages and values may hold.
@@ -35,11 +44,11 @@ HOSTILE = (
 
 
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
-    """An output of two elements, held against a derived budget; by default the second is off."""
+    """An output of two elements, held against an error bound; by default the second is off."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
-    budget = Budget(Branch(expected, np.full(2, limit)).at, factor=4.0)
+    error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
     got = np.array(actual, dtype=np.float32)
-    return compare_outputs({name: expected}, [got], lambda _: budget)[0]
+    return compare_outputs({name: expected}, [got], lambda _: error_bound)[0]
 
 
 def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):

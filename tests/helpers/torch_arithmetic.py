@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from onnxopt_cli.formula.percentile import percentile
-from onnxopt_cli.readings.arithmetic import _are_numbers, _of_numbers, scalar_dtype
-from onnxopt_cli.readings.evaluate import rounded
-from onnxopt_cli.readings.vocabulary import OF_NOTHING
+from onnxopt_cli.interpret.arithmetic import (
+    _are_numbers,
+    _of_numbers,
+    scalar_dtype,
+)
+from onnxopt_cli.interpret.evaluate import rounded
+from onnxopt_cli.interpret.vocabulary import OF_NOTHING
+from onnxopt_cli.operators.percentile import percentile
 
 torch = pytest.importorskip("torch")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator import FLOATS
-from onnxopt_cli.operators import OPERATORS
-from onnxopt_cli.readings.evaluate import WIDE, evaluate
+from onnxopt_cli.interpret.evaluate import WIDE, evaluate
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import FLOATS
+from onnxopt_cli.operators.registry import OPERATORS
 
 #: The operators of ai.onnx.preview.training, which take R and T.
 TRAINING = tuple(operator for operator in OPERATORS if operator.counts)
@@ -69,21 +69,23 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
     return _nearly_cancelled(call) if draw(st.booleans()) else call
 
 
-def shares(judgement, output):
+def shares(derived_output, output):
     """Return how much of the error bound each element uses; inf where NaN or Inf is not met."""
-    assert output.dtype == judgement.expected.dtype
-    assert output.shape == judgement.expected.shape
-    met = (output == judgement.expected) | (np.isnan(output) & np.isnan(judgement.expected))
+    assert output.dtype == derived_output.expected.dtype
+    assert output.shape == derived_output.expected.shape
+    met = (output == derived_output.expected) | (
+        np.isnan(output) & np.isnan(derived_output.expected)
+    )
     with np.errstate(all="ignore"):
-        share = np.abs(output.astype(WIDE) - judgement.value) / judgement.error
+        share = np.abs(output.astype(WIDE) - derived_output.value) / derived_output.error
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
-    exact = met & ((judgement.error == 0) | ~np.isfinite(judgement.expected))
-    used = np.where(exact | np.isinf(judgement.error), 0.0, share)
+    exact = met & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
+    used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
     # Another infinity may be right, too.
     return (
         used
-        if judgement.otherwise is None
-        else np.minimum(used, shares(judgement.otherwise, output))
+        if derived_output.otherwise is None
+        else np.minimum(used, shares(derived_output.otherwise, output))
     )
 
 

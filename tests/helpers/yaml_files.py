@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxopt_cli.cases.yaml.file import read_yaml_file
+from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 
 ADAM_INPUTS = "{R: 0.1, T: 0, X: [1.0, 2.0], G: [3.0, 4.0], V: [5.0, 6.0], H: [7.0, 8.0]}"
 ADAM = f"""\

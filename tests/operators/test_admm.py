@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.percentile import percentile
-from onnxopt_cli.operators import operator_named
-from onnxopt_cli.readings.bound.bound import bound
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.mistakes.deviate import deviations
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.mutation.known_mistakes import known_mistakes
+from onnxopt_cli.operators.percentile import percentile
+from onnxopt_cli.operators.registry import operator_named
 
 UPDATE, PRUNE = operator_named("AdmmUpdate"), operator_named("MagnitudePrune")
 
@@ -169,8 +169,8 @@ def test_the_dual_variable_takes_up_what_the_new_z_lost():
 
 def worst_share(call, place, output):
     """Return the largest share of its limit that an element of an output of the call uses."""
-    judgement = bound(call)[place]
-    return element_shares(judgement.expected, output, judgement.budget).max()
+    derived_output = bound(call)[place]
+    return element_shares(derived_output.expected, output, derived_output.error_bound).max()
 
 
 def test_the_residual_may_be_that_of_z_as_it_is_returned():
@@ -203,7 +203,7 @@ def test_the_residual_may_be_added_up_in_any_order():
         ("exactly floor(n * percent / 100) pruned", [0, -6, 2, 0]),
     ],
 )
-def test_deviations_of_the_projection_prune_others(name, expected):
+def test_known_mistakes_of_the_projection_prune_others(name, expected):
     call = call_of("MagnitudePrune", [1, -6, 2, 0.5], percent=50)
     assert evaluate(call)[0].tolist() == [0, -6, 2, 0]
     assert deviating(call, name)[0].tolist() == expected
@@ -261,7 +261,7 @@ def test_percentiles_beside_infinity_are_numbers_where_nothing_is_interpolated()
 
 
 def test_what_the_published_code_does_wrong_has_a_name():
-    named = {item.name for operator in PRUNING for item in deviations(operator) if item.seen_in}
+    named = {item.name for operator in PRUNING for item in known_mistakes(operator) if item.seen_in}
     assert {"norm not squared", "gradient of the norm not squared"} <= named
 
 

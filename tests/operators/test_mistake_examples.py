@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.operators import operator_named
-from onnxopt_cli.readings.evaluate import evaluate
-from onnxopt_cli.readings.mistakes.deviate import named
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.mutation.known_mistakes import named
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.registry import operator_named
 from tests.operators import mistake_examples as examples
 
 TABLES = {
@@ -129,7 +129,7 @@ def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_mistake_has_an_example(name):
     listed = [mistake for mistake, *_ in rows(name)]
-    known = {it.name for it in operator_named(name).deviations}
+    known = {it.name for it in operator_named(name).known_mistakes}
     assert set(listed) == known - set(OF_TYPES)
     assert len(listed) == len(set(listed))
 
@@ -138,7 +138,7 @@ OF_TYPES_CASES = [
     (operator.name, mistake, *row)
     for operator in map(operator_named, ("Adagrad", "Adam", "Momentum"))
     for mistake, table in OF_TYPES.items()
-    if mistake in {it.name for it in operator.deviations}
+    if mistake in {it.name for it in operator.known_mistakes}
     for row in table
 ]
 

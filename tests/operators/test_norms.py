@@ -10,12 +10,12 @@ import pytest
 from forked import run_command
 from places import PLUGINS
 
-from onnxopt_cli.cases.suites.conformance import conformance
-from onnxopt_cli.formula.call import bind, complete_attributes
-from onnxopt_cli.formula.operator_file import read_operators
-from onnxopt_cli.readings.bound.bound import bound
-from onnxopt_cli.readings.mistakes.equivalence import equivalent
-from onnxopt_cli.readings.mistakes.mutants import mutants
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.mutation.equivalence import equivalent
+from onnxopt_cli.mutation.mutants import mutants
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator_file import read_operators
+from onnxopt_cli.suites.conformance import conformance
 
 LAMB = PLUGINS / "operators" / "lamb.py"
 ORDERS = PLUGINS / "lamb_orders.py"

@@ -117,7 +117,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ("return X_new, M_new", "return X_new, M_new, R", r"returns 3 values, expected"),
         ('name="Lion"', 'name="adam"', r"there is an operator of this name already"),
         ('"my.company"', '"my.spec"', r"the suite spec is another"),
-        ('"my.company"', '"my.space"', r"the suite space is another"),
+        ('"my.company"', '"my.pairwise"', r"the suite pairwise is another"),
         ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
         ('Scalar("R", FLOATS)', '"R"', r"lion.py:6: Lion: AttributeError"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float9",))', r"float9 is not an element type"),
@@ -182,7 +182,7 @@ def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
 
 SIGNS = """\
 import numpy as np
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Deviation, Operator, Scalar
+from onnxopt_cli.operators.operator import FLOATS, Attribute, Deviation, Operator, Scalar
 
 def signs(R, S, X, G, *, low, high, share):
     return (np.where(X * high >= G * low, R - S, S - R * share),)
@@ -196,7 +196,7 @@ SIGNS = Operator(
         Attribute("high", limits=(-2, -1)),
         Attribute("share", 0.5, limits=(0, 1e30)),
     ),
-    deviations=(Deviation("exchanged", "R and S.", replace={"R - S": "S - R"}),),
+    known mistakes=(KnownMistake("exchanged", "R and S.", replace={"R - S": "S - R"}),),
 )
 """
 NO_LIMITS = """\
@@ -243,7 +243,7 @@ def test_two_rates_limits_and_what_depends_on_signs_alone(place):
 
 CLIPPED = """\
 import numpy as np
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.operator import FLOATS, Attribute, Operator, Scalar
 
 def clipped(S, X, G, *, most):
     S_new = S + np.sum(G * G)
@@ -265,7 +265,7 @@ def test_an_output_may_be_carried_beside_tensors(place):
 
 
 CAPITALS = """
-from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.operators.operator import Attribute, Operator
 
 def scale(X, *, gain, GAIN):
     return (gain * X + GAIN,)
@@ -297,7 +297,7 @@ def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
 
 
 AVERAGE = """\
-from onnxopt_cli.formula.operator import Attribute, Operator
+from onnxopt_cli.operators.operator import Attribute, Operator
 
 def average(X, E, *, decay):
     return (decay * E + (1 - decay) * X,)
@@ -352,7 +352,7 @@ def test_an_operator_may_have_the_name_of_one_of_onnx_in_its_own_domain(place):
 
 EVERY_FEW_STEPS = """\
 import numpy as np
-from onnxopt_cli.formula.operator import Attribute, Operator, Scalar
+from onnxopt_cli.operators.operator import Attribute, Operator, Scalar
 
 
 def lookahead(K, X, S, *, alpha, k):

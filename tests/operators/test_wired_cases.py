@@ -10,9 +10,9 @@ import pytest
 from places import REPOSITORY
 from yaml_files import only_case, problems_of
 
-from onnxopt_cli.cases.suites.author import Author, judgements
-from onnxopt_cli.cases.values.declared import RandomTensor
-from onnxopt_cli.operators import operator_named
+from onnxopt_cli.cases.tensors.declared import RandomTensor
+from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.suites.case_template import Author, derived_outputs
 
 WIRED = """\
 onnxopt: 1
@@ -106,12 +106,12 @@ def test_the_last_elements_of_drawn_data_may_be_said():
 def test_a_zero_of_exact_operands_is_judged(count):
     author = Author(operator_named("Adagrad"))
     asked = author.ask("", "", count=count, changed={"decay_factor": -1 / count})
-    new = judgements(asked)[0]
+    new = derived_outputs(asked)[0]
     assert np.isinf(new.value).all()
-    assert not new.branch.weak.any()
+    assert not new.branch.inconclusive.any()
     # A third is rounded, and so what comes of it.
     asked = author.ask("", "", count=3, changed={"decay_factor": -1 / 3})
-    assert judgements(asked)[0].branch.weak.all()
+    assert derived_outputs(asked)[0].branch.inconclusive.all()
 
 
 @pytest.mark.slow

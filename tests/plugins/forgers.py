@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import hostile
 import numpy as np
-from hostile import ASKED, BAD, Misbehaves, Well, answer, frame, one, speak
+from hostile import BAD, REFERENCE_WORKER, Misbehaves, Well, answer, frame, one, speak
 
-from onnxopt_cli.isolation import messages
+from onnxopt_cli.workers import worker_messages
 
-MANY = 100_000
+MANY_OUTPUTS = 100_000
 
 
 class ReturnsTooMuch(Misbehaves):
@@ -26,8 +26,8 @@ class ReturnsTooMuch(Misbehaves):
         return outputs + self.surplus() if inputs["R"] >= BAD else outputs
 
 
-returns_many = ReturnsTooMuch(lambda: [np.zeros(1, np.float32)] * MANY)
-returns_too_many = ReturnsTooMuch(lambda: [None] * 3 * MANY)
+returns_many = ReturnsTooMuch(lambda: [np.zeros(1, np.float32)] * MANY_OUTPUTS)
+returns_too_many = ReturnsTooMuch(lambda: [None] * 3 * MANY_OUTPUTS)
 returns_too_much_text = ReturnsTooMuch(lambda: [np.array(["x" * (257 << 20)], object)])
 returns_long_text = ReturnsTooMuch(lambda: [np.array(["x" * 5_000_000], object)])
 
@@ -74,7 +74,7 @@ class AnswersAhead(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            for number in range(ASKED[-1] + 1, ASKED[-1] + 9):
+            for number in range(REFERENCE_WORKER[-1] + 1, REFERENCE_WORKER[-1] + 9):
                 speak(frame(answer(number)))
         return super().run(model, inputs)
 
@@ -87,11 +87,11 @@ def claim(**claims):
     """Return a backend whose answer to the bad case says this of itself, too."""
 
     def pack_answer(number, response, *_):
-        messages.pack_answer = honest
+        worker_messages.pack_answer = honest
         return honest(number, replace(response, **claims))
 
-    honest = messages.pack_answer
-    return one(lambda: setattr(messages, "pack_answer", pack_answer))
+    honest = worker_messages.pack_answer
+    return one(lambda: setattr(worker_messages, "pack_answer", pack_answer))
 
 
 def strings(count):
@@ -99,12 +99,12 @@ def strings(count):
     speak(frame({**answer(), "outputs": [described]}))
 
 
-claims_changes = claim(changed=("X",) * MANY)
-claims_other_changes = forge(changed=[f"x{i}" for i in range(MANY)])
+claims_changes = claim(changed=("X",) * MANY_OUTPUTS)
+claims_other_changes = forge(changed=[f"x{i}" for i in range(MANY_OUTPUTS)])
 claims_lowered = claim(lowered=True)
-claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY}])
-claims_values = forge(outputs=[None] * 3 * MANY)
-claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY}])
+claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY_OUTPUTS}])
+claims_values = forge(outputs=[None] * 3 * MANY_OUTPUTS)
+claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY_OUTPUTS}])
 sends_many_parts = one(lambda: speak(b'{"id": [' + b"[]," * 1_999_999 + b"[]]}\n"))
 sends_strings = one(lambda: strings(10_000_000))
 sends_many_strings = one(lambda: strings(3_000_000))

@@ -27,7 +27,7 @@ from onnxopt_cli.core import codec
 
 BAD = np.float32(0.5)
 NUMPY = resolve_backend("numpy")
-KEPT = []
+KEPT_BUFFERS = []
 SLEEP = shutil.which("sleep")
 
 
@@ -62,16 +62,16 @@ class InTurn(Well):
         return (self.ways[number - 1] if number else super()).run(model, inputs)
 
 
-ASKED = []
+ASKED_IDS = []
 _receive = codec.MessageReader.receive
 
 
 def receive(reader, read_into):
     """Read a request as the worker does, and remember its number for a lie."""
-    if NeverReads.answered:
+    if NeverReads.with_expected:
         os.kill(os.getpid(), signal.SIGSTOP)
     message, payload = _receive(reader, read_into)
-    ASKED.append(message["id"])
+    ASKED_IDS.append(message["id"])
     return message, payload
 
 
@@ -102,7 +102,7 @@ def frame(message, payload=b""):
 
 
 def answer(number=None):
-    number = ASKED[-1] if number is None else number
+    number = ASKED_IDS[-1] if number is None else number
     return {"id": number, "outputs": [], "lowered": False, "changed": [], "seconds": 0.0}
 
 
@@ -128,15 +128,15 @@ def close_channel():
 
 def allocate():
     while True:
-        KEPT.append(bytearray(b"x") * (16 << 20))
+        KEPT_BUFFERS.append(bytearray(b"x") * (16 << 20))
 
 
 def allocate_shared():
     import mmap
 
     while True:
-        KEPT.append(mmap.mmap(-1, 16 << 20))
-        KEPT[-1].write(b"x" * (16 << 20))
+        KEPT_BUFFERS.append(mmap.mmap(-1, 16 << 20))
+        KEPT_BUFFERS[-1].write(b"x" * (16 << 20))
 
 
 def abort_like_cpp():
@@ -152,11 +152,11 @@ def flood():
 
 def ask_for_too_much():
     """Ask for memory without using it, so that none of it is ever resident."""
-    KEPT.append(np.zeros(8 << 30, np.uint8))
+    KEPT_BUFFERS.append(np.zeros(8 << 30, np.uint8))
 
 
 def leave_child():
-    KEPT.append(subprocess.Popen([SLEEP, "300"]))
+    KEPT_BUFFERS.append(subprocess.Popen([SLEEP, "300"]))
 
 
 def leave_daemon():
@@ -170,11 +170,11 @@ def leak_thread():
 
 
 def leak_descriptor():
-    KEPT.append(os.open(os.devnull, os.O_RDONLY))
+    KEPT_BUFFERS.append(os.open(os.devnull, os.O_RDONLY))
 
 
 def grow():
-    KEPT.append(np.ones(64 << 17))
+    KEPT_BUFFERS.append(np.ones(64 << 17))
 
 
 def speak(text):
@@ -186,7 +186,7 @@ def answer_again_later():
         time.sleep(0.3)
         speak(frame(answer(number)))
 
-    number = ASKED[-1]
+    number = ASKED_IDS[-1]
     threading.Thread(target=late, daemon=True).start()
 
 
@@ -210,7 +210,7 @@ exits = one(lambda: os._exit(0))
 segfaults = one(segfault)
 aborts = one(os.abort)
 kills_itself = one(lambda: os.kill(os.getpid(), signal.SIGKILL))
-kills_its_keeper = one(lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)))
+kills_its_supervisor = one(lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)))
 closes_channel = one(close_channel)
 sys_exits = one(lambda: sys.exit(0))
 interrupts = one(lambda: raise_(KeyboardInterrupt()))
@@ -233,7 +233,7 @@ sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
 sends_huge = one(lambda: speak(b'{"bytes": %d}\n' % (1 << 60)))
 sends_bad_json = one(lambda: speak(b'{"id": ' + b"[" * 100_000 + b"\n"))
 answers_another = one(lambda: speak(frame(answer(9999))))
-answers_the_last = one(lambda: speak(frame(answer(ASKED[-1] - 1))))
+answers_the_last = one(lambda: speak(frame(answer(ASKED_IDS[-1] - 1))))
 answers_too_much = one(lambda: speak(frame({**answer(), "outputs": [{"dtype": "float32",
                        "shape": [1 << 40]}]})))  # fmt: skip
 answers_twice_later = one(answer_again_later)
@@ -304,7 +304,7 @@ class AnswersAgainMuchLater(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            self.number = ASKED[-1]
+            self.number = ASKED_IDS[-1]
             self.told.set()
         elif self.told.is_set():
             time.sleep(0.2)
@@ -314,10 +314,10 @@ class AnswersAgainMuchLater(Well):
 class NeverReads(Well):
     """Answers once, and stops before it reads the next request."""
 
-    answered = False
+    with_expected = False
 
     def run(self, model, inputs):
-        NeverReads.answered = True
+        NeverReads.with_expected = True
         return super().run(model, inputs)
 
 

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.interpret.single_node import sole_call
 
 _DEFAULTS = {
     "Adam": {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6},
     "Adagrad": {"decay_factor": 0.0, "epsilon": 1e-6},
     "Momentum": {},
 }
-_ALWAYS = {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
+_FIXED_ATTRIBUTES = {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
 _STATES = {"Adam": 2, "Adagrad": 1, "Momentum": 1}
 
 
@@ -38,7 +38,7 @@ class _Library:
         sole_call(model, inputs)
         given = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
-        } | _ALWAYS
+        } | _FIXED_ATTRIBUTES
         given |= self.defaults
         known = {*given, "alpha", "beta", "mode"}
         for attribute in node.attribute:

@@ -8,13 +8,13 @@ from hostile import BAD, Well
 
 
 def _dask_worker():
-    """Return the process above our agent; those that it forks look like it."""
+    """Return the process above our sidecar; those that it forks look like it."""
     process, found = os.getpid(), None
     while process > 1:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         process = int(fields[1])
-        if b"onnxopt_cli.cluster.agent" in command:
+        if b"onnxopt_cli.workers.cluster.sidecar" in command:
             found = process
     return found
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.rewrite import rewrite
-from onnxopt_cli.readings.implementation import Implementation
-from onnxopt_cli.readings.single_node import sole_call
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.rewrite import rewrite
 
 
 class Right:

@@ -96,13 +96,13 @@ def lose_main_thread():
     ctypes.CDLL(None).pthread_exit(None)
 
 
-def kill_keeper():
+def kill_supervisor():
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
 
 
 # Of the program that takes a worker's place: it has children already.
-KILLS_KEEPER = """
+KILLS_SUPERVISOR = """
 import os, signal, time
 if not os.fork():
     os.setsid()
@@ -116,7 +116,7 @@ time.sleep(60)
 """
 
 
-def leave(life, end=kill_keeper):
+def leave(life, end=kill_supervisor):
     """Return a backend that starts a daemon, and then ends in some way."""
 
     def misbehave():
@@ -139,10 +139,10 @@ def breed_to_the_end():
 
     threading.Thread(target=breed, daemon=True).start()
     time.sleep(0.1)
-    kill_keeper()
+    kill_supervisor()
 
 
-def stop_keeper():
+def stop_supervisor():
     os.kill(os.getppid(), signal.SIGSTOP)
     os._exit(0)
 
@@ -154,25 +154,25 @@ multiplies = leave(multiply)
 revives = leave(revive)
 loses_main_thread = leave(lose_main_thread)
 breeds_to_the_end = one(breed_to_the_end)
-stops_keeper = leave(revive, stop_keeper)
-dies_with_keeper = leave(
+stops_supervisor = leave(revive, stop_supervisor)
+dies_with_supervisor = leave(
     rename_itself, lambda: (os.kill(os.getppid(), signal.SIGKILL), os._exit(0))
 )
 runs_a_program = leave(
     rename_itself,
-    lambda: os.execv(sys.executable, [sys.executable, "-c", KILLS_KEEPER]),  # noqa: S606 - as above
+    lambda: os.execv(sys.executable, [sys.executable, "-c", KILLS_SUPERVISOR]),  # noqa: S606 - as above
 )
 is_well_kept = leave(hop, lambda: os._exit(0))
 
 
-class KillsKeeperWhileItStarts(Well):
+class KillsSupervisorWhileItStarts(Well):
     def __init__(self):
         if begin_daemon():
             rename_itself()
-        kill_keeper()
+        kill_supervisor()
 
 
-class KillsKeeperAtTeardown(Misbehaves):
+class KillsSupervisorAtTeardown(Misbehaves):
     """Leaves a daemon when it is told to end."""
 
     def misbehave(self):
@@ -183,7 +183,7 @@ class KillsKeeperAtTeardown(Misbehaves):
     def leave(self):
         if begin_daemon():
             rename_itself()
-        kill_keeper()
+        kill_supervisor()
 
 
 def temporary():

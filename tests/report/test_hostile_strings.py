@@ -1,4 +1,4 @@
-"""No string of anybody's is more than text to what reads a report: a law over all formats."""
+"""No string of anybody's is more than text to what reads a report: a property over all formats."""
 
 from __future__ import annotations
 
@@ -22,14 +22,23 @@ from rich.console import Console
 
 from onnxopt_cli.cli.environment import _Lines
 from onnxopt_cli.core.case import Location
-from onnxopt_cli.core.record import BackendIdentity, Cause, Explanation
+from onnxopt_cli.core.record import (
+    BackendIdentity,
+    Cause,
+    Explanation,
+)
 from onnxopt_cli.core.result import Outcome, Standing
 from onnxopt_cli.core.text import command_line
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.files import FORMATS, render
-from onnxopt_cli.report.terminal import cause_table, failing_lines, failure_panel, summary_table
+from onnxopt_cli.report.report_files import FORMATS, render
+from onnxopt_cli.report.terminal import (
+    cause_table,
+    failing_lines,
+    failure_panel,
+    summary_table,
+)
 
 # What GitHub, Azure and TeamCity take for a command; the blanks are those that .NET trims.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)

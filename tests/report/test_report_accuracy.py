@@ -9,7 +9,11 @@ import pytest
 from report_records import result
 
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Branch, Budget
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Branch,
+    ErrorBound,
+)
 from onnxopt_cli.report.accuracy import accuracy
 
 NAMES = ("X_new", "V_new", "H_new")
@@ -20,17 +24,19 @@ def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
     expected = np.ones(len(ulps), dtype=np.float32)
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
     step = float(np.spacing(np.float32(1)))
-    budget = tolerance or Budget(Branch(expected, np.full(len(ulps), limit * step)).at, factor=4.0)
+    error_bound = tolerance or ErrorBound(
+        Branch(expected, np.full(len(ulps), limit * step)).at, factor=4.0
+    )
     wanted = dict.fromkeys(names, expected)
-    return compare_outputs(wanted, [actual] * len(names), lambda _: budget)
+    return compare_outputs(wanted, [actual] * len(names), lambda _: error_bound)
 
 
-def test_budget_used_is_the_largest_share_and_the_median_of_the_medians():
+def test_tolerance_used_is_the_largest_share_and_the_median_of_the_medians():
     results = [result(diffs=outputs(ulps, limit=10)) for ulps in ([0, 1, 5], [2, 3, 4], [6, 6, 8])]
     rows = accuracy(results)
     assert [row.output for row in rows] == list(NAMES)
-    assert rows[0].budget_most == pytest.approx(0.8)
-    assert rows[0].budget_median == pytest.approx(0.3)
+    assert rows[0].tolerance_used_most == pytest.approx(0.8)
+    assert rows[0].tolerance_used_median == pytest.approx(0.3)
     assert (rows[0].tensors, rows[0].elements) == (3, 9)
 
 
@@ -46,8 +52,8 @@ def test_bits_lost_come_from_the_largest_distance_to_the_rounded_result():
 def test_an_element_that_alone_is_infinite_loses_all_bits():
     expected = {name: np.ones(2, dtype=np.float32) for name in NAMES}
     actual = [np.array([1.0, np.inf], dtype=np.float32)] * 3
-    budget = Budget(Branch(expected["X_new"], np.ones(2)).at, 4.0)
-    diffs = compare_outputs(expected, actual, lambda _: budget)
+    error_bound = ErrorBound(Branch(expected["X_new"], np.ones(2)).at, 4.0)
+    diffs = compare_outputs(expected, actual, lambda _: error_bound)
     (row, *_) = accuracy([result(diffs=diffs)])
     assert (row.bits_lost, row.not_finite, row.ulp_within(0.99)) == (math.inf, 1, None)
 
@@ -62,7 +68,7 @@ def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_call
     assert [row.max_ulp for row in rows] == [1, 2, 4]
 
 
-def test_only_outputs_with_a_derived_budget_count():
+def test_only_outputs_with_a_derived_tolerance_count():
     exact = result(diffs=outputs([0]))
     others = [
         result(diffs=outputs([9], tolerance=ONNX_DEFAULT)),

@@ -16,7 +16,7 @@ from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 
 OFF = "python:vendor.py:Off"
-HERE = ("--isolation", "none", "--no-explain")
+IN_PROCESS = ("--isolation", "none", "--no-explain")
 CARELESS = """\
 import numpy as np
 
@@ -39,7 +39,9 @@ def tensor(path):
 
 
 def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(demo, onnxopt):
-    answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", OFF, *HERE, "--artifacts", "out")
+    answer = onnxopt(
+        "run", "demo.yaml", "-k", "plain", "-b", OFF, *IN_PROCESS, "--artifacts", "out"
+    )
     assert answer.code == 1
     (folder,) = (demo / "out" / "python_vendor.py_Off").iterdir()
     assert folder.name == "test_demo-demo-plain"
@@ -52,14 +54,14 @@ def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(
     assert "fail: demo/demo/plain" in readme
     assert "2 of 2 off" in readme
     command = shlex.split(readme.split("again:\n")[1])
-    assert onnxopt(*command[1:], *HERE).code == 1
+    assert onnxopt(*command[1:], *IN_PROCESS).code == 1
 
 
 def test_the_directories_are_cases_that_show_the_same_failures(demo, onnxopt):
-    onnxopt("run", "demo.yaml", "-b", OFF, *HERE, "--artifacts", "out")
-    again = onnxopt("run", "out", "-b", OFF, *HERE)
+    onnxopt("run", "demo.yaml", "-b", OFF, *IN_PROCESS, "--artifacts", "out")
+    again = onnxopt("run", "out", "-b", OFF, *IN_PROCESS)
     assert "2 fail" in again.out
-    assert onnxopt("run", "out", *HERE).code == 0
+    assert onnxopt("run", "out", *IN_PROCESS).code == 0
 
 
 def test_what_did_not_fail_is_not_written(demo, onnxopt):

@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 
 from onnxopt_cli.report.html import html_report
 
-OURS = {
+OUR_TAGS = {
     "head",
     "main",
     "figure",
@@ -120,7 +120,7 @@ def test_a_backend_that_did_not_get_to_a_case_leaves_a_cell_that_says_so():
 
 def test_the_page_asks_for_nothing_and_runs_no_script_but_its_own():
     page = Page(html_report(hostile()))
-    assert set(page.tags) <= OURS | CHART
+    assert set(page.tags) <= OUR_TAGS | CHART
     assert page.tags.count("script") == page.tags.count("style") == 1
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "style"]
     for name in ("src", "srcset", "action", "formaction", "data"):
@@ -160,8 +160,8 @@ def test_charts_hold_no_script_and_no_reference_and_are_the_same_every_time():
 
 def test_each_chart_says_in_words_what_it_shows():
     page = Page(html_report(record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
-    budget, spread, curve = page.values("svg", "aria-label")
-    assert budget == "Error / tolerance: at most 5e+05, by Adam X_new."
+    error_bound, spread, curve = page.values("svg", "aria-label")
+    assert error_bound == "Error / tolerance: at most 5e+05, by Adam X_new."
     assert spread == "Spread of errors: 5 of 6 elements are correctly rounded."
     assert curve == "Error / tolerance over steps: at most 3, by demo/adam/first."
     assert page.values("svg", "role") == ["img"] * 3
@@ -171,7 +171,7 @@ def numbers_of(chart, pattern):
     return [float(it) for it in re.findall(pattern, chart)]
 
 
-def test_a_bar_is_as_long_as_its_share_of_the_budget_and_ends_beyond_the_limit_if_over():
+def test_a_bar_is_as_long_as_its_share_of_the_tolerance_and_ends_beyond_the_limit_if_over():
     half, over = result(diffs=(share(0.5),)), result("demo/x", "b", diffs=(share(7.0),))
     bars = [charts_of(record(it))[0] for it in (half, over)]
     for chart, part in zip(bars, (0.5, 1.15), strict=True):
@@ -184,7 +184,7 @@ def test_a_bar_is_as_long_as_its_share_of_the_budget_and_ends_beyond_the_limit_i
 
 
 def share(used):
-    return replace(diff(actual=(1.0, 2.0)), budget_used=used)
+    return replace(diff(actual=(1.0, 2.0)), tolerance_used=used)
 
 
 def test_a_bar_is_there_for_each_size_of_error_and_one_for_what_is_not_finite():
@@ -212,7 +212,11 @@ def test_a_curve_is_drawn_for_each_trajectory_and_the_worst_of_steps_that_share_
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
 def test_a_saved_run_that_claims_strange_numbers_still_has_charts(strange):
     odd = replace(
-        diff(), budget_used=strange, budget_median=strange, ulp_counts=(-3, 0, 1), max_ulp=-1
+        diff(),
+        tolerance_used=strange,
+        tolerance_used_median=strange,
+        ulp_counts=(-3, 0, 1),
+        max_ulp=-1,
     )
     run = record(result(diffs=(odd,), curve={-(10**400): strange, 10**400: 1.0}))
     for chart in charts_of(run):
@@ -221,7 +225,7 @@ def test_a_saved_run_that_claims_strange_numbers_still_has_charts(strange):
                 assert 0 <= float(it) < 1000
 
 
-def test_a_run_without_a_budget_has_no_section_on_accuracy():
+def test_a_run_without_a_tolerance_has_no_section_on_accuracy():
     page = Page(html_report(record(result(outcome=Outcome.ERROR, message="no"))))
     assert "accuracy" not in page.values("section", "id")
     assert "svg" not in page.tags

@@ -17,8 +17,22 @@ from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Problem
 from onnxopt_cli.report.markdown import markdown_report
 
-OURS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
-OURS |= {"li", "details", "summary", "sub"}
+OUR_TAGS = {
+    "h1",
+    "h2",
+    "p",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "strong",
+    "code",
+    "pre",
+    "ul",
+}
+OUR_TAGS |= {"li", "details", "summary", "sub"}
 
 
 class Seen(HTMLParser):
@@ -68,7 +82,7 @@ def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
 
 def test_nothing_foreign_becomes_markup_and_all_of_it_is_shown():
     seen = Seen(markdown_report(hostile()))
-    assert seen.tags <= OURS
+    assert seen.tags <= OUR_TAGS
     assert not seen.open
     shown = "".join(data for _, data in seen.text)
     for text in ("<script>document.title='owned'</script>", "a|b`c``d|e\\|f", "{{ 7 * 7 }}"):
@@ -81,7 +95,7 @@ def test_a_hostile_message_stays_in_its_fence(text):
     seen = Seen(markdown_report(run))
     headings = [data for tag, data in seen.text if tag in ("h1", "h2")]
     assert headings == ["onnxopt does not conform", "1 not as expected"]
-    assert seen.tags <= OURS
+    assert seen.tags <= OUR_TAGS
 
 
 @pytest.mark.parametrize("text", HOSTILE)

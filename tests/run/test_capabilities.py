@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from places import PLUGINS
 
-from onnxopt_cli.cases.yaml.syntax import packaged_schema
-from onnxopt_cli.run.select import CAPABILITIES
+from onnxopt_cli.cases.select import CAPABILITIES
+from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
 
 HEAD = "onnxopt: 1\nsuite: mine\noperator: Momentum\ncases:\n"
 CASE = """\
   - {{name: {name}, attributes: {{alpha: {alpha}, beta: 0.1, mode: {mode}, norm_coefficient: 0.0}},
      inputs: {inputs}{more}}}
 """
-PLAIN = "R: 0.1, T: 3, X: [1.0], G: [0.5], V: [0.25]"
+PLAIN_INPUTS = "R: 0.1, T: 3, X: [1.0], G: [0.5], V: [0.25]"
 CASES = {
-    "plain": (f"{{{PLAIN}}}", ()),
+    "plain": (f"{{{PLAIN_INPUTS}}}", ()),
     "double": (
         "{R: {data: 0.1, dtype: double}, T: 3, X: DOUBLE, G: DOUBLE, V: DOUBLE}",
         ("double",),
@@ -52,9 +52,15 @@ def cases(tmp_path, monkeypatch):
     for name, (inputs, _) in CASES.items():
         text += CASE.format(name=name, inputs=inputs, alpha=0.9, mode="standard", more="")
     text += CASE.format(
-        name="refused", inputs=f"{{{PLAIN}}}", alpha=0.9, mode="bogus", more=", rejects: true"
+        name="refused",
+        inputs=f"{{{PLAIN_INPUTS}}}",
+        alpha=0.9,
+        mode="bogus",
+        more=", rejects: true",
     )
-    text += CASE.format(name="nan", inputs=f"{{{PLAIN}}}", alpha=".nan", mode="standard", more="")
+    text += CASE.format(
+        name="nan", inputs=f"{{{PLAIN_INPUTS}}}", alpha=".nan", mode="standard", more=""
+    )
     text = text.replace("DOUBLE", "{data: [0.5], dtype: double}")
     Path("mine.yaml").write_text(text.replace("EMPTY", "{data: [], shape: [0]}"))
     return {
@@ -133,7 +139,7 @@ def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnx
 
 
 def test_the_schema_of_expectations_knows_every_capability():
-    schema = packaged_schema("onnxopt_cli.expectations")
+    schema = packaged_schema("onnxopt_cli.run.expectations")
     assert list(schema["properties"]["without"]["properties"]) == list(CAPABILITIES)
 
 

@@ -12,7 +12,11 @@ from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.case import Content
-from onnxopt_cli.core.codec import ValueReader, ValueWriter, read_json
+from onnxopt_cli.core.codec import (
+    ValueReader,
+    ValueWriter,
+    read_json,
+)
 
 CONDITIONED = ("--tolerance", "conditioned")
 BACKEND = """
@@ -414,7 +418,7 @@ def test_a_backend_that_forges_what_is_kept_while_it_starts_fails(
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache, monkeypatch, most):
-    monkeypatch.setattr("onnxopt_cli.run.answers._MOST_ENTRIES", most)
+    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MOST_ENTRIES", most)
     run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
     assert onnxopt(*run).code == 0
     first = cache()

@@ -14,7 +14,7 @@ from two_cases import BACKEND, CASE
 from onnxopt_cli import api
 from onnxopt_cli.report.terminal import failure_panel
 
-HEAD, PLAIN = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
+HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
 # What goes wrong depends on T, which the cases count up.
 MISTAKES = """
@@ -92,7 +92,7 @@ def screen(workplace, onnxopt):
 
     def call(count, backend, *options):
         cases = "".join(
-            f"  - name: plain{number}{PLAIN.replace('T: 1', f'T: {number}')}"
+            f"  - name: plain{number}{PLAIN_CASE.replace('T: 1', f'T: {number}')}"
             for number in range(1, count + 1)
         )
         (workplace / "demo.yaml").write_text(HEAD + cases)
@@ -178,7 +178,7 @@ def test_wrong_values_come_before_more_frequent_errors(screen):
 
 
 def test_an_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
-    wrong = f"{PLAIN}    outputs: {{X_new: [7.0, 7.0], V_new: [7.0, 7.0]}}\n"
+    wrong = f"{PLAIN_CASE}    outputs: {{X_new: [7.0, 7.0], V_new: [7.0, 7.0]}}\n"
     (workplace / "demo.yaml").write_text(f"{HEAD}  - name: plain{wrong}")
     backends = ("-b", "numpy", "-b", "onnx-reference")
     shown = onnxopt("run", "demo.yaml", *backends, "--report", "markdown=out.md")
@@ -284,7 +284,7 @@ def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
 def test_the_command_for_more_has_all_that_the_verdict_depends_on(workplace, onnxopt):
     (workplace / "vendor.py").write_text(BACKEND + MISTAKES)
     file = REPOSITORY / "tests" / "plugins" / "operators" / "rmsprop.py"
-    options = shlex.split("--timeout 7 --memory 1536MiB --budget 2 --isolation none")
+    options = shlex.split("--timeout 7 --memory 1536MiB --error-bound 2 --isolation none")
     said = ["--operators", str(file), "--report", "github=-", "-x", "--no-explain"]
     vendor = "python:vendor.py:EachItsOwn"
     answer = onnxopt("run", "optimizers", "-b", vendor, *options, *said)

@@ -23,7 +23,7 @@ import os, signal
 from pathlib import Path
 
 import numpy as np
-from onnxopt_cli.formula.operator import FLOATS, Operator, Scalar
+from onnxopt_cli.operators.operator import FLOATS, Operator, Scalar
 
 odd = [0.0]
 

@@ -7,15 +7,15 @@ import pytest
 from trajectory_files import ATTRIBUTES, GRADIENTS, contents, trajectory_text
 from yaml_files import read_text
 
-from onnxopt_cli.readings.bound.chained import bound_trajectory, first_inputs
+from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, first_inputs
 
-WIDE = np.longdouble
+WIDE_TYPE = np.longdouble
 COUNT = 40
 
 
 def single(value):
     """Return a number as a node's attribute or a float32 input holds it."""
-    return WIDE(np.float32(value))
+    return WIDE_TYPE(np.float32(value))
 
 
 def adam(x, g, state, rate, count):
@@ -33,14 +33,14 @@ def adagrad(x, g, state, rate, count):
 
 
 def nesterov(x, g, state, rate, count):
-    alpha, beta = single(0.9), single(0.95) if count > 0 else WIDE(1)
+    alpha, beta = single(0.9), single(0.95) if count > 0 else WIDE_TYPE(1)
     g = g + single(0.01) * x
     v = alpha * state.get("V", 0) + beta * g
     return x - rate * (g + alpha * v), {"V": v}
 
 
 def quadratic(x, _step):
-    return np.array([1, 0.5], WIDE) * (x - np.array([0.5, -1.75], WIDE))
+    return np.array([1, 0.5], WIDE_TYPE) * (x - np.array([0.5, -1.75], WIDE_TYPE))
 
 
 def rosenbrock(x, _step):
@@ -50,15 +50,15 @@ def rosenbrock(x, _step):
 
 def logistic(x, _step):
     rows = [([1, 2], 1), ([2, -1], 1), ([-1, 0.5], 0), ([0.5, -2], 0)]
-    total = np.zeros(2, WIDE)
+    total = np.zeros(2, WIDE_TYPE)
     for features, label in rows:
         score = features[0] * x[0] + features[1] * x[1]
-        total += (1 / (1 + np.exp(-score)) - label) * np.array(features, WIDE)
+        total += (1 / (1 + np.exp(-score)) - label) * np.array(features, WIDE_TYPE)
     return total / 4
 
 
 def listed(_x, step):
-    return np.array([[1, -0.5], [0, 0], [0.25, 2]][step % 3], WIDE)
+    return np.array([[1, -0.5], [0, 0], [0.25, 2]][step % 3], WIDE_TYPE)
 
 
 OPERATORS = {
@@ -78,13 +78,13 @@ OWN_GRADIENTS = {
 @pytest.mark.parametrize("operator", ATTRIBUTES)
 def test_the_reference_is_the_loop_that_is_written_out(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], COUNT))
-    judgements = bound_trajectory(steps.trajectory)
+    derived_outputs = bound_trajectory(steps.trajectory)
     step, rate, count = OPERATORS[operator]
     x, state = np.array([single(1.5), single(-0.7)]), {}
     for index in range(COUNT):
         x, state = step(x, OWN_GRADIENTS[gradient](x, index), state, single(rate), count + index)
         for name, value in {"X": x, **state}.items():
-            found = judgements[f"{name}_new"].value[index]
+            found = derived_outputs[f"{name}_new"].value[index]
             np.testing.assert_allclose(found, value, rtol=1e-15, atol=1e-17)
 
 
@@ -102,10 +102,10 @@ def test_groups_have_gradients_of_their_own_and_share_rate_and_count(tmp_path):
         """
     cases, problems = read_text(tmp_path, text)
     assert problems == []
-    judgements = bound_trajectory(cases[0].read().trajectory)
-    np.testing.assert_array_equal(judgements["H2_new"].expected, [[1, 1], [5, 5], [14, 14]])
-    assert judgements["H1_new"].expected[0] == 1
-    assert judgements["X1_new"].expected.shape == (3, 1)
+    derived_outputs = bound_trajectory(cases[0].read().trajectory)
+    np.testing.assert_array_equal(derived_outputs["H2_new"].expected, [[1, 1], [5, 5], [14, 14]])
+    assert derived_outputs["H1_new"].expected[0] == 1
+    assert derived_outputs["X1_new"].expected.shape == (3, 1)
 
 
 def test_a_warm_up_reaches_its_end_in_the_last_step_of_the_line(tmp_path):
@@ -125,10 +125,10 @@ def test_recorded_steps_are_those_of_the_whole_trajectory(tmp_path):
     some, loop = contents(tmp_path, text + "    record: {every: 15}\n")
     assert some.trajectory.recorded == (15, 30, 40)
     rows = [step - 1 for step in some.trajectory.recorded]
-    for name, judgement in bound_trajectory(some.trajectory).items():
+    for name, derived_output in bound_trajectory(some.trajectory).items():
         all_steps = bound_trajectory(whole.trajectory)[name]
-        np.testing.assert_array_equal(judgement.expected, all_steps.expected[rows])
-        np.testing.assert_array_equal(judgement.error, all_steps.error[rows])
+        np.testing.assert_array_equal(derived_output.expected, all_steps.expected[rows])
+        np.testing.assert_array_equal(derived_output.error, all_steps.error[rows])
     assert [
         output.type.tensor_type.shape.dim[0].dim_value for output in loop.model.graph.output
     ] == [3] * 3

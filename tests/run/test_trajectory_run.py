@@ -9,12 +9,12 @@ import pytest
 from places import PLUGINS
 from trajectory_files import GRADIENTS, START, trajectory_text
 
-from onnxopt_cli.cases.suites.suites import suites
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
-from onnxopt_cli.isolation.interruption import Interruption
 from onnxopt_cli.run.executors import InProcess
 from onnxopt_cli.run.runner import Plan, run
+from onnxopt_cli.suites.catalogue import suites
+from onnxopt_cli.workers.interruption import Interruption
 
 DRIFTING = PLUGINS / "drifting.py"
 # Epsilon inside the square root.
@@ -66,14 +66,16 @@ def test_scalars_and_doubles_go_both_ways(walk):
 def test_a_drift_is_caught_in_the_first_step(walk):
     answer, results = walk(backend("Drifting"), trajectory_text("Adam", GRADIENTS["list"], 50))
     assert answer.code == 1
-    assert re.search(r"left the budget first in step 1, X_new\[\d\]", results["steps"]["message"])
+    assert re.search(
+        r"first exceeded the tolerance in step 1, X_new\[\d\]", results["steps"]["message"]
+    )
 
 
-def test_the_step_and_element_are_named_where_a_backend_leaves_the_budget(walk):
+def test_the_step_and_element_are_named_where_a_backend_leaves_the_tolerance(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 50)
     answer, results = walk(backend("LateDrifting"), text)
-    assert "left the budget first in step 37, X_new[1]" in results["steps"]["message"]
-    assert "left the budget first in step 37, X_new[1]" in answer.out
+    assert "first exceeded the tolerance in step 37, X_new[1]" in results["steps"]["message"]
+    assert "first exceeded the tolerance in step 37, X_new[1]" in answer.out
     shares = dict(results["steps"]["curve"])
     assert max(share for step, share in shares.items() if step < 37) <= 1 < shares[37]
 
@@ -81,7 +83,7 @@ def test_the_step_and_element_are_named_where_a_backend_leaves_the_budget(walk):
 def test_a_recorded_step_is_named_by_its_own_number(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 50) + "    record: {every: 20}\n"
     answer, results = walk(backend("LateDrifting"), text)
-    assert "left the budget first in step 40, X_new[1]" in results["steps"]["message"]
+    assert "first exceeded the tolerance in step 40, X_new[1]" in results["steps"]["message"]
     assert re.search(r"│ +step 40 \[1\] ", answer.out)
 
 
@@ -89,7 +91,7 @@ def test_epsilon_in_the_wrong_place_is_caught(walk):
     text = trajectory_text("Adam", GRADIENTS["quadratic"], 10)
     _, results = walk(WRONG_EPSILON, text)
     assert results["steps"]["outcome"] == "fail"
-    assert "left the budget first in step 1, X_new" in results["steps"]["message"]
+    assert "first exceeded the tolerance in step 1, X_new" in results["steps"]["message"]
 
 
 def test_a_step_that_returns_another_type_ends_the_trajectory(walk):
@@ -114,19 +116,19 @@ def test_a_backend_may_return_the_same_memory_at_every_step(walk):
     assert results["steps"]["outcome"] == "pass"
 
 
-def test_a_case_that_grows_too_weak_says_from_which_step_on(walk):
+def test_a_case_that_grows_inconclusive_says_from_which_step_on(walk):
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
     text = trajectory_text("Momentum", "{quadratic: {curvature: 30, center: 1}}", 60, start=start)
     answer, results = walk("numpy", text, "-v")
     message = results["steps"]["message"]
-    assert re.fullmatch(r"the case is too weak to judge everything from step \d+", message)
+    assert re.fullmatch(r"the case is inconclusive in part from step \d+", message)
     assert message in answer.out
-    assert results["steps"]["outputs"][0]["weak"] > 0
+    assert results["steps"]["outputs"][0]["inconclusive"] > 0
 
 
 def test_a_model_is_prepared_once_for_all_its_steps(workplace):
     (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
-    from onnxopt_cli.cases.collect import collect
+    from onnxopt_cli.suites.collect import collect
 
     executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption(), None)
     prepared = []
@@ -147,7 +149,7 @@ def test_the_suite_catches_wrong_backends(onnxopt, workplace):
         answer = onnxopt("run", "trajectories", "-k", pattern, *options)
         assert answer.code == 1
         assert " pass" not in answer.out.partition("operator")[0]
-        assert "left the budget first in step 1, X_new" in answer.out
+        assert "first exceeded the tolerance in step 1, X_new" in answer.out
 
 
 def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(
@@ -156,7 +158,7 @@ def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(
     suite = suites()["trajectories"]
     some = suite._replace(questions=lambda it: suite.questions(it) if it.name == "Adagrad" else ())
     known = {**suites(), "trajectories": some}
-    monkeypatch.setattr("onnxopt_cli.cases.suites.suites.suites", lambda: known)
+    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
     assert onnxopt("generate", "trajectories", "--format", "onnx", "-o", "out").code == 0
     assert onnxopt("run", "out", "-b", "onnxruntime").code == 0
 

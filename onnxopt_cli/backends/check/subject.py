@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.backends.check.questions import (
+from onnxopt_cli.backends.check.probe_models import (
     LIKELY,
     OPSETS,
     SHAPES,
@@ -20,18 +20,27 @@ from onnxopt_cli.backends.check.questions import (
     all_operators,
     formulas,
 )
-from onnxopt_cli.backends.check.rule import Broken
-from onnxopt_cli.backends.exec.backend import CommandSession, require_stated, timeout_of
+from onnxopt_cli.backends.check.protocol_rule import Broken
+from onnxopt_cli.backends.exec.exec_backend import (
+    CommandSession,
+    require_stated,
+    timeout_of,
+)
 from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.backends.unsupported import compile_pattern, error_text, recognising
-from onnxopt_cli.core.case import Content
-from onnxopt_cli.core.values import DTYPES, Array, Value
-from onnxopt_cli.errors import (
-    BackendFailure,
-    Unsupported,
+from onnxopt_cli.backends.unsupported import (
+    compile_pattern,
+    error_text,
+    recognising,
 )
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.core.values import (
+    DTYPES,
+    Array,
+    Value,
+)
+from onnxopt_cli.errors import BackendFailure, Unsupported
 
 # Element types, the likeliest first.
 _DTYPES = tuple(

@@ -17,9 +17,17 @@ from itertools import pairwise
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.check.questions import TRAINING, formulas, unknown
-from onnxopt_cli.backends.check.rule import Broken
-from onnxopt_cli.backends.check.subject import CheckedBackend, Refusal, refusal
+from onnxopt_cli.backends.check.probe_models import (
+    TRAINING,
+    formulas,
+    unknown,
+)
+from onnxopt_cli.backends.check.protocol_rule import Broken
+from onnxopt_cli.backends.check.subject import (
+    CheckedBackend,
+    Refusal,
+    refusal,
+)
 from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.text import printable
@@ -33,7 +41,7 @@ _DOMAINS = ("", _NOWHERE, TRAINING)
 _FEWEST_LETTERS = 8
 # Characters of a line on each side of a name; more would not fit a terminal.
 _CONTEXT = 44
-_SHOWN = 300
+_MAX_SHOWN_CHARS = 300
 _REMEDY = (
     "say unsupported, not error, for what is not implemented; or write as follows, by which "
     "onnxopt knows it by these words"
@@ -73,7 +81,9 @@ def says_unsupported(subject: CheckedBackend) -> str:
     if patterns:
         raise Broken(failing, _REMEDY, _option(subject, patterns))
     heard = next(iter(asked[""].values())).text
-    others = [f"; of {name}: {printable(it.text[:_SHOWN])}" for name, it in unexplained.items()]
+    others = [
+        f"; of {name}: {printable(it.text[:_MAX_SHOWN_CHARS])}" for name, it in unexplained.items()
+    ]
     return "".join([f"it says: {heard}", *others])
 
 
@@ -122,7 +132,7 @@ def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
         if said.known and said.kind == Recognised.__name__:
             raise Broken(
                 f"unsupported=REGEX is too broad: it takes this for unsupported, for a model that "
-                f"has {what}: {printable(said.text[:_SHOWN])}",
+                f"has {what}: {printable(said.text[:_MAX_SHOWN_CHARS])}",
                 remedy="take words that are said of operators that are not implemented alone",
             )
         yield said
@@ -237,7 +247,7 @@ def _excerpt(said: Mapping[str, Refusal], pattern: str) -> str:
     """Return the line that a pattern finds, or the beginning of it all."""
     text = next(iter(said.values())).text
     found = (line for line in text.splitlines() if pattern and re.search(pattern, line))
-    return printable(next(found, text).strip()[:_SHOWN])
+    return printable(next(found, text).strip()[:_MAX_SHOWN_CHARS])
 
 
 def _option(subject: CheckedBackend, patterns: Sequence[str]) -> str:

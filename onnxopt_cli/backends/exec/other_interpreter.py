@@ -40,7 +40,12 @@ def main() -> None:
     try:
         import onnx  # noqa: F401 - is it there?
 
-        from onnxopt_cli.core.codec import MessageReader, ValueWriter, pack, read_some
+        from onnxopt_cli.core.codec import (
+            MessageReader,
+            ValueWriter,
+            pack,
+            read_some,
+        )
     except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
         with os.fdopen(requests) as lines:
             said = {"id": json.loads(lines.readline())["id"], "error": str(error)}

@@ -38,16 +38,24 @@ from onnx import TensorProto
 from onnxopt_cli import __version__
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.values.regular_file import Malformed, read_regular_file
-from onnxopt_cli.cases.values.tensor_data import array_of
-from onnxopt_cli.core.case import Case, Content, Location
+from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
+from onnxopt_cli.cases.tensors.tensor_data import array_of
+from onnxopt_cli.core.case import (
+    Case,
+    Content,
+    Location,
+)
 from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Provenance,
+    Relative,
+)
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Problem, UsageError
-from onnxopt_cli.formula.nodes import operator_names
+from onnxopt_cli.operators.nodes import operator_names
 
 _NODE = "onnx-node"
 _PREFIX = "onnx-"

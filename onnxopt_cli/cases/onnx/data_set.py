@@ -16,7 +16,7 @@ from onnx import TensorProto, ValueInfoProto
 
 from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
-from onnxopt_cli.cases.values.proto_values import (
+from onnxopt_cli.cases.tensors.proto_values import (
     Message,
     message_class,
     message_of,
@@ -25,16 +25,24 @@ from onnxopt_cli.cases.values.proto_values import (
     read_message,
     value_of,
 )
-from onnxopt_cli.cases.values.regular_file import (
+from onnxopt_cli.cases.tensors.regular_file import (
     MAX_CASE_BYTES,
     Malformed,
     read_regular_file,
     reading_at_most,
 )
 from onnxopt_cli.core.case import Content
-from onnxopt_cli.core.tolerance import ONNX_DEFAULT, Provenance, Relative
+from onnxopt_cli.core.tolerance import (
+    ONNX_DEFAULT,
+    Provenance,
+    Relative,
+)
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import InvalidCase, Problem, UsageError
+from onnxopt_cli.errors import (
+    InvalidCase,
+    Problem,
+    UsageError,
+)
 
 #: How onnx begins the names of its "light" models, whose weights are constants.
 LIGHT_PREFIX = "light_"

@@ -28,8 +28,12 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_checked_case,
     read_directory_data,
 )
-from onnxopt_cli.cases.values.regular_file import Malformed
-from onnxopt_cli.core.case import Case, Location, reading_failure
+from onnxopt_cli.cases.tensors.regular_file import Malformed
+from onnxopt_cli.core.case import (
+    Case,
+    Location,
+    reading_failure,
+)
 from onnxopt_cli.errors import Problem
 
 #: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.

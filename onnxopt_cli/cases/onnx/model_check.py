@@ -16,16 +16,21 @@ from onnx import TypeProto, defs, helper, numpy_helper
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value, structure_of
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.native import (
+from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
+from onnxopt_cli.operators.native_onnx import (
     OnnxRefusal,
     TooLargeForOnnx,
     check_model,
     check_shapes,
     infer_shapes,
 )
-from onnxopt_cli.formula.nodes import all_nodes, imported_versions, plain_domain, subgraphs
-from onnxopt_cli.operators import find_operator, register_schemas
-from onnxopt_cli.readings.lower.inline_formulas import refuse_endless_functions
+from onnxopt_cli.operators.nodes import (
+    all_nodes,
+    imported_versions,
+    plain_domain,
+    subgraphs,
+)
+from onnxopt_cli.operators.registry import find_operator, register_schemas
 
 _MAX_FAULT_CHARS = 300
 # Larger inputs are not what shapes are computed from.

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
-from onnxopt_cli.cases.values.regular_file import (
+from onnxopt_cli.cases.tensors.regular_file import (
     PROTOBUF_LIMIT,
     Malformed,
     inner_parts,
@@ -21,7 +21,7 @@ from onnxopt_cli.cases.values.regular_file import (
     read_exactly,
     read_regular_file,
 )
-from onnxopt_cli.cases.values.tensor_data import byte_size, check_tensor
+from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
 from onnxopt_cli.errors import InvalidCase, Problem
 
 _MAXIMUM_DIGITS = 19

@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.cases.values.declared import (
+from onnxopt_cli.cases.tensors.declared import (
     Declared,
     DeclaredGroup,
     DeclaredTensor,
 )
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.formula.call import attribute_value
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.operators import OPERATORS
+from onnxopt_cli.operators.call import attribute_value
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import OPERATORS
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Wiring:
 
 
 #: The wiring of a graph that has the names and orders of its node's schema.
-PLAIN = Wiring()
+PLAIN_WIRING = Wiring()
 
 
 def node_model(

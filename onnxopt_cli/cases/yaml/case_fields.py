@@ -12,8 +12,12 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import onnx
 from onnx import AttributeProto, helper
 
-from onnxopt_cli.cases.onnx.node_model import node_model, tensor_info, value_info
-from onnxopt_cli.cases.values.declared import (
+from onnxopt_cli.cases.onnx.node_model import (
+    node_model,
+    tensor_info,
+    value_info,
+)
+from onnxopt_cli.cases.tensors.declared import (
     BYTES_PER_ELEMENT,
     Declared,
     DeclaredGroup,
@@ -21,18 +25,24 @@ from onnxopt_cli.cases.values.declared import (
     element_count,
     made,
 )
-from onnxopt_cli.cases.values.tensor_data import tensor_of
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, listed, unexpected, unknown_name
-from onnxopt_cli.cases.yaml.value import (
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.yaml.case_value import (
     BARE_DTYPES,
     ChooseDtype,
     declare_value,
     element_array,
     natural_dtype,
 )
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    listed,
+    unexpected,
+    unknown_name,
+)
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES
-from onnxopt_cli.formula.operator import Operator
+from onnxopt_cli.operators.operator import Operator
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
 T = TypeVar("T")

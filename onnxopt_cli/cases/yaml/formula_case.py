@@ -8,21 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.node_model import PLAIN, Wiring, formula_model
-from onnxopt_cli.cases.values.declared import DeclaredTensor, made
+from onnxopt_cli.cases.onnx.node_model import (
+    PLAIN_WIRING,
+    Wiring,
+    formula_model,
+)
+from onnxopt_cli.cases.tensors.declared import DeclaredTensor, made
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     content_of_one_step,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated, unexpected
-from onnxopt_cli.cases.yaml.value import element_array
+from onnxopt_cli.cases.yaml.case_value import element_array
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    abbreviated,
+    unexpected,
+)
 from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.formula.call import Attributes, attribute_value, bind
-from onnxopt_cli.formula.operator import Attribute, AttributeValue, Operator
+from onnxopt_cli.operators.call import (
+    Attributes,
+    attribute_value,
+    bind,
+)
+from onnxopt_cli.operators.operator import (
+    Attribute,
+    AttributeValue,
+    Operator,
+)
 
 # What inputs of one name in the graph must be.
 _ONE_VALUE = "expected one value, as graph gives them one name"
@@ -66,7 +83,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     wiring = _wiring(fields, found, output_names, [it.name for it in operator.attributes])
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
-    if wiring is PLAIN:
+    if wiring is PLAIN_WIRING:
         make = partial(content_of_one_step, model, found, outputs)
         return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
@@ -95,7 +112,7 @@ def _wiring(
     """Read how the graph is wired; collects what is wrong with that."""
     graph = fields.node.field("graph")
     if graph is None or id(graph) in fields.broken:
-        return PLAIN
+        return PLAIN_WIRING
     known = {
         "names": (*inputs, *outputs),
         "inputs": tuple(inputs),

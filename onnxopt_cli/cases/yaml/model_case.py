@@ -10,22 +10,26 @@ import onnx
 from onnxopt_cli.cases.onnx.data_set import fed_inputs
 from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import read_model
-from onnxopt_cli.cases.values.declared import Declared, outline
-from onnxopt_cli.cases.values.proto_values import check_type
-from onnxopt_cli.cases.values.regular_file import Malformed, contained_path
-from onnxopt_cli.cases.values.tensor_data import type_name
+from onnxopt_cli.cases.tensors.declared import Declared, outline
+from onnxopt_cli.cases.tensors.proto_values import check_type
+from onnxopt_cli.cases.tensors.regular_file import Malformed, contained_path
+from onnxopt_cli.cases.tensors.tensor_data import type_name
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     Incomplete,
     content_of_one_step,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, abbreviated
-from onnxopt_cli.cases.yaml.value import ChooseDtype, natural_dtype
+from onnxopt_cli.cases.yaml.case_value import ChooseDtype, natural_dtype
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    abbreviated,
+)
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
-from onnxopt_cli.formula.nodes import operator_names
-from onnxopt_cli.readings.single_node import sole_operator
+from onnxopt_cli.interpret.single_node import sole_operator
+from onnxopt_cli.operators.nodes import operator_names
 
 
 def model_case(fields: CaseFields) -> DeclaredCase:

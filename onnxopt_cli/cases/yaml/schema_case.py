@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
-from onnxopt_cli.cases.values.declared import Declared, DeclaredGroup
+from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
@@ -22,11 +22,24 @@ from onnxopt_cli.cases.yaml.case_fields import (
     declare_attributes,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected
-from onnxopt_cli.cases.yaml.value import has_dtype, natural_dtype, untyped_kinds
+from onnxopt_cli.cases.yaml.case_value import (
+    has_dtype,
+    natural_dtype,
+    untyped_kinds,
+)
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    number,
+    unexpected,
+)
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.core.values import DTYPES, dtype_name, dtype_named
-from onnxopt_cli.operators import OPERATORS, register_schemas
+from onnxopt_cli.core.values import (
+    DTYPES,
+    dtype_name,
+    dtype_named,
+)
+from onnxopt_cli.operators.registry import OPERATORS, register_schemas
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]

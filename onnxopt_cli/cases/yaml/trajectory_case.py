@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxopt_cli.cases.onnx.loop_model import loop_inputs, loop_model
 from onnxopt_cli.cases.onnx.node_model import formula_model
-from onnxopt_cli.cases.suites.loop_model import loop_inputs, loop_model
-from onnxopt_cli.cases.values.declared import (
+from onnxopt_cli.cases.tensors.declared import (
     BYTES_PER_ELEMENT,
     DeclaredTensor,
     PromisedTensor,
@@ -24,7 +24,12 @@ from onnxopt_cli.cases.values.declared import (
     made,
     too_large,
 )
-from onnxopt_cli.cases.yaml.case_fields import CaseFields, DeclaredCase, Incomplete
+from onnxopt_cli.cases.yaml.case_fields import (
+    CaseFields,
+    DeclaredCase,
+    Incomplete,
+)
+from onnxopt_cli.cases.yaml.case_value import element_array
 from onnxopt_cli.cases.yaml.formula_case import (
     check_signature,
     default_dtype,
@@ -32,13 +37,22 @@ from onnxopt_cli.cases.yaml.formula_case import (
     read_attributes,
     read_tensors,
 )
-from onnxopt_cli.cases.yaml.syntax import FormatError, Node, number, unexpected, unknown_name
-from onnxopt_cli.cases.yaml.value import element_array
-from onnxopt_cli.core.case import Content, Derived, Trajectory
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    number,
+    unexpected,
+    unknown_name,
+)
+from onnxopt_cli.core.case import (
+    Content,
+    Derived,
+    Trajectory,
+)
 from onnxopt_cli.core.values import Array, dtype_name
-from onnxopt_cli.formula.operator import Operator
-from onnxopt_cli.readings.bound.chained import first_inputs
-from onnxopt_cli.readings.evaluate import WIDE
+from onnxopt_cli.interpret.bound.chained_bound import first_inputs
+from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.operators.operator import Operator
 
 #: Elements that all steps of a case may compute together, those of its gradients included. They are
 #: computed here, in a wide type and several times over: as many take minutes.

@@ -154,9 +154,9 @@ def die(_request, _payload):
 
 
 def leave_daemons(_request, _payload):
-    """Leave a process that outlives its parent, and kill the keeper, which would end it."""
+    """Leave a process that outlives its parent, and kill the supervisor, which would end it."""
     status = Path(f"/proc/{os.getppid()}/status").read_text()
-    keeper = int(status.partition("PPid:")[2].split()[0])
+    supervisor = int(status.partition("PPid:")[2].split()[0])
     if not os.fork():
         os.setsid()
         if not os.fork():
@@ -164,7 +164,7 @@ def leave_daemons(_request, _payload):
             time.sleep(300)
         os._exit(0)
     os.wait()
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     time.sleep(60)
 
 

@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.operator import (
+    FLOATS,
+    Attribute,
+    Operator,
+    Scalar,
+)
 
 
 def lamb(R, T, X, G, V, H, *, alpha, beta, epsilon, decay):

@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from onnxopt_cli.formula.operator import FLOATS, Attribute, Operator, Scalar
+from onnxopt_cli.operators.operator import (
+    FLOATS,
+    Attribute,
+    Operator,
+    Scalar,
+)
 
 
 def rmsprop(R, X, G, S, A, M, *, rho, momentum, epsilon):

@@ -1,0 +1,172 @@
+"""What a command may answer, and nothing else; :file:`protocol.md` says it in prose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from onnxopt_cli.backends.unsupported import compile_pattern
+from onnxopt_cli.core.codec import PROTOCOL, ValueReader
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import DTYPES, Value
+from onnxopt_cli.errors import (
+    BackendFailure,
+    ProtocolBreach,
+    Unsupported,
+)
+from onnxopt_cli.operators.nodes import plain_domain
+
+_LONGEST_NAME = 200
+_HELLO = ("protocol", "name", "version")
+_STATED = ("domains", "dtypes", "devices", "form", "unsupported")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a command says of itself.
+
+    Attributes:
+        name: of the implementation.
+        version: of the implementation.
+        domains: lowest and highest opset version by domain; the default domain is ``""``. None for
+            a command that wants to see all models.
+        dtypes: names of element types.
+        devices: names; the first is the default.
+        unsupported: a regular expression for errors that say "not supported"; empty for none.
+        nodes: it is sent single nodes as JSON, and no models.
+    """
+
+    name: str
+    version: str
+    domains: Mapping[str, tuple[int, int]] | None
+    dtypes: frozenset[str]
+    devices: tuple[str, ...]
+    unsupported: str = ""
+    nodes: bool = False
+
+
+def protocol_document() -> str:
+    """Return the protocol in prose, as Markdown."""
+    return (files(__package__) / "protocol.md").read_text(encoding="utf-8")
+
+
+def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
+    """Return what a command says of itself in answer to ``hello``.
+
+    Raises:
+        BackendFailure: if it answers that it cannot.
+        ProtocolBreach: if it speaks another protocol, or breaks this one.
+    """
+    _require_success(answer, payload)
+    ValueReader(payload).end()
+    found = answer.get("protocol", PROTOCOL)
+    if found != PROTOCOL:
+        raise ProtocolBreach(
+            f"speaks the protocol {_shown(found)}; this version of onnxopt speaks {PROTOCOL}, "
+            "which onnxopt backends protocol describes"
+        )
+    _require_fields(answer, _HELLO, _STATED)
+    pattern = answer.get("unsupported", "")
+    if "unsupported" in answer:
+        _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
+        try:
+            compile_pattern(pattern)
+        except ValueError as error:
+            raise ProtocolBreach(
+                f'said "unsupported" is {_shown(pattern)}, which {error}'
+            ) from None
+    form = answer.get("form", "model")
+    _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
+    dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
+    for name in dtypes:
+        _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
+    name, version = _name(answer, "name"), _name(answer, "version")
+    domains = _domains(answer["domains"]) if "domains" in answer else None
+    devices = tuple(_names(answer.get("devices", ["CPU"]), "devices"))
+    return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
+
+
+def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
+    """Return the outputs that a command sends in answer to ``run``, and what it wrote into.
+
+    Raises:
+        Unsupported: if it answers that it does not know something.
+        BackendFailure: if it answers that it failed.
+        ProtocolBreach: if it breaks the protocol.
+    """
+    _require_success(answer, payload)
+    reader = ValueReader(payload)
+    if "unsupported" in answer:
+        _require_fields(answer, ("unsupported",), ("operator",))
+        reader.end()
+        operator = _name(answer, "operator") if "operator" in answer else ""
+        raise Unsupported(_text(answer, "unsupported"), operator=operator)
+    _require_fields(answer, ("outputs",), ("changed",))
+    changed = answer.get("changed", [])
+    texts = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
+    _require(texts, '"changed" are', changed, "a list of names")
+    _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
+    values = [reader.value(described) for described in answer["outputs"]]
+    reader.end()
+    return values, changed
+
+
+def _require_success(answer: dict[str, Any], payload: memoryview) -> None:
+    if "error" in answer:
+        _require_fields(answer, ("error",))
+        ValueReader(payload).end()
+        raise BackendFailure(_text(answer, "error"))
+
+
+def _require_fields(
+    answer: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> None:
+    unknown = [_shown(field) for field in answer if field not in {*fields, *optional}]
+    if unknown:
+        raise ProtocolBreach(f"answered with the unknown field {', '.join(unknown)}")
+    missing = [field for field in fields if field not in answer]
+    if missing:
+        raise ProtocolBreach(f"sent an answer that lacks {', '.join(missing)}")
+
+
+def _require(holds: bool, place: str, found: object, expected: str) -> None:
+    if not holds:
+        raise ProtocolBreach(f"said {place} {_shown(found)}, expected {expected}")
+
+
+def _text(answer: Mapping[str, object], field: str) -> str:
+    text = answer[field]
+    _require(isinstance(text, str) and bool(text.strip()), f'"{field}" is', text, "a text")
+    return printable(str(text), lines=True)
+
+
+def _name(answer: Mapping[str, object], field: str) -> str:
+    return _names([answer[field]], field)[0]
+
+
+def _names(names: Any, field: str) -> list[str]:
+    _require(isinstance(names, list) and bool(names), f'"{field}" are', names, "a list")
+    for name in names:
+        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+        _require(is_name, f'"{field}" has', name, "a name")
+    return list(map(printable, names))
+
+
+def _domains(domains: Any) -> dict[str, tuple[int, int]]:
+    is_mapping = isinstance(domains, dict) and bool(domains)
+    _require(is_mapping, '"domains" are', domains, "versions by domain")
+    found: dict[str, tuple[int, int]] = {}
+    for domain, versions in domains.items():
+        are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
+        is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
+        place = f'"domains" give {_shown(domain)} the versions'
+        _require(is_range, place, versions, "[lowest, highest]")
+        found[plain_domain(domain)] = versions[0], versions[1]
+    return found
+
+
+def _shown(value: object) -> str:
+    return printable(json.dumps(value, ensure_ascii=False)[:80])

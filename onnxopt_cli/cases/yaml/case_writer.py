@@ -1,0 +1,358 @@
+"""Cases as the text of a YAML case file: reading it gives the same cases, to the last bit.
+
+Values come as tokens that may be separated by spaces or by line ends.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, Wiring
+from onnxopt_cli.cases.tensors.declared import RandomTensor
+from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
+from onnxopt_cli.cases.yaml.yaml_syntax import number_token, plain_scalar
+from onnxopt_cli.core.tolerance import Relative
+from onnxopt_cli.core.values import Array, dtype_name
+from onnxopt_cli.operators.operator import AttributeValue, Operator
+
+#: A tensor, or how to draw one.
+Given: TypeAlias = Array | RandomTensor
+
+#: What stands for an input of each step: random data, numbers in nested lists, or a mapping such as
+#: ``{"quadratic": {"center": (1.0, 2.0)}}``.
+Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str, Notation]"
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_WIDTH = 100
+# From here on nested lists are harder to read than a flat one, and the depth of a file is limited.
+_DEEPEST_NESTING = 6
+_SHORT_RANGE = (1e-4, 1e6)
+_PLAIN_TEXT = re.compile(r"[A-Za-z_](?:[A-Za-z0-9 _.()/+*=^<>'-]*[A-Za-z0-9_.)])?")
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
+
+
+@dataclass(frozen=True, slots=True)
+class TypedAttribute:
+    """An attribute of a refused case, of a type that the operator's attribute does not have.
+
+    Attributes:
+        type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...
+        value: a value of that type.
+    """
+
+    type: str
+    value: float | str | tuple[float | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseTemplate:
+    """A case of an operator with a formula, as its author writes it down.
+
+    Attributes:
+        name: unique in its file.
+        operator: the operator.
+        inputs: by the operator's names, in the specification's order; random data stay a notation.
+        attributes: those that the node has; floats are written as the float32 they become.
+        outputs: what is expected; None leaves it to the formula.
+        about: what the case asks, one sentence.
+        source: where the numbers come from.
+        tags: words to select by.
+        rejects: True if a right backend must refuse the case.
+        notes: a comment above the case.
+        onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
+        wiring: of the graph around the node.
+        steps: number of steps of a trajectory; 0 for a case of one step.
+        changing: the inputs of a trajectory that change and are not fed back.
+    """
+
+    name: str
+    operator: Operator
+    inputs: Mapping[str, Given]
+    attributes: Mapping[str, AttributeValue | TypedAttribute] = field(default_factory=dict)
+    outputs: Mapping[str, Array] | None = None
+    about: str = ""
+    source: str = ""
+    tags: Sequence[str] = ()
+    rejects: bool = False
+    notes: str = ""
+    onnx_names: Sequence[str] = ()
+    wiring: Wiring = PLAIN_WIRING
+    steps: int = 0
+    changing: Mapping[str, Notation] = field(default_factory=dict)
+
+
+def yaml_text(
+    cases: Sequence[CaseTemplate], *, suite: str, about: str = "", notes: str = ""
+) -> str:
+    """Write a case file; reading it gives the same cases, every array to the last bit.
+
+    Args:
+        cases: in the order of the file, at least one, all of one operator.
+        suite: first part of their ids, with its version if it has one: ``conformance@2``.
+        about: what the file is for.
+        notes: a comment at the top.
+    """
+    head = {"onnxopt": ["1"], "suite": [suite], "operator": [cases[0].operator.name]}
+    lines = [*_comment(notes, ""), *_lines({**head, "about": about}), "cases:"]
+    for number, case in enumerate(cases):
+        lines += [""] * (number > 0) + _comment(case.notes, "  ") + _item(_case_fields(case))
+    return "\n".join(lines) + "\n"
+
+
+def model_yaml_text(
+    name: str,
+    *,
+    suite: str,
+    model: str,
+    inputs: Mapping[str, Array],
+    outputs: Mapping[str, Array],
+    tolerances: Mapping[str, Relative],
+    about: str = "",
+    source: str = "",
+) -> str:
+    """Write a case file of one case of a model; reading it gives the same, to the last bit.
+
+    Args:
+        name: of the case.
+        suite: first part of its id.
+        model: the model's file, in the folder of the case file.
+        inputs: by the names of the graph.
+        outputs: likewise, what is expected.
+        tolerances: for each output.
+        about: what the case asks, one sentence.
+        source: where the numbers come from.
+    """
+    fields = {
+        "name": [name],
+        "about": about,
+        "source": source,
+        "model": [model],
+        # The model declares the element types.
+        "inputs": _tensors(inputs, {name: it.dtype for name, it in inputs.items()}),
+        "outputs": _tensors(outputs, {name: it.dtype for name, it in outputs.items()}),
+        "tolerance": flow(
+            {name: {"rtol": it.rtol, "atol": it.atol} for name, it in tolerances.items()}
+        ),
+    }
+    lines = [*_lines({"onnxopt": ["1"], "suite": [suite]}), "cases:", *_item(fields)]
+    return "\n".join(lines) + "\n"
+
+
+def _case_fields(case: CaseTemplate) -> dict[str, Any]:
+    groups = group_count(case.operator, case.inputs)
+    names = case.operator.input_names(groups)
+    places = zip(case.operator.output_names(groups), case.operator.places(groups), strict=True)
+    defaults = {name: default_dtype(case.operator, name) for name in case.inputs}
+    likes = {name: case.inputs[names[like]].dtype for name, (like, _) in places if case.outputs}
+    changing = {name: flow(notation) for name, notation in case.changing.items()}
+    return {
+        "name": [case.name],
+        "about": case.about,
+        "source": case.source,
+        "tags": flow(case.tags) if case.tags else None,
+        "rejects": ["true"] if case.rejects else None,
+        "attributes": flow(case.attributes, _FLOAT32) if case.attributes else None,
+        "inputs": _tensors(case.inputs, defaults),
+        "graph": _graph(case.wiring) or None,
+        "steps": {"count": [str(case.steps)], "inputs": changing} if case.steps else None,
+        "outputs": _tensors(case.outputs, likes),
+    }
+
+
+def _graph(wiring: Wiring) -> dict[str, list[str]]:
+    known = {
+        "names": wiring.names,
+        "inputs": wiring.inputs,
+        "outputs": wiring.outputs,
+        "initializers": wiring.initializers,
+        "attributes": wiring.attributes,
+    }
+    return {key: flow(value) for key, value in known.items() if value}
+
+
+def _tensors(
+    tensors: Mapping[str, Given] | None, defaults: Mapping[str, np.dtype[Any]]
+) -> dict[str, list[str]] | None:
+    if tensors is None:
+        return None
+    return {name: tensor_flow(it, defaults[name]) for name, it in tensors.items()}
+
+
+def _item(fields: Mapping[str, Any]) -> list[str]:
+    """Write an item of a list."""
+    first, *others = _lines(fields, " " * 4)
+    return [f"  - {first[4:]}", *others]
+
+
+def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
+    """Write fields on lines of their own, without those that are None.
+
+    A value is a list of tokens, words as a text, or a mapping of other fields.
+    """
+    lines: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}:", *_lines(value, f"{indent}  ")]
+        elif isinstance(value, str):
+            lines += _words(indent, name, value)
+        elif value is not None:
+            lines += _wrapped(f"{indent}{name}: ", value)
+    return lines
+
+
+def _words(indent: str, name: str, text: str) -> list[str]:
+    """Write a field of words, folded where it is long; nothing where it is empty."""
+    if not text:
+        return []
+    line = f"{indent}{name}: {text_token(text, in_block=True)}"
+    # Folding gives back single spaces between words only.
+    if len(line) < _WIDTH or text != " ".join(text.split()) or not text.isprintable():
+        return [line]
+    return [f"{indent}{name}: >-", *_filled(text, f"{indent}  ")]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return [
+        line
+        for part in text.splitlines()
+        for line in _filled(part, f"{indent}# ") or [f"{indent}#"]
+    ]
+
+
+def _filled(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH - 1,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
+    """Write a value as lines, those after the first indented below it."""
+    indent = " " * (len(start) - len(start.lstrip()) + 2)
+    lines, line = [], start.rstrip()
+    for token in tokens:
+        if len(line) + 1 + len(token) < _WIDTH or line == start.rstrip():
+            line = f"{line} {token}"
+        else:
+            lines.append(line)
+            line = indent + token
+    return [*lines, line]
+
+
+def tensor_flow(tensor: Given, default: np.dtype[Any]) -> list[str]:
+    """Write a tensor as tokens: in nested lists if they say its shape, with its dtype if need be.
+
+    NaN is written without its sign and payload.
+
+    Args:
+        tensor: the array, or what to draw.
+        default: the element type that a reader takes where none is written.
+    """
+    name, shape = dtype_name(tensor.dtype), flow(tensor.shape)
+    unlike = {} if name == dtype_name(default) else {"dtype": [name]}
+    if isinstance(tensor, RandomTensor):
+        tail = {"tail": tensor.tail} if tensor.tail else {}
+        drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed, **tail})
+        return _in_braces({"random": drawn, **unlike, "shape": shape})
+    if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
+        data = flow(tensor.reshape(-1).tolist(), tensor.dtype)
+        return _in_braces({**unlike, "shape": shape, "data": data})
+    data = flow(tensor.tolist(), tensor.dtype)
+    return _in_braces({**unlike, "data": data}) if unlike else data
+
+
+def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
+    """Write a value as tokens, numbers with as many digits as the element type needs."""
+    if isinstance(value, RandomTensor):
+        return tensor_flow(value, _FLOAT32)
+    if isinstance(value, TypedAttribute):
+        return flow({"type": value.type, "data": value.value}, dtype)
+    if isinstance(value, Mapping):
+        return _in_braces({name: flow(it, dtype) for name, it in value.items()})
+    if isinstance(value, (list, tuple)):
+        return _bracketed("[]", [flow(it, dtype) for it in value])
+    return [_scalar(value, dtype)]
+
+
+def _scalar(value: Any, dtype: np.dtype[Any]) -> str:
+    if isinstance(value, str):
+        return text_token(value)
+    if isinstance(value, complex):
+        part = np.empty(0, dtype).real.dtype
+        real, imaginary = (
+            number_text(it, part).replace(".nan", "nan").replace(".inf", "inf")
+            for it in (value.real, value.imag)
+        )
+        return f'"{real}{"" if imaginary.startswith("-") else "+"}{imaginary}j"'
+    return number_text(value, dtype)
+
+
+def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
+    """Write a number with the fewest digits that a reader rounds to it.
+
+    Args:
+        value: the number, rounded to the element type first; an integer stays as it is.
+        dtype: the element type.
+    """
+    if isinstance(value, int):
+        return number_token(value)
+    value = float(np.float64(value).astype(dtype))
+    if not math.isfinite(value):
+        return number_token(value)
+    digits = _digits(value, dtype)
+    smallest, largest = _SHORT_RANGE
+    if value == 0 or smallest <= abs(value) < largest:
+        return repr(float(f"{value:.{digits}g}"))
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _digits(value: float, dtype: np.dtype[Any]) -> int:
+    """Return the least number of significant digits that give the value back."""
+    exact = 17
+    # A type without infinity refuses what is above its largest number, and so what rounds to it.
+    if dtype_name(dtype).endswith(("fn", "fnuz", "fnu")):
+        return len(repr(value).partition("e")[0].replace(".", "").strip("-0")) or 1
+    with np.errstate(over="ignore", under="ignore"):
+        for digits in range(1, exact):
+            if float(np.float64(f"{value:.{digits}g}").astype(dtype)) == value:
+                return digits
+    return exact
+
+
+def text_token(text: str, *, in_block: bool = False) -> str:
+    """Write text, in quotes where it would be taken for something else.
+
+    Args:
+        text: the text.
+        in_block: it stands outside of all brackets, where a comma ends nothing.
+    """
+    bare = text.replace(",", "") if in_block else text
+    if _PLAIN_TEXT.fullmatch(bare) and plain_scalar(text) == text:
+        return text
+    escaped = (_ESCAPES.get(it) or (it if it.isprintable() else f"\\U{ord(it):08x}") for it in text)
+    return '"' + "".join(escaped) + '"'
+
+
+def _in_braces(fields: Mapping[str, list[str]]) -> list[str]:
+    return _bracketed("{}", [[f"{name}: {it[0]}", *it[1:]] for name, it in fields.items()])
+
+
+def _bracketed(brackets: str, items: list[list[str]]) -> list[str]:
+    for item in items[:-1]:
+        item[-1] += ","
+    tokens = [token for item in items for token in item] or [""]
+    tokens[0] = brackets[0] + tokens[0]
+    tokens[-1] += brackets[1]
+    return tokens

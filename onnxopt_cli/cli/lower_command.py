@@ -1,0 +1,129 @@
+"""``onnxopt lower``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxopt_cli.cli.shared_options import PATH, option
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnxopt_cli.interpret.lower.lower_model import LoweredModel
+
+
+@click.command("lower")
+@click.argument("source", metavar="MODEL.onnx", type=PATH)
+@option(
+    "-o, --output OUT.onnx",
+    "Where the lowered model goes; never MODEL.onnx itself.",
+    "target",
+    type=PATH,
+    required=True,
+)
+def command(source: Path, target: Path) -> None:
+    """Replace training operators by primitive ones, so that any backend can run the model.
+
+    Tensors that MODEL.onnx keeps in files beside it are written into OUT.onnx, which is complete
+    in itself.
+
+    \b
+    onnxopt lower train_step.onnx -o train_step_lowered.onnx
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.onnx.model_file import read_model
+    from onnxopt_cli.core.files import write_atomically
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import (
+        InvalidCase,
+        NodeError,
+        Problem,
+    )
+    from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
+    from onnxopt_cli.interpret.lower.lower_model import lower
+    from onnxopt_cli.operators.native_onnx import check_model
+
+    target = _writable(source, target)
+    model = read_model(source)
+    try:
+        refuse_endless_functions(model)
+        _check(model)
+        lowering = lower(model)
+    except NodeError as error:
+        problem = Problem(printable(str(source)), printable(error.message, lines=True))
+        raise InvalidCase([problem], hint=printable(error.hint)) from error
+    # A failure here is a defect of ours; no file comes of it.
+    check_model(lowering.model, full=True)
+    write_atomically(target, lowering.model.SerializeToString())
+    click.echo(_summary(lowering), err=True)
+
+
+def _writable(source: Path, target: Path) -> Path:
+    """Return where a link leads; refuse what must not be replaced by a model."""
+    from onnxopt_cli.errors import UsageError
+
+    try:
+        target = target.resolve()
+        if target.exists():
+            if source.exists() and target.samefile(source):
+                raise UsageError(f"{target} is the model itself", hint="choose another --output")
+            if not target.is_file():
+                raise UsageError(f"{target} is not a regular file", hint="choose another --output")
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"cannot write {target}: {error}") from error
+    return target
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """Have onnx check a model.
+
+    Raises:
+        NodeError: saying what is wrong with it.
+    """
+    from onnxopt_cli.errors import NodeError
+    from onnxopt_cli.operators.native_onnx import (
+        OnnxRefusal,
+        TooLargeForOnnx,
+        check_model,
+    )
+    from onnxopt_cli.operators.registry import register_schemas
+
+    register_schemas()
+    try:
+        check_model(model, full=True)
+    except TooLargeForOnnx as error:
+        raise NodeError(f"is too large for onnx's check: {error}") from error
+    except OnnxRefusal as error:
+        raise NodeError(f"does not pass onnx's check: {error}") from error
+
+
+def _summary(lowering: LoweredModel) -> str:
+    from collections import Counter
+
+    counts = Counter(lowering.replaced)
+    said = "nothing to lower: no operator with a formula occurs; written as it was"
+    if counts:
+        opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
+        operators = ", ".join(f"{name} {count}" for name, count in counts.items())
+        nodes = f"{counts.total()} node{'s' * (counts.total() != 1)} ({operators})"
+        said = f"lowered {nodes} with {lowering.primitives} primitive nodes, opset {opset}"
+    return said + _undefined_operators(lowering.model)
+
+
+def _undefined_operators(model: onnx.ModelProto) -> str:
+    """Say which operators neither onnx nor the model itself nor a formula defines, if any."""
+    from onnx import defs
+
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.operators.nodes import all_nodes
+
+    ours = {(it.domain, it.name) for it in model.functions}
+    strange = dict.fromkeys(
+        f"{it.domain}:{it.op_type}"
+        for it in all_nodes(model)
+        if (it.domain, it.op_type) not in ours and not defs.has(it.op_type, domain=it.domain)
+    )
+    names = printable(", ".join(strange))
+    return f"\nno formula for {names}: --operators FILE brings one" if strange else ""

@@ -1,0 +1,126 @@
+"""``onnxopt report``."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from onnxopt_cli.cli.shared_options import (
+    PATH,
+    option,
+    option_of,
+)
+from onnxopt_cli.config.run_config import RunConfig
+
+_SAVED = "LOG|REPORT.json"
+
+
+@click.group("report")
+def command() -> None:
+    """Make reports of saved runs, join their logs, compare them.
+
+    \b
+    onnxopt run --log run.jsonl
+    onnxopt report render run.jsonl --report html=run.html
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+
+
+@command.command("render")
+@click.argument("saved", metavar=_SAVED, type=PATH)
+@option_of(
+    RunConfig,
+    "reports",
+    "What to write, as for onnxopt run; may be given several times.",
+    required=True,
+)
+def render(saved: Path, reports: tuple[str, ...]) -> int:
+    """Write reports of a run from its log, finished or not, or from its JSON report.
+
+    \b
+    onnxopt report render run.jsonl --report json=run.json
+    """  # noqa: D301 - likewise
+    from onnxopt_cli.report.report_files import (
+        parse_reports,
+        require_apart,
+        write_all,
+        write_report,
+    )
+    from onnxopt_cli.report.saved_run import read_saved_run
+
+    wanted = parse_reports(reports)
+    require_apart(wanted, [saved])
+    record = read_saved_run(saved)
+    write_all(partial(write_report, *it, record) for it in wanted)
+    return 0
+
+
+@command.command("merge")
+@click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...")
+@option("-o, --output OUT", "The log to write.", type=PATH, required=True)
+def merge(logs: tuple[Path, ...], output: Path) -> int:
+    """Join the logs of all shards of a run, and judge the whole.
+
+    \b
+    onnxopt run --shard 1/2 --log 1.jsonl
+    onnxopt run --shard 2/2 --log 2.jsonl
+    onnxopt report merge 1.jsonl 2.jsonl -o run.jsonl
+
+    Exits as the whole run would have; with 2 if a shard is missing, given twice, not finished or of
+    another run.
+    """  # noqa: D301 - likewise
+    from onnxopt_cli import api
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.report import terminal
+
+    record = api.merge_logs(logs, output)
+    seconds = sum(result.seconds for result in record.results)
+    for line in terminal.verdict(record, seconds):
+        stdout().print(line, soft_wrap=True)
+    return record.exit_code or 0
+
+
+@command.command("diff")
+@click.argument("old", metavar=_SAVED, type=PATH)
+@click.argument("new", metavar=_SAVED, type=PATH)
+@option("--old-again LOG", "A repeat of the old run.", type=PATH, multiple=True)
+@option("--new-again LOG", "A repeat of the new run.", type=PATH, multiple=True)
+def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Path, ...]) -> int:
+    """Say what got better and what got worse from one run to another.
+
+    Outcomes are compared and, where they are the same, the errors of every output: as share of the
+    tolerance, and in ulp. With repeats of both runs, which show how much times vary by themselves,
+    it also says where the backend became slower.
+
+    \b
+    onnxopt report diff before.jsonl after.jsonl
+
+    Exits with 1 if something got worse, or the new run did not finish.
+    """  # noqa: D301 - likewise
+    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.report.comparison import (
+        Direction,
+        compare_runs,
+        comparison_table,
+        comparison_verdict,
+        other_options,
+        slower_cases,
+    )
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.verdict import verdict
+    from onnxopt_cli.workers.interruption import INTERRUPTED
+
+    before, after = ([*map(read_saved_run, it)] for it in ((old, *old_again), (new, *new_again)))
+    changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
+    if said := other_options(before[0], after[0]):
+        stdout().print_line(said)
+    if changes:
+        stdout().print_table(comparison_table(changes))
+        stdout().print()
+    stdout().print(comparison_verdict(changes))
+    unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
+    if unfinished:
+        stdout().print_line(f"{printable(str(new))} {verdict(after[0])}; it lacks cases")
+    return int(unfinished or any(it.direction is Direction.WORSE for it in changes))

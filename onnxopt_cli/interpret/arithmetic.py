@@ -1,0 +1,268 @@
+"""The formula on machine numbers, rounded at every operation: what right implementations compute.
+
+An operand joins in through NumPy's own dispatch and hands each operation to an arithmetic, which
+carries it out on arrays of the machine's types. Types combine as in NumPy: attributes, being plain
+numbers, take the type of what they meet. ONNX Runtime computes the formula, too: its lowered graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from onnx import helper
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.evaluate import WIDE, rounded
+from onnxopt_cli.interpret.lower.lower_call import GraphTensor, lower_call
+from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET
+from onnxopt_cli.interpret.vocabulary import OF_NOTHING
+from onnxopt_cli.operators.call import Call
+
+Operation = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic:
+    """How operations are carried out.
+
+    Attributes:
+        operations: what takes the place of a function of NumPy.
+        finish: what becomes of every operand and result.
+        fused: whether a product is added to something without being rounded.
+    """
+
+    operations: Mapping[Operation, Operation] = field(default_factory=dict)
+    finish: Callable[[Any], Any] = lambda value: value
+    fused: bool = False
+
+    def operate(self, function: Operation, operands: Sequence[Any]) -> Machine:
+        """Carry out an operation on machine operands and plain numbers."""
+        values = [self.finish(_value(operand)) for operand in operands]
+        if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
+            # A plain number that is chosen stays one.
+            return Machine(values[1] if values[0] else values[2], self)
+        if function in OF_NOTHING and not np.size(values[0]):
+            return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
+        if _are_numbers(values):
+            return Machine(self.finish(_of_numbers(function, values)), self)
+        value = self.finish(self.operations.get(function, function)(*values))
+        if self.fused and function is np.multiply:
+            return Machine(value, self, unrounded=np.multiply(*map(_widened, values)))
+        if self.fused and function in (np.add, np.subtract):
+            value = _fused(function, operands, values, value)
+        return Machine(value, self)
+
+
+@dataclass(frozen=True, eq=False)
+class Machine(NDArrayOperatorsMixin):
+    """An array of a machine type, or a plain number.
+
+    Attributes:
+        value: the array or number.
+        arithmetic: how operations on it are carried out.
+        unrounded: the same in a wider type, if it is a product.
+    """
+
+    value: Any
+    arithmetic: Arithmetic
+    unrounded: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The machine type."""
+        return np.asarray(self.value).dtype
+
+    def astype(self, dtype: Any) -> Machine:
+        """Return it rounded to a type on the way."""
+        return Machine(np.asarray(self.value, dtype), self.arithmetic)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
+        return self.arithmetic.operate(ufunc, inputs)
+
+    def __array_function__(
+        self, function: Operation, _: Any, inputs: Sequence[Any], __: Any
+    ) -> Machine:
+        return self.arithmetic.operate(function, inputs)
+
+
+def computed(
+    arithmetic: Arithmetic, number: Callable[[float], Any] = float
+) -> Callable[[Call[Array]], list[Array]]:
+    """Return what computes a node in an arithmetic, in the types of its inputs.
+
+    R has its own type, T takes that of R.
+
+    Args:
+        arithmetic: how operations are carried out.
+        number: makes an operand of an attribute.
+    """
+
+    def compute(call: Call[Array]) -> list[Array]:
+        rate = scalar_dtype(call)
+        with np.errstate(all="ignore"):
+            results = call.apply(
+                lambda scalar: Machine(scalar.reshape(()).astype(rate), arithmetic),
+                lambda tensor: Machine(tensor, arithmetic),
+                lambda value: Machine(number(value), arithmetic),
+            )
+            return [
+                rounded(_value(result), like.dtype, first.shape) for result, like, first in results
+            ]
+
+    return compute
+
+
+def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
+    """Return the type that scalars are computed in: that of the first that is a float."""
+    floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+    return next(floats, np.dtype(np.float64))
+
+
+def added_in_order(values: Any) -> Any:
+    """Add one element after the other."""
+    return np.add.accumulate(np.ravel(values))[-1] if np.size(values) else np.sum(values)
+
+
+def added_in_reverse(values: Any) -> Any:
+    """Add one element after the other, the last one first."""
+    return added_in_order(np.ravel(values)[::-1])
+
+
+def added_by_size(values: Any) -> Any:
+    """Add one element after the other, the smallest first."""
+    flat = np.ravel(values)
+    return added_in_order(flat[np.argsort(np.abs(flat), kind="stable")])
+
+
+def added_in_lanes(values: Any) -> Any:
+    """Add every eighth element, then the eight sums, as vector units do."""
+    flat = np.ravel(values)
+    return added_in_order(np.array([added_in_order(flat[lane::8]) for lane in range(8)]))
+
+
+def added_in_double(values: Any) -> Any:
+    """Round the sum in double once."""
+    return np.sum(values, dtype=np.float64).astype(np.asarray(values).dtype)
+
+
+def reciprocal_quotient(a: Any, b: Any) -> Any:
+    """Multiply by the rounded reciprocal."""
+    return a * (1 / np.asarray(b))
+
+
+def power_rounded_once(a: Any, b: Any) -> Any:
+    """Round the exact power."""
+    return np.power(np.asarray(a, WIDE), np.asarray(b, WIDE)).astype(np.result_type(a, b))
+
+
+def root_by_reciprocal(a: Any) -> Any:
+    """Multiply by the correctly rounded reciprocal root."""
+    dtype = np.asarray(a).dtype
+    return _root(a, (1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+
+
+def root_by_newton(a: Any) -> Any:
+    """Multiply by a reciprocal root that one Newton step made of one with half the digits."""
+    dtype = np.asarray(a).dtype
+    digits = np.finfo(dtype).nmant // 2 + 3
+    fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+    estimate = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+    half = dtype.type(0.5)
+    step = (dtype.type(1.5) - (half * a * estimate) * estimate) * estimate
+    return _root(a, step)
+
+
+def flushed(value: Any) -> Any:
+    """Put zero for subnormal numbers."""
+    array = np.asarray(value)
+    if type(value) is float or array.dtype.kind != "f":
+        return value
+    zero = np.copysign(array.dtype.type(0), array)
+    return np.where(np.abs(array) < np.finfo(array.dtype).smallest_normal, zero, array)
+
+
+def _root(a: Any, reciprocal: Any) -> Any:
+    # Zero times its infinite reciprocal root is no number; likewise at infinity.
+    return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
+
+
+def _value(operand: Any) -> Any:
+    return operand.value if isinstance(operand, Machine) else operand
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Tell whether all are Python's own numbers, which take the type of what they meet."""
+    return all(type(value) in (bool, int, float) for value in values)
+
+
+def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
+    """Return a function of plain numbers as one: infinite or NaN where Python's own would raise."""
+    return np.asarray(function(*values)).item()
+
+
+def _widened(value: Any) -> Any:
+    narrow = np.asarray(value).dtype == np.float32
+    return np.asarray(value, np.float64 if narrow else WIDE)
+
+
+def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
+    """Add to a product that is not rounded, to the first one if both are products."""
+    for position, operand in enumerate(operands):
+        if isinstance(operand, Machine) and operand.unrounded is not None:
+            wide = list(map(_widened, values))
+            wide[position] = operand.unrounded
+            return ufunc(*wide).astype(np.asarray(value).dtype)
+    return value
+
+
+#: The oldest that carries the oldest opset.
+_IR_VERSION = 7
+
+
+def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
+    """Compute a node by its lowered graph on ONNX Runtime's CPU, with one thread."""
+    symbols = [GraphTensor(f"input_{at}", it.dtype, it.shape) for at, it in enumerate(call.inputs)]
+    model = _lowered(call.with_inputs(symbols))
+    fed = {symbol.name: it for symbol, it in zip(symbols, call.inputs, strict=True)}
+    return list(_session(model.SerializeToString(deterministic=True)).run(None, fed))
+
+
+def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
+    outputs = [
+        GraphTensor(f"output_{at}", like.dtype, first.shape)
+        for at, (like, first) in enumerate(call.sources)
+    ]
+    fresh = count()
+    nodes = lower_call(
+        call, [output.name for output in outputs], lambda stem: f"{stem}_{next(fresh)}"
+    )
+    declared = [*map(_declared, call.inputs)], [*map(_declared, outputs)]
+    graph = helper.make_graph(nodes, call.operator.name, *declared)
+    opsets = [helper.make_opsetid("", OLDEST_OPSET)]
+    return helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=opsets)
+
+
+def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
+    element = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    return helper.make_tensor_value_info(tensor.name, element, tensor.shape)
+
+
+@lru_cache(maxsize=64)
+def _session(model: bytes) -> Any:
+    onnxruntime: Any = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    # Its optimizer drops a product with a double that float32 takes for 1, such as 1 - 1e-8.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,281 @@
+"""The formula on numbers: computed in a wide type, rounded once to each output's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.blocks import (
+    LARGE,
+    in_blocks,
+    joined,
+)
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.interpret.call_part import Part
+from onnxopt_cli.interpret.vocabulary import (
+    OF_NOTHING,
+    VOCABULARY,
+    Joining,
+    MatrixProduct,
+    Percentile,
+    Reduction,
+    Row,
+    Shorthand,
+    product_of,
+)
+from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.operator import Operator
+
+
+def _widest() -> np.dtype[Any]:
+    """Return a float type with more digits than double.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    own = np.dtype(np.longdouble)
+    if np.finfo(own).eps < np.finfo(np.float64).eps:
+        return own
+    try:
+        from numpy_quaddtype import QuadPrecDType
+    except ImportError as error:
+        message = f"no float of this machine is wider than double: {error}"
+        raise UsageError(message, hint="pip install numpy-quaddtype") from error
+    return QuadPrecDType()
+
+
+#: What expected values are computed in: long double, or quads where that is no wider than double.
+WIDE = _widest()
+
+
+def evaluate(
+    call: Call[Array], dtype: np.dtype[Any] = WIDE, attributes: np.dtype[Any] | None = None
+) -> list[Array]:
+    """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
+
+    R's, T's and the tensors' values and the float32 attributes enter exactly; every operation is
+    carried out in :data:`WIDE`; only the result is rounded. What is computed in another dtype, or
+    has its attributes in another one, is one more implementation, and no reference. Of large
+    tensors of narrow types most elements are computed in double, see :func:`_mostly_in_double`.
+    """
+
+    def exact(number: float) -> Any:
+        return widen(np.asarray(number), dtype)
+
+    def compute(call: Call[Array]) -> list[Array]:
+        with np.errstate(all="ignore"):
+            return [
+                rounded(result, like.dtype, np.shape(first))
+                for result, like, first in call.apply(
+                    lambda scalar: widen(scalar.reshape(()), dtype),
+                    partial(widen, dtype=dtype),
+                    (attributes or dtype).type if dtype.kind == "f" else exact,
+                )
+            ]
+
+    if not has_blocks(call):
+        return compute(call)
+    reference = dtype == WIDE != enough_for(call) and attributes is None
+    # In double an element may fall to the other side of a result of all elements.
+    reference = reference and is_elementwise(call.operator)
+    part_of = partial(_mostly_in_double, compute) if reference else compute
+    return call.by_group(lambda group: computed_in_blocks(in_parts(group), part_of))
+
+
+class _Complete(np.ndarray):
+    """A tensor of which functions work that fail otherwise.
+
+    Those are the functions of all elements where there are none, and of quads clip and matmul.
+    """
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        function = product_of if ufunc is np.matmul else getattr(ufunc, method)
+        arrays = [np.asarray(it) if isinstance(it, _Complete) else it for it in inputs]
+        if "out" in options:
+            options["out"] = tuple(map(np.asarray, options["out"]))
+        return np.asarray(function(*arrays, **options)).view(_Complete)
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        if isinstance(row := VOCABULARY.get(function), Shorthand):
+            return row.written(*inputs)
+        # A product of matrices without columns has elements.
+        if function in OF_NOTHING and not self.size:
+            return self.dtype.type(OF_NOTHING[function])
+        result = super().__array_function__(function, types, inputs, options)
+        return result.view(_Complete) if isinstance(result, np.ndarray) else result
+
+
+def _mostly_in_double(
+    compute: Callable[[Call[Array]], list[Array]], call: Call[Array]
+) -> list[Array]:
+    """Return what ``compute`` yields of flat tensors, from double where that rounds in one way.
+
+    Double's own error is 2^-29 of what the bound allows float32. So it changes what is expected
+    only beside a tie of the rounding: there the element is computed anew. Where an element is so
+    far off in double that it crosses a tie further away, its terms have cancelled by 20 bits, and
+    an ulp is less than a millionth of its limit.
+    """
+    double = np.dtype(np.float64)
+    outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
+    with np.errstate(all="ignore"):
+        for result, like, first in call.apply(
+            lambda scalar: scalar.reshape(()).astype(double),
+            lambda tensor: tensor.astype(double),
+            double.type,
+        ):
+            value = np.broadcast_to(np.asarray(result, double), first.shape)
+            outputs.append(rounded(value, like.dtype, first.shape))
+            unsure |= _near_tie(value, like.dtype)
+    if (places := np.flatnonzero(unsure)).size:
+        for output, values in zip(outputs, compute(call.at(places)), strict=True):
+            output[places] = values
+    return outputs
+
+
+def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
+    """Tell where doubles are within 2^-9 ulp of the middle between two numbers of a type.
+
+    Subnormal numbers are all said to be: they have fewer digits.
+    """
+    lost = np.finfo(np.float64).nmant - np.finfo(dtype).nmant
+    middle, reach, digits = 1 << lost - 1, 1 << lost - 9, (1 << lost) - 1
+    bits = np.ascontiguousarray(value).view(np.int64) + (reach - middle)
+    bits &= digits
+    near: Array = bits < 2 * reach
+    size = np.abs(value)
+    tiny = np.finfo(dtype).smallest_normal
+    return near if size.min(initial=tiny) >= tiny else near | ((size < tiny) & (size > 0))
+
+
+def enough_for(call: Call[Array]) -> np.dtype[Any]:
+    """Return the narrowest type that bounds of a call's outputs can be computed in."""
+    double = np.dtype(np.float64)
+    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
+    return double if all(it.itemsize < double.itemsize for it in floats) else WIDE
+
+
+def widen(tensor: Array, dtype: np.dtype[Any] = WIDE) -> Array:
+    """Return the tensor in the wide type, or another one that formulas are computed in."""
+    wide = tensor.astype(dtype)
+    return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)
+
+
+def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Round a formula's result to an output's dtype and give it the output's shape."""
+    result = np.asarray(result)
+    return (result if result.shape == shape else np.broadcast_to(result, shape)).astype(dtype)
+
+
+@cache
+def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
+    """Return the tensors for whose negative values the formula has no result."""
+    # In the first step, and in a later one: in some formulas the first forgets what was.
+    counts = {it.name: 3.0 for it in operator.scalars if "int64" in it.dtypes}
+    return tuple(
+        name
+        for name in operator.tensors
+        if any(undefined_at(operator, it) for it in ({name: -1.0}, {name: -1.0, **counts}))
+    )
+
+
+def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
+    """Tell whether the formula has no value where some operands have the given ones.
+
+    The other tensors are zero, the other scalars one, the other attributes a half, or
+    half-way between their limits.
+    """
+    numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
+    numbers |= dict.fromkeys(operator.tensors, 0.0)
+    numbers |= {item.name: sum(item.limits or (0.0, 1.0)) / 2 for item in operator.attributes}
+    operands: dict[str, Any] = {
+        name: np.float64(value) for name, value in (numbers | dict(values)).items()
+    }
+    operands |= {item.name: item.choices[0] for item in operator.attributes if item.choices}
+    with np.errstate(all="ignore"):
+        return any(np.isnan(result) for result in operator.formula(**operands))
+
+
+def has_blocks(call: Call[Any]) -> bool:
+    """Tell whether a call is large, and can be computed block by block.
+
+    Where something is reduced, tensors must be alike, as none is reduced before it is broadcast,
+    and finite, so that right reformulations yield the same.
+    """
+    large = any(np.size(group[0]) >= LARGE for group in call.groups)
+    if not large or _rows(call.operator) is None:
+        return False
+    return is_elementwise(call.operator) or all(
+        it.dtype == group[0].dtype and it.shape == group[0].shape and np.isfinite(it).all()
+        for group in call.groups
+        for it in group
+    )
+
+
+def in_parts(group: Call[Array]) -> Call[Array]:
+    """Return a call of one group as one that can be computed of any of its elements."""
+    if is_elementwise(group.operator) or not np.size(group.groups[0][0]):
+        return group
+    return Part(group.operator, group.attributes, group.scalars, group.groups, whole=group)
+
+
+def computed_in_blocks(
+    call: Call[Array], compute: Callable[[Call[Array]], Sequence[Array]]
+) -> list[Array]:
+    """Return what is computed of a call of one group, by computing it of its blocks.
+
+    Args:
+        call: a call of which parts can be computed.
+        compute: returns flat outputs of a call of flat tensors, whatever their number of elements.
+    """
+    first = call.groups[0][0]
+    found = in_blocks(lambda places: compute(call.at(places)), first.size)
+    return [output.reshape(first.shape) for output in joined(found, first.size)]
+
+
+@lru_cache
+def is_elementwise(operator: Operator) -> bool:
+    """Tell whether each element of a result depends on the elements in its place alone."""
+    rows = _rows(operator)
+    return rows is not None and not any(isinstance(it, Reduction | Percentile) for it in rows)
+
+
+@lru_cache
+def _rows(operator: Operator) -> list[Row] | None:
+    """Return the rows of the vocabulary that a formula uses, called with operands that note them.
+
+    Returns None where nothing can be computed of parts: of groups that are not apart, of matrices.
+    """
+    if any(map(operator.carries, operator.outputs)):
+        return None
+    rows: list[Row] = []
+    operand = _Traced(rows)
+    names = [*(it.name for it in operator.scalars), *operator.tensors]
+    choices = {it.name: it.choices for it in operator.attributes if it.choices}
+    try:
+        for chosen in product(*choices.values()):
+            attributes: dict[str, Any] = {it.name: operand for it in operator.attributes}
+            attributes |= dict(zip(choices, chosen, strict=True))
+            operator.formula(*(operand for _ in names), **attributes)
+    except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
+        return None
+    return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
+
+
+class _Traced(Joining):
+    """An operand that notes what is done with it."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def __bool__(self) -> bool:
+        raise TypeError("the formula depends on a value in a way that cannot be followed")
+
+    def applied(self, _function: Any, row: Row, _inputs: Sequence[Any]) -> Any:
+        """Note the row; what is done with the result is noted likewise."""
+        self._rows.append(row)
+        return self

@@ -1,0 +1,1 @@
+"""The lowering interpretation: a formula as primitive nodes."""

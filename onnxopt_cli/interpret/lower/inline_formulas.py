@@ -1,0 +1,146 @@
+"""Model-local functions that contain operators with a formula, put in place of their calls.
+
+Element types are known in a graph, not in a function, so lowering needs those functions inlined.
+All other functions stay as they are.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import TypeAlias
+
+import onnx
+from onnx import helper
+
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators.native_onnx import OnnxRefusal, inline_functions
+from onnxopt_cli.operators.nodes import (
+    all_nodes,
+    imported_versions,
+    plain_domain,
+    spell_out_defaults,
+)
+from onnxopt_cli.operators.registry import find_operator
+
+#: Domain and name of a function; its overloads count as one.
+FunctionId: TypeAlias = tuple[str, str]
+
+# Functions that call each other twice grow by two to the power of their number.
+_MOST_NODES = 1_000_000
+
+
+def refuse_endless_functions(model: onnx.ModelProto) -> None:
+    """Refuse what neither onnx's check, which follows every call, nor a backend would end with.
+
+    Raises:
+        NodeError: if functions call each other in a circle or without measure.
+    """
+    bodies = _bodies(model)
+    sizes: dict[FunctionId, int] = {}
+    for function_id in _callees_first(bodies):
+        sizes[function_id] = _size(bodies[function_id], sizes)
+    main = Counter(_operators(all_nodes(onnx.ModelProto(graph=model.graph))))
+    total = _size(main, sizes)
+    if total > _MOST_NODES:
+        raise NodeError(
+            f"the model's functions amount to {total} nodes once inlined; at most {_MOST_NODES} "
+            "are accepted"
+        )
+
+
+def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which no function contains an operator with a formula.
+
+    Raises:
+        NodeError: if functions call each other in a circle or without measure, import another
+            version of a domain than the model, take the name of an operator with a formula, or
+            cannot be inlined for another reason of onnx's.
+    """
+    chosen = _functions_with_formulas(_bodies(model))
+    if not chosen:
+        return deepcopy(model)
+    refuse_endless_functions(model)
+    # The inliner takes an operator's default for that of the function around it.
+    spelled = spell_out_defaults(model)
+    inlined = deepcopy(spelled)
+    # The inliner refuses a model for the imports of any function, so it gets to see the chosen.
+    others = [function for function in model.functions if _id(function) not in chosen]
+    del inlined.functions[:]
+    inlined.functions.extend(f for f in spelled.functions if _id(f) in chosen)
+    _import_domains(inlined)
+    try:
+        inlined = inline_functions(inlined, sorted(chosen))
+    except OnnxRefusal as error:
+        raise NodeError(f"onnx cannot inline the model's functions: {error}") from error
+    # The inliner keeps functions that nothing calls.
+    del inlined.functions[:]
+    inlined.functions.extend(others)
+    return inlined
+
+
+def _functions_with_formulas(
+    bodies: Mapping[FunctionId, Counter[FunctionId]],
+) -> set[FunctionId]:
+    """Return the functions with an operator of ours, also through the functions they call."""
+    for function_id in bodies:
+        if find_operator(*function_id):
+            raise NodeError(
+                f"the model defines a function named {':'.join(function_id)}, like the operator",
+                hint="give the function a domain of its own",
+            )
+    chosen: set[FunctionId] = set()
+    for function_id in _callees_first(bodies):
+        if any(called in chosen or find_operator(*called) for called in bodies[function_id]):
+            chosen.add(function_id)
+    return chosen
+
+
+def _bodies(model: onnx.ModelProto) -> dict[FunctionId, Counter[FunctionId]]:
+    """Return how often each function's body has each operator."""
+    bodies: dict[FunctionId, Counter[FunctionId]] = {}
+    for function in model.functions:
+        body = all_nodes(onnx.ModelProto(functions=[function]))
+        bodies.setdefault(_id(function), Counter()).update(_operators(body))
+    return bodies
+
+
+def _callees_first(bodies: Mapping[FunctionId, Counter[FunctionId]]) -> list[FunctionId]:
+    calls = {caller: [c for c in body if c in bodies] for caller, body in bodies.items()}
+    try:
+        return list(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        circle = " -> ".join(":".join(function_id) for function_id in error.args[1])
+        raise NodeError(f"the model's functions call each other in a circle: {circle}") from error
+
+
+def _size(body: Counter[FunctionId], sizes: Mapping[FunctionId, int]) -> int:
+    return sum(count * sizes.get(called, 1) for called, count in body.items())
+
+
+def _import_domains(model: onnx.ModelProto) -> None:
+    """Add what the functions import, which the inliner forgets."""
+    versions = imported_versions(model)
+    for function in model.functions:
+        for entry in function.opset_import:
+            domain = plain_domain(entry.domain)
+            if domain not in versions:
+                versions[domain] = entry.version
+                model.opset_import.append(helper.make_opsetid(domain, entry.version))
+            elif versions[domain] != entry.version:
+                raise NodeError(
+                    f"function {function.domain}:{function.name} imports version {entry.version} "
+                    f"of {domain or 'ai.onnx'}, other parts of the model version "
+                    f"{versions[domain]}, so it cannot be inlined",
+                    hint="convert the function to the model's version",
+                )
+
+
+def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterable[FunctionId]:
+    return ((node.domain, node.op_type) for node in nodes)
+
+
+def _id(function: onnx.FunctionProto) -> FunctionId:
+    return function.domain, function.name

@@ -1,0 +1,224 @@
+"""A model without the operators that have a formula: primitive operators in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import onnx
+from google.protobuf.message import Message
+from onnx import helper
+
+from onnxopt_cli.core.text import FreeNames
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.lower.inline_formulas import inline_formulas
+from onnxopt_cli.interpret.lower.lower_call import (
+    GraphTensor,
+    lower_call,
+    typed_tensors,
+)
+from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
+from onnxopt_cli.operators.nodes import (
+    all_nodes,
+    imported_versions,
+    subgraphs,
+)
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import (
+    OPERATORS,
+    find_operator,
+    register_schemas,
+)
+
+#: From this opset on, all operators that lowering uses mean the same.
+OLDEST_OPSET = 13
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredModel:
+    """What became of a model.
+
+    Attributes:
+        model: the model without operators that have a formula.
+        replaced: name of the operator of every replaced node, a node in an inlined function once
+            for each call.
+        primitives: number of nodes that took their place.
+    """
+
+    model: onnx.ModelProto
+    replaced: tuple[str, ...]
+    primitives: int
+
+
+def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the qualified names of the operators of a model that lowering replaces, each once.
+
+    Subgraphs and model-local functions count, whether or not the functions are called.
+    """
+    found = (find_operator(node.domain, node.op_type) for node in all_nodes(model))
+    return tuple(dict.fromkeys(operator.qualified_name for operator in found if operator))
+
+
+def lower(model: onnx.ModelProto) -> LoweredModel:
+    """Replace every operator with a formula, also in subgraphs and in model-local functions.
+
+    Functions that contain one are inlined. The result imports ai.onnx, and none of the operators'
+    domains that it does not use. A model without such operators comes back as it was.
+
+    Args:
+        model: a model that passes onnx's check; it is not changed.
+
+    Raises:
+        NodeError: if a node breaks its operator's signature, if the element type of one of its
+            inputs cannot be inferred, if the model's opset is too old, or if its functions cannot
+            be inlined.
+    """
+    _refuse_training_graphs(model)
+    if not formula_operators(model):
+        return LoweredModel(deepcopy(model), (), 0)
+    lowered = inline_formulas(model)
+    _require_opset(lowered)
+    sweep = _Sweep(UniqueNames(lowered))
+    # What ONNX cannot infer through an operator that it does not know, it can once that is lowered.
+    while True:
+        before = len(sweep.replaced)
+        sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
+        if not sweep.obstacle:
+            break
+        if len(sweep.replaced) == before:
+            raise sweep.obstacle
+        sweep.obstacle = None
+    _drop_unused_imports(lowered)
+    return LoweredModel(lowered, tuple(sweep.replaced), sweep.primitives)
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """Passes over a model, each of which lowers the nodes whose inputs' types are known.
+
+    Attributes:
+        names: where names of new tensors come from.
+        replaced: name of the operator of every node lowered.
+        primitives: number of nodes put in their place.
+        obstacle: why the first of the nodes that stay in a pass cannot be lowered.
+    """
+
+    names: UniqueNames
+    replaced: list[str] = field(default_factory=list)
+    primitives: int = 0
+    obstacle: NodeError | None = None
+
+    def lower_graph(
+        self,
+        graph: onnx.GraphProto,
+        inferred: onnx.GraphProto,
+        outer: Mapping[str, GraphTensor],
+    ) -> None:
+        """Lower a graph and its subgraphs in place.
+
+        Args:
+            graph: what to lower.
+            inferred: the same graph with all types that could be inferred.
+            outer: the tensors of the graphs around it.
+        """
+        known = {**outer, **typed_tensors(inferred)}
+        nodes: list[onnx.NodeProto] = []
+        before = len(self.replaced)
+        for node, twin in zip(graph.node, inferred.node, strict=True):
+            for subgraph, inferred_subgraph in zip(subgraphs(node), subgraphs(twin), strict=True):
+                self.lower_graph(subgraph, inferred_subgraph, known)
+            operator = find_operator(node.domain, node.op_type)
+            nodes += self._lower_node(operator, node, known) if operator else [node]
+        if len(self.replaced) > before:
+            del graph.node[:]
+            graph.node.extend(nodes)
+
+    def _lower_node(
+        self, operator: Operator, node: onnx.NodeProto, known: Mapping[str, GraphTensor]
+    ) -> list[onnx.NodeProto]:
+        stem = node.name or node.op_type
+        untyped = [name for name in node.input if name and name not in known]
+        if untyped:
+            self.obstacle = self.obstacle or NodeError(
+                f"{operator.name} node {stem}: the element type of its input {untyped[0]} cannot "
+                "be inferred",
+                hint=f"add a value_info entry for {untyped[0]} to the graph",
+            )
+            return [node]
+        operands = [known[name] if name else None for name in node.input]
+        try:
+            call = bind(operator, operands, node_attributes(operator, node), len(node.output))
+        except NodeError as error:
+            raise NodeError(f"node {stem}: {error.message}", hint=error.hint) from error
+        nodes = lower_call(call, node.output, lambda op_type: self.names(f"{stem}_{op_type}"))
+        self.replaced.append(operator.name)
+        self.primitives += len(nodes)
+        return nodes
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    register_schemas()
+    try:
+        return infer_shapes(model)
+    except OnnxRefusal as error:
+        raise NodeError(
+            f"onnx cannot infer the model's types: {error}",
+            hint="onnx.checker.check_model(model, full_check=True) tells more",
+        ) from error
+
+
+def _refuse_training_graphs(model: onnx.ModelProto) -> None:
+    for info in model.training_info:
+        for graph in (info.initialization, info.algorithm):
+            found = formula_operators(onnx.ModelProto(graph=graph))
+            if found:
+                raise NodeError(
+                    f"{found[0]} occurs in the model's training_info, whose types ONNX does not "
+                    "infer",
+                    hint="move the node to the model's graph, or remove training_info",
+                )
+
+
+def _require_opset(model: onnx.ModelProto) -> None:
+    version = imported_versions(model).get("")
+    if version is None:
+        model.opset_import.append(helper.make_opsetid("", OLDEST_OPSET))
+    elif version < OLDEST_OPSET:
+        raise NodeError(
+            f"the model imports ai.onnx version {version}; lowering needs {OLDEST_OPSET} or later",
+            hint="convert the model with onnx.version_converter first",
+        )
+
+
+def _drop_unused_imports(model: onnx.ModelProto) -> None:
+    used = {node.domain for node in all_nodes(model)}
+    unused = {operator.domain for operator in OPERATORS} - used
+    for holder in (model, *model.functions):
+        kept = [entry for entry in holder.opset_import if entry.domain not in unused]
+        del holder.opset_import[:]
+        holder.opset_import.extend(kept)
+
+
+class UniqueNames(FreeNames):
+    """Makes up names that occur nowhere in a model, whatever the scope.
+
+    Args:
+        model: whose names are taken; names made up are taken too.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__("{}_{}", _texts(model))
+
+
+def _texts(message: Message) -> Iterator[str]:
+    """Yield every text of a model, all names among them."""
+    if isinstance(message, onnx.TensorProto):
+        # All else may be large.
+        yield message.name
+        return
+    for entry, value in message.ListFields():
+        if entry.type in {entry.TYPE_STRING, entry.TYPE_MESSAGE}:
+            for it in [value] if isinstance(value, str | Message) else value:
+                yield from [it] if isinstance(it, str) else _texts(it)

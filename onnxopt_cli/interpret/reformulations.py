@@ -1,0 +1,194 @@
+"""Right implementations of an operator that round differently: no tolerance may reject one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.arithmetic import (
+    Arithmetic,
+    added_by_size,
+    added_in_double,
+    added_in_lanes,
+    added_in_order,
+    added_in_reverse,
+    computed,
+    computed_by_onnxruntime,
+    flushed,
+    power_rounded_once,
+    reciprocal_quotient,
+    root_by_newton,
+    root_by_reciprocal,
+)
+from onnxopt_cli.interpret.evaluate import evaluate, is_elementwise
+from onnxopt_cli.interpret.implementation import Compute, Implementation
+from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.operator import Operator
+
+
+@cache
+def reformulations(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's right implementations, each under a name that is unique among them.
+
+    Every arithmetic computes the formula as it is written; arithmetics that change how expressions
+    round also compute each other form of it.
+    """
+    return tuple(_variants(operator))
+
+
+def _variants(operator: Operator) -> Iterator[Implementation]:
+    for name, (about, compute) in _ARITHMETICS.items():
+        if compute is _BLOCKS and not is_elementwise(operator):
+            continue
+        yield Implementation(name, about, compute=compute)
+    for package, (name, about, compute) in _FOREIGN.items():
+        if find_spec(package):
+            yield Implementation(name, about, compute=compute)
+    if "sum" in operator.formula.__code__.co_names:
+        for name, add_up in _SUMS.items():
+            yield Implementation(
+                name,
+                inspect.getdoc(add_up) or "",
+                compute=computed(Arithmetic({np.sum: add_up})),
+            )
+    for form in operator.reformulations:
+        for name, compute in _ARITHMETICS_OF_REFORMULATIONS.items():
+            replaced = "; ".join(f"{new} for {old}" for old, new in form.replace.items())
+            yield Implementation(
+                f"{form.name}, {name}",
+                f"Computes {replaced}.",
+                form.seen_in,
+                change=form.written_where_accurate,
+                compute=compute,
+            )
+
+
+def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Compute) -> Compute:
+    """Return what converts R and T, group by group, before it computes."""
+
+    def convert_and_compute(call: Call[Array]) -> list[Array]:
+        dtype, kept = choose(call), set(call.operator.outputs.values())
+        # Where an output has a scalar's type, as loss_new has the loss's whatever the layers' are,
+        # the scalar's digits are part of the result: it may be widened, but not narrowed.
+        scalars = tuple(
+            scalar.astype(np.result_type(dtype, scalar.dtype) if item.name in kept else dtype)
+            if scalar.dtype.kind == "f"
+            else scalar
+            for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)
+        )
+        outputs = compute(replace(call, scalars=scalars))
+        return [
+            output.astype(like.dtype)
+            for output, (like, _) in zip(outputs, call.sources, strict=True)
+        ]
+
+    return _group_by_group(convert_and_compute)
+
+
+def _widest_type(call: Call[Array]) -> np.dtype[Any]:
+    floats = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"]
+    return np.result_type(*floats, *call.groups[0])
+
+
+def _with_typed_attributes(call: Call[Array]) -> list[Array]:
+    dtype = np.result_type(*call.groups[0])
+    return computed(Arithmetic(), dtype.type)(call)
+
+
+def _by_blocks(call: Call[Array]) -> list[Array]:
+    """Compute one group in blocks with a remainder, as a vectorised loop does."""
+    first = call.groups[0][0]
+    starts = range(0, max(first.size, 1), _BLOCK)
+    blocks = [_OWN_TYPES(call.at(slice(start, start + _BLOCK))) for start in starts]
+    return [np.concatenate(parts).reshape(first.shape) for parts in zip(*blocks, strict=True)]
+
+
+def _group_by_group(compute: Compute) -> Compute:
+    return lambda call: call.by_group(compute)
+
+
+_OWN_TYPES = computed(Arithmetic())
+_RECIPROCAL = computed(Arithmetic({np.divide: reciprocal_quotient}))
+_FUSED = computed(Arithmetic(fused=True))
+_BLOCK = 1000
+_BLOCKS = _group_by_group(_by_blocks)
+
+_SUMS: Mapping[str, Callable[[Any], Any]] = {
+    "added in order": added_in_order,
+    "added in reverse": added_in_reverse,
+    "added by rising magnitude": added_by_size,
+    "added in eight lanes": added_in_lanes,
+    "added in double": added_in_double,
+}
+
+_ARITHMETICS: dict[str, tuple[str, Compute]] = {
+    "in the inputs' types": (
+        "Rounds every operation to the type of its operands; powers of T have R's type.",
+        _OWN_TYPES,
+    ),
+    "attributes in the tensors' type": (
+        "Rounds what is computed from attributes alone, too.",
+        _group_by_group(_with_typed_attributes),
+    ),
+    "scalars in double": (
+        "Computes what comes from R and T in double.",
+        _with_scalars_in(lambda _: np.dtype(np.float64), _OWN_TYPES),
+    ),
+    "scalars in the tensor's type": (
+        "Rounds R to the type of X before anything is computed.",
+        _with_scalars_in(lambda call: call.groups[0][0].dtype, _OWN_TYPES),
+    ),
+    "in double": (
+        "Rounds to the outputs' types at the end.",
+        partial(evaluate, dtype=np.dtype(np.float64)),
+    ),
+    "in the widest type": ("Rounds to the outputs' types at the end.", evaluate),
+    "in blocks": ("Computes a thousand elements at a time.", _BLOCKS),
+    "reciprocals": (
+        "Multiplies by rounded reciprocals instead of dividing.",
+        _RECIPROCAL,
+    ),
+    "reciprocal roots": (
+        "Takes a * rsqrt(a), rsqrt being correctly rounded, for a root.",
+        computed(Arithmetic({np.sqrt: root_by_reciprocal})),
+    ),
+    "reciprocal roots by Newton": (
+        "Takes a * rsqrt(a), rsqrt being one Newton step from half the digits, for a root.",
+        computed(Arithmetic({np.sqrt: root_by_newton, np.divide: reciprocal_quotient})),
+    ),
+    "fused multiply-add": (
+        "Adds to products that are not rounded.",
+        _FUSED,
+    ),
+    "powers rounded once": (
+        "Rounds the exact powers of T to R's type.",
+        computed(Arithmetic({np.power: power_rounded_once})),
+    ),
+    "subnormals flushed": (
+        "Takes subnormal operands and results for zero.",
+        computed(Arithmetic(finish=flushed)),
+    ),
+}
+
+_FOREIGN: dict[str, tuple[str, str, Compute]] = {
+    "onnxruntime": (
+        "lowered, on ONNX Runtime",
+        "Computes the graph of primitive operators.",
+        computed_by_onnxruntime,
+    ),
+}
+
+# Where R is narrower than the tensors it is converted first: a form may combine R with an attribute
+# where the formula does not.
+_ARITHMETICS_OF_REFORMULATIONS = {
+    "R in the widest type": _with_scalars_in(_widest_type, _OWN_TYPES),
+    "reciprocals": _with_scalars_in(_widest_type, _RECIPROCAL),
+    "fused multiply-add": _with_scalars_in(_widest_type, _FUSED),
+}

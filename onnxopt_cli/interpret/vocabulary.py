@@ -1,0 +1,533 @@
+"""The vocabulary of formulas: a row for each NumPy function that one may use.
+
+A row says which ONNX operator the function is lowered to, and how rounding errors pass through it.
+Both readings know the few kinds of rows; a function is added by a line at the end of this file.
+
+For an operation on values a, b with error bounds e_a, e_b, and its value v:
+
+===================  ===========================================================  =========
+operation            error inherited from the operands                            roundings
+===================  ===========================================================  =========
+a + b, a - b         e_a + e_b                                                    1
+a * b                abs(a) e_b + abs(b) e_a + e_a e_b                            1
+a / b                (e_a + abs(v) e_b) / (abs(b) - e_b); none if e_b >= abs(b)   2
+sqrt(a)              sqrt(a) - sqrt(a - e_a)                                      4
+a ** b               abs(v) ((1 - e_a/abs(a)) ** -abs(b) exp(e_b abs(log a)) - 1) 4
+exp(a)               abs(v) (exp(e_a) - 1)                                        4
+log(a)               -log(1 - e_a / abs(a)); none if e_a >= abs(a)                4
+tanh(a)              e_a, at most 2                                               4
+sign(a)              what it is at a - e_a or a + e_a, if that is another         0
+floor, ceil of a     the same                                                     0
+-a, abs(a)           e_a                                                          0
+maximum, minimum     what they are at a - e_a, b - e_b or a + e_a, b + e_b        0
+===================  ===========================================================  =========
+
+Roundings are counted in unit roundoffs of abs(v): more than one where honest implementations do
+not round to nearest once. A quotient may be the product with a reciprocal; a root may be
+``a * rsqrt(a)`` with a Newton step, which rounds four times; library powers promise no better.
+None of these is a bound for powers by repeated multiplication, whose error grows with the
+exponent: at a million it is no longer an honest evaluation in the type.
+
+For n elements x with error bounds e, and n products of x and y with error bounds e and f:
+
+==========  ====================================================================================
+function    error of the result
+==========  ====================================================================================
+sum         sum(e), and g(n - 1) unit roundoffs of sum(abs(x) + e), in any order and any blocking
+matmul      sum(abs(x) f + e abs(y) + e f), and g(n) unit roundoffs of
+            sum((abs(x) + e)(abs(y) + f))
+max, min    the largest e
+percentile  what lies between the percentiles of x - e and x + e, of a rank that may be off by two
+            roundings; and four unit roundoffs of the interpolation, of its result or of what it
+            adds to the lower neighbour
+==========  ====================================================================================
+
+g(n) is n, which no order exceeds (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
+roundings of many terms have no common sign, so they add up like sqrt(n) (Higham and Mary 2019);
+with n, a norm of 10^6 elements might be off by an eighth, and nothing could be judged by it. Terms
+of a sum that are exactly zero do not count: adding one rounds nothing, in any order.
+
+A rank is exact where percent / 100 and the rank itself need no more digits than the type has. Where
+an exact rank is whole, or the neighbours are equal, nothing is interpolated and nothing rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache, cached_property, partial, reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from onnxopt_cli.operators.percentile import (
+    interpolated,
+    neighbours,
+    percentile,
+)
+
+_INTERPOLATION = 4
+# So many times sqrt(n) roundings of n terms are exceeded with a probability of about 10^-8.
+_STANDARD_DEVIATIONS = 6
+
+
+class Level(IntEnum):
+    """What an operand belongs to; an operation is carried out at the highest of its operands'."""
+
+    NUMBER = 0  # attributes and literals: exact, of whatever type they meet
+    SCALAR = 1  # what comes from R and T alone, shared by all tensors
+    TENSOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What an honest implementation computes an operand in, by what rounding can cost there.
+
+    Attributes:
+        level: what the operand belongs to.
+        unit_roundoff: largest relative error of rounding to nearest.
+        smallest_normal: below it a result may be flushed to zero.
+        largest: above it a result is infinite.
+        dtype: the type itself; None for numbers that have no type yet.
+    """
+
+    level: Level
+    unit_roundoff: float
+    smallest_normal: float
+    largest: float
+    dtype: np.dtype[Any] | None
+
+
+#: What ONNX says of a tensor without elements, where NumPy's own functions may fail.
+OF_NOTHING: Mapping[Callable[..., Any], float] = {
+    np.max: -math.inf,
+    np.min: math.inf,
+    np.sum: 0.0,
+    np.mean: math.nan,
+}
+
+#: Of attributes and literals, which take the type of what they meet: the errors of expressions of
+#: these alone are counted as in float32, and scaled when the type is known.
+UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
+#: Of such expressions between which a comparison chooses that is in doubt: what lies between them
+#: does not get smaller in a finer type. It wins over the other, being coarser by a bit.
+CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
+
+
+@cache
+def precision_of(dtype: np.dtype[Any], level: Level = Level.TENSOR) -> Precision:
+    """Return the precision of a NumPy float type; always the same object."""
+    limits = np.finfo(dtype)
+    return Precision(
+        level, float(limits.eps) / 2, float(limits.smallest_normal), float(limits.max), dtype
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Approximate:
+    """Values in the wide type, and how far an honest evaluation may be off.
+
+    Attributes:
+        value: what the evaluation computes; booleans for the result of a comparison.
+        error: bound on ``abs(computed - value)``, float64, of a shape that broadcasts to the
+            value's; for the result of a comparison positive where rounding can turn it over.
+        may_cross: where rounding may carry the value across zero. An error as large as the value
+            alone does not say so: flushing to zero keeps the sign.
+    """
+
+    value: Any
+    error: Any
+    may_cross: Any = False
+
+    @cached_property
+    def magnitude(self) -> Any:
+        """Absolute value in float64."""
+        return np.abs(np.float64(self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Primitive:
+    """A function that is lowered to one node.
+
+    Attributes:
+        node: the ONNX operator.
+    """
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise(_Primitive):
+    """A function of numbers, element by element.
+
+    Attributes:
+        inherited: error that comes from the operands' errors, given the result's magnitude and the
+            operands; NaN and Inf where no finite bound says it.
+        roundings: error of the operation itself, in unit roundoffs of the result.
+        crosses: where the result may have the other sign, given the result's magnitude, its whole
+            error and the operands; nowhere, if nothing is said.
+        exact: where the operation rounds nothing, given the operands.
+        exponents: of each operand, if the result is a product of powers of them.
+        is_sum: whether the result is a sum of the operands, of either sign.
+    """
+
+    inherited: Callable[..., Any]
+    roundings: int
+    crosses: Callable[..., Any] = lambda *_: False
+    exact: Callable[..., Any] | None = None
+    exponents: tuple[int, ...] = ()
+    is_sum: bool = False
+
+
+class Comparison(_Primitive):
+    """Rounding can turn it over where the operands are closer than their errors."""
+
+
+class Logical(_Primitive):
+    """A function of truth values, in doubt where those are whose turning over turns it over."""
+
+
+class Choice(_Primitive):
+    """``numpy.where``: both branches are right where the condition is in doubt."""
+
+
+class MatrixProduct(_Primitive):
+    """``numpy.matmul`` of matrices and vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction(_Primitive):
+    """A function of all elements of a tensor.
+
+    Attributes:
+        reduce: the result with its error, given the elements and the precision.
+        mean: whether the result is divided by the number of elements.
+        is_extreme: whether the result is one of the elements.
+    """
+
+    reduce: Callable[[Approximate, Precision], Approximate]
+    mean: bool = False
+    is_extreme: bool = False
+
+
+class Percentile:
+    """:func:`~onnxopt_cli.operators.percentile.percentile`, which is lowered to many nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """What stands for other functions.
+
+    Attributes:
+        written: the same, written with these.
+    """
+
+    written: Callable[..., Any]
+
+
+Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | Percentile
+
+
+class Joining(NDArrayOperatorsMixin):
+    """An operand that joins in through NumPy's own dispatch.
+
+    Whatever a formula asks of NumPy is looked up in the vocabulary. It is an error to ask for what
+    has no row there, or in another way than with operands alone.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods of arrays would need a row each; every one has a function of the same name.
+        raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return self._called(ufunc, method, options, inputs)
+
+    def __array_function__(
+        self, function: Callable[..., Any], _: Any, inputs: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return self._called(function, "__call__", options, inputs)
+
+    def _called(self, function: Any, method: str, options: Any, inputs: Sequence[Any]) -> Any:
+        if method == "__call__" and not options and function in VOCABULARY:
+            row = VOCABULARY[function]
+            if isinstance(row, Shorthand):
+                return row.written(*inputs)
+            return self.applied(function, row, inputs)
+        name = function.__name__ if method == "__call__" else f"{function.__name__}.{method}"
+        way = f" with {', '.join(options)}" if options else ""
+        # Tensors may have rank 0, for which matmul is not defined.
+        known = ", ".join(sorted(each.__name__ for each in VOCABULARY if each is not np.matmul))
+        raise NotImplementedError(
+            f"a formula cannot use numpy.{name}{way}; on operands alone it can use {known}"
+        )
+
+    def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
+        """Return what a function yields of operands, at least one of which joins in."""
+        raise NotImplementedError
+
+
+def _root_error(magnitude: Any, a: Approximate) -> Any:
+    # The root is steepest below a. Where the error reaches zero, both sides are looked at.
+    below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
+    if np.any(a.error >= a.magnitude):
+        above = np.sqrt(a.magnitude + a.error) - magnitude
+        below = np.where(a.error < a.magnitude, below, np.maximum(magnitude, above))
+        # A negative radicand has no root.
+        below = np.where(a.may_cross, np.inf, below)
+    return below
+
+
+def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
+    spread = -np.log1p(-a.error / np.where(a.error == 0, 1.0, a.magnitude))
+    exponent = b.magnitude * spread
+    if np.any(b.error > 0):
+        slope = np.where(a.value > 0, np.abs(np.log(a.magnitude)) + spread, np.inf)
+        exponent = exponent + np.where(b.error == 0, 0.0, b.error * slope)
+    return magnitude * np.expm1(exponent)
+
+
+def _is_zero_or_one(a: Approximate) -> Any:
+    return (a.error == 0) & ((a.value == 0) | (a.value == 1))
+
+
+def _is_exact_power(a: Approximate, b: Approximate) -> Any:
+    """Tell where every way to compute a power yields the same: of 0, 1 and -1, and by 0 and 1."""
+    minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
+    return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
+
+
+def _logarithm_error(_: Any, a: Approximate) -> Any:
+    share = a.error / np.where(a.error == 0, 1.0, a.magnitude)
+    inside = (share < 1) & (a.value > 0)
+    return np.where(
+        a.error == 0, 0.0, np.where(inside, -np.log1p(-np.where(inside, share, 0)), np.inf)
+    )
+
+
+def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
+    """Return how far a function that never falls moves where all operands do."""
+    value = rising(*(it.value for it in operands))
+    below = value - rising(*(it.value - it.error for it in operands))
+    above = rising(*(it.value + it.error for it in operands)) - value
+    return np.float64(np.maximum(below, above))
+
+
+def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
+    return np.where((a.error == 0) & ~np.isfinite(a.value), 0.0, _moved_error(step, a))
+
+
+def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
+    # Far below the other, an operand's own error does not matter.
+    error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
+    return np.where(np.isnan(error), largest, np.minimum(error, largest))
+
+
+def _off_zero(magnitude: Any, error: Any, *_: Any) -> Any:
+    return (error > 0) & (error >= magnitude)
+
+
+def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
+    return reduce(or_, (operand.may_cross for operand in operands))
+
+
+def _sum_crosses(
+    magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
+) -> Any:
+    """Tell where a sum is no larger than its error, and not because both parts are small."""
+    close = (error >= magnitude) & (error > 0)
+    if not close.any():
+        return False
+    opposed = np.sign(a.value) != sign * np.sign(b.value)
+    for each in (a, b):
+        opposed = opposed & ((each.value != 0) | (each.error != 0))
+    return close & (opposed | a.may_cross | b.may_cross)
+
+
+def _summed(a: Approximate, precision: Precision) -> Approximate:
+    """Add all elements, in any order."""
+    value = np.sum(a.value) if np.size(a.value) else np.float64(OF_NOTHING[np.sum])
+    errors = np.broadcast_to(a.error, np.shape(a.value))
+    finite = np.isfinite(a.value)
+    if np.any(np.isnan(a.value) & (errors == 0)):
+        return Approximate(value, np.float64(0.0))
+    reach = np.sum(a.magnitude + errors, where=finite)
+    if np.any(~finite):
+        settled = np.all(errors[~finite] == 0) and reach <= precision.largest
+        return Approximate(value, np.float64(0.0 if settled else np.inf))
+    terms = int(np.count_nonzero(a.magnitude + errors))
+    error = np.sum(errors) + _growth(terms - 1, precision) * reach
+    if np.isnan(error) or reach > precision.largest:
+        return Approximate(value, np.float64(np.inf), np.True_)
+    one_sign = np.all(a.value >= 0) or np.all(a.value <= 0)
+    crosses = (error > 0) & (error >= np.abs(value)) & (~one_sign | np.any(a.may_cross))
+    return Approximate(value, np.float64(error), crosses)
+
+
+def _growth(roundings: int, precision: Precision) -> float:
+    """Return the relative error that so many roundings one after another add up to."""
+    count = min(max(roundings, 0), _STANDARD_DEVIATIONS * max(roundings, 0) ** 0.5)
+    growth = count * precision.unit_roundoff
+    return growth / (1 - growth) if growth < 1 else np.inf
+
+
+def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approximate:
+    """Return the largest or the smallest of all elements, which rounds nothing; NaN if one is."""
+    if not np.size(a.value):
+        return Approximate(OF_NOTHING[find], np.float64(0.0))
+    value = find(a.value)
+    errors = np.broadcast_to(a.error, np.shape(a.value))
+    if np.isnan(value):
+        settled = np.any(np.isnan(a.value) & (errors == 0))
+        return Approximate(value, np.float64(0.0 if settled else np.inf))
+    return Approximate(value, np.float64(np.max(errors)), np.any(a.may_cross))
+
+
+def product_of(a: Any, b: Any) -> Any:
+    """Return what numpy.matmul does, also of quads.
+
+    Of these it is wrong in numpy-quaddtype 1.0 unless there is one matrix, row by row:
+    https://github.com/numpy/numpy-quaddtype/issues/89.
+    """
+    if np.result_type(a, b).kind in "biufc":
+        return np.matmul(a, b)
+    product = np.matmul(np.asarray(a, object), np.asarray(b, object))
+    return np.asarray(product, np.result_type(a, b))
+
+
+def matrix_product(a: Approximate, b: Approximate, precision: Precision) -> Approximate:
+    """Multiply matrices or vectors as numpy.matmul does, adding up in any order.
+
+    Where a result is not finite, anything may be.
+    """
+    value = product_of(a.value, b.value)
+    errors_a, errors_b = (np.broadcast_to(it.error, np.shape(it.value)) for it in (a, b))
+    inherited = np.matmul(a.magnitude, errors_b) + np.matmul(errors_a, b.magnitude + errors_b)
+    reach = np.matmul(a.magnitude + errors_a, b.magnitude + errors_b)
+    error = inherited + _growth(np.shape(a.value)[-1], precision) * reach
+    # Each product may be flushed.
+    error = error + np.where(reach > 0, np.shape(a.value)[-1] * precision.smallest_normal, 0.0)
+    lost = ~np.isfinite(value) | np.isnan(error) | (reach > precision.largest)
+    error = np.where(lost, np.inf, error)
+    return Approximate(value, error, _off_zero(np.abs(np.float64(value)), error))
+
+
+def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precision) -> Approximate:
+    """Return a percentile of all elements.
+
+    Args:
+        a: the elements.
+        errors: of the elements, less than those of ``a`` where more is known of them.
+        percent: what is asked for.
+        precision: in which it is computed.
+    """
+    value = percentile(a.value, percent.value)
+    values = np.ravel(a.value)
+    errors = np.ravel(np.broadcast_to(errors, np.shape(a.value)))
+    if values.size == 0 or np.any(np.isnan(values) & (errors == 0)):
+        return Approximate(value, np.float64(0.0))
+    if np.isnan(value):
+        return Approximate(value, np.float64(np.inf), np.True_)
+    last = values.size - 1
+    rank = last * percent.value / 100
+    doubt = _rank_error(rank, percent, precision) + last * percent.error / 100
+    least, most = max(rank - doubt, 0), min(rank + doubt, last)
+    lows, highs = neighbours(values - errors, least), neighbours(values + errors, most)
+    low, high = interpolated(*lows, least), interpolated(*highs, most)
+    error = max(
+        np.float64(0.0) if above == below else np.abs(np.float64(above - below))
+        for above, below in ((value, low), (high, value))
+    )
+    whole = doubt == 0 and rank == np.floor(rank)
+    first, second = neighbours(values, rank)
+    alike = rank == np.floor(rank) or first == second
+    if not whole and (low != high or not alike):
+        # What is added to the lower neighbour is rounded, too; it may be larger than the result.
+        added = low - lows[0], high - highs[0]
+        largest = max(map(abs, (low, high, high - low, *added)))
+        error += _INTERPOLATION * precision.unit_roundoff * largest
+    error = np.float64(np.inf if np.isnan(error) else error)
+    return Approximate(value, error, error >= np.abs(value) and np.any(a.may_cross))
+
+
+def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
+    """Return how far a computed rank may be off: (percent / 100) * (n - 1) rounds twice."""
+    dtype = precision.dtype or np.dtype(np.float32)
+    if all(dtype.type(number) == number for number in (percent.value / 100, rank)):
+        return 0.0
+    return float(2 * precision.unit_roundoff * rank)
+
+
+_AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
+
+#: By function. In the rules, v is the result's magnitude, a and b are the operands.
+VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
+    np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),
+    np.subtract: Elementwise(
+        "Sub", lambda _, a, b: a.error + b.error, 1, partial(_sum_crosses, sign=-1), is_sum=True
+    ),
+    np.multiply: Elementwise(
+        "Mul",
+        lambda _, a, b: a.magnitude * b.error + (b.magnitude + b.error) * a.error,
+        1,
+        _with_operands,
+        exponents=(1, 1),
+    ),
+    np.divide: Elementwise(
+        "Div",
+        lambda v, a, b: np.where(
+            b.magnitude > b.error, (a.error + v * b.error) / (b.magnitude - b.error), np.inf
+        ),
+        2,
+        _with_operands,
+        exponents=(1, -1),
+    ),
+    np.sqrt: Elementwise("Sqrt", _root_error, 4),
+    # Where the result underflows to zero, so does its error.
+    np.exp: Elementwise("Exp", lambda v, a: np.where(a.error == 0, 0.0, v * np.expm1(a.error)), 4),
+    np.power: Elementwise(
+        "Pow",
+        _power_error,
+        4,
+        _with_operands,
+        exact=_is_exact_power,
+    ),
+    np.negative: Elementwise("Neg", lambda _, a: a.error, 0, _with_operands, exponents=(1,)),
+    np.absolute: Elementwise("Abs", lambda _, a: a.error, 0, exponents=(1,)),
+    np.log: Elementwise("Log", _logarithm_error, 4, _off_zero),
+    np.tanh: Elementwise("Tanh", lambda _, a: np.minimum(a.error, 2.0), 4, _with_operands),
+    np.sign: Elementwise("Sign", partial(_step_error, np.sign), 0, _off_zero),
+    np.floor: Elementwise("Floor", partial(_step_error, np.floor), 0, _off_zero),
+    np.ceil: Elementwise("Ceil", partial(_step_error, np.ceil), 0, _off_zero),
+    np.maximum: Elementwise("Max", partial(_chosen_error, np.maximum), 0, _with_operands),
+    np.minimum: Elementwise("Min", partial(_chosen_error, np.minimum), 0, _with_operands),
+    np.greater: Comparison("Greater"),
+    np.greater_equal: Comparison("GreaterOrEqual"),
+    np.less: Comparison("Less"),
+    np.less_equal: Comparison("LessOrEqual"),
+    np.equal: Comparison("Equal"),
+    np.not_equal: Shorthand(lambda a, b: ~np.equal(a, b)),
+    np.logical_and: _AND,
+    np.logical_or: _OR,
+    np.logical_xor: _XOR,
+    np.logical_not: _NOT,
+    np.bitwise_and: _AND,
+    np.bitwise_or: _OR,
+    np.bitwise_xor: _XOR,
+    np.invert: _NOT,
+    np.where: Choice("Where"),
+    np.sum: Reduction("ReduceSum", _summed),
+    np.mean: Reduction("ReduceMean", _summed, mean=True),
+    np.max: Reduction("ReduceMax", partial(_extreme, np.max), is_extreme=True),
+    np.min: Reduction("ReduceMin", partial(_extreme, np.min), is_extreme=True),
+    np.matmul: MatrixProduct("MatMul"),
+    percentile: Percentile(),
+    np.square: Shorthand(lambda a: a * a),
+    np.reciprocal: Shorthand(lambda a: 1.0 / a),
+    np.clip: Shorthand(lambda a, least, most: np.minimum(np.maximum(a, least), most)),
+}

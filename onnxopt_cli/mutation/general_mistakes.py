@@ -1,0 +1,608 @@
+"""Wrong implementations that any operator can have, as rows: a name, and what goes wrong there.
+
+A mistake changes what the formula is given or returns, group by group and in the wide type; or the
+inputs of the node; or its outputs; or the numbers that are computed with. The tables come first,
+the hooks that make an implementation of a change follow. Some rows equal the formula on every
+input of some operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, count
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.evaluate import evaluate, widen
+from onnxopt_cli.interpret.implementation import Compute, Implementation
+from onnxopt_cli.operators.call import Attributes, Call
+from onnxopt_cli.operators.operator import (
+    Attribute,
+    AttributeValue,
+    Operator,
+)
+from onnxopt_cli.operators.rewrite import Formula
+
+#: What goes wrong, by name; the hook that takes it says where.
+Rows = dict[str, Any]
+Operands = dict[str, Any]
+Results = tuple[Any, ...]
+Groups = tuple[tuple[Array, ...], ...]
+
+_FLOAT32 = np.dtype(np.float32)
+_DOUBLE = np.dtype(np.float64)
+_HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+_BEFORE = "Before anything is computed."
+_UNREAD = "The attribute is not read."
+
+
+def generated(operator: Operator) -> Iterator[Implementation]:
+    """Yield the wrong implementations that follow from an operator's signature."""
+    for table in (
+        _wrong_operands, _wrong_attributes, _wrong_results, _wrong_groups, _wrong_shapes,
+        _wrong_loops, _coarse_numbers, _wrong_types, _promoted_types, _wrong_reductions,
+    ):  # fmt: skip
+        yield from table(operator)
+
+
+def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
+    for name, integer in ((it.name, "int64" in it.dtypes) for it in operator.scalars):
+        rows: Rows = {f"{name} taken as 1": np.ones_like, f"{name} negated": np.negative}
+        if integer:
+            rows |= {
+                f"{name} taken as 0": np.zeros_like,
+                f"{name} + 1": lambda value: value + 1,
+                f"{name} - 1": lambda value: value - 1,
+                f"magnitude of {name}": np.abs,
+            }
+        else:
+            rows |= {f"{name} squared": np.square, f"root of {name}": np.sqrt}
+        yield from _operand(operator, name, "Every tensor sees it so.", rows)
+    yield from _exchanged(operator, operator.tensors)
+    for name in operator.tensors:
+        rows = {
+            f"{name} taken as 0": np.zeros_like,
+            f"{name} negated": np.negative,
+            f"{name} clipped to [-1, 1]": lambda value: np.clip(value, -1, 1),
+            f"{name} truncated to integers": np.trunc,
+            f"NaN in {name} taken as 0": lambda value: np.where(np.isnan(value), 0, value),
+        }
+        yield from _operand(operator, name, _BEFORE, rows)
+
+
+def _wrong_attributes(operator: Operator) -> Iterator[Implementation]:
+    for attribute in operator.attributes:
+        yield from (_wrong_word if attribute.choices else _wrong_number)(operator, attribute)
+    yield from _exchanged(operator, [it.name for it in operator.attributes if not it.choices])
+
+
+def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
+    name, choices = attribute.name, attribute.choices
+    rows: Rows = {f"{name} taken as {choice}": _always(choice) for choice in choices}
+    yield from _operand(operator, name, _UNREAD, rows)
+    following = dict(zip(choices, choices[1:] + choices[:1], strict=True))
+    rows = {f"values of {name} exchanged": following.get}
+    yield from _operand(operator, name, "Each is taken for another.", rows)
+
+
+def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
+    name, default = attribute.name, attribute.default
+    whole = sum(attribute.limits or (0.0, 1.0))
+    rows: Rows = {f"{name} taken as {value:g}": _number(value) for value in (0.0, 1.0)}
+    yield from _operand(operator, name, _UNREAD, rows)
+    rows = {
+        f"{name} negated": np.negative,
+        f"{name} squared": np.square,
+        f"{whole:g} - {name} for {name}": lambda given: _number(whole)(given) - given,
+    }
+    yield from _operand(operator, name, _BEFORE, rows)
+    if default is not None:
+        rows = {f"{name} taken as its default": _number(default)}
+        yield from _operand(operator, name, _UNREAD, rows)
+        about = f"A node that leaves {name} out means {default:g}."
+        for wrong in dict.fromkeys((0.0, 1.0, default * 10)):
+            yield Implementation(f"{name} defaults to {wrong:g}", about, defaults={name: wrong})
+
+
+def _wrong_results(operator: Operator) -> Iterator[Implementation]:
+    for (i, first), (j, second) in combinations(enumerate(operator.outputs), 2):
+        rows: Rows = {f"outputs {first} and {second} exchanged": {i: j, j: i}}
+        yield from _picked(operator, "Each stands in the other's place.", rows)
+        rows = {
+            f"{second} returned as {first}, too": {i: j},
+            f"{first} returned as {second}, too": {j: i},
+        }
+        yield from _picked(operator, "Both lie in one buffer.", rows)
+    for name, source in operator.outputs.items():
+        rows = {
+            f"{source} returned as {name}": lambda old, _: old,
+            f"{name} negated": lambda _, new: -new,
+            f"{name} halved": lambda _, new: new / 2,
+            f"{name} returned as its change": lambda old, new: new - old,
+            f"{name} changed in the other direction": lambda old, new: old - (new - old),
+            f"{name} changed twice as far": lambda old, new: new + (new - old),
+            f"{name} clipped to [-1, 1]": lambda _, new: np.clip(new, -1, 1),
+            f"{name} without its sign": lambda _, new: np.abs(new),
+            f"NaN in {name} returned as 0": lambda _, new: np.where(np.isnan(new), 0, new),
+            f"infinity in {name} returned as NaN": lambda _, new: np.where(
+                np.isinf(new), np.nan, new
+            ),
+            f"one NaN in {name} returned as all NaN": lambda _, new: new + 0 * np.sum(new),
+        }
+        yield from _result(operator, name, "After everything is computed.", rows)
+
+
+def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
+    rows: Rows = {"inputs of several tensors interleaved": _interleaved}
+    yield from _rows("They are taken tensor by tensor, not name by name.", regrouped, rows)
+    rows = {
+        "outputs of several tensors interleaved": lambda call, new: [
+            it for group, _ in enumerate(call.groups) for it in new[group :: len(call.groups)]
+        ]
+    }
+    yield from _rows("They are returned tensor by tensor, not name by name.", _outputs, rows)
+    rows = {
+        "tensors returned in reverse order": lambda new, _: new[::-1],
+        "results of the first tensor returned for all": lambda new, _: new[:1] * len(new),
+        "outputs of the first tensor only": lambda new, _: new[:1],
+        "only the first tensor updated": lambda new, old: new[:1] + old[1:],
+        "last of several tensors not updated": lambda new, old: (
+            [*new[:-1], old[-1]] if len(new) > 1 else new
+        ),
+    }
+    yield from _rows("A node with one tensor is computed right.", _each_kind, rows)
+    for position, name in enumerate(operator.tensors[1:], start=1):
+        about = f"Each {operator.tensors[0]} has its own {name}."
+        yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
+    for position, scalar in enumerate(operator.scalars):
+        if "int64" in scalar.dtypes:
+            about = "It grows by one from each tensor of a node to the next."
+            yield from _rows(about, _counting, {f"{scalar.name} counts tensors": position})
+
+
+def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
+    rows: Rows = {
+        "scalars come back with a dimension": lambda new: new.reshape(new.shape or 1),
+        "results come back flat": lambda new: new.reshape(-1) if new.ndim else new,
+        "dimensions of one are dropped": np.squeeze,
+        "results come back in column-major order": lambda new: new.ravel("F").reshape(new.shape),
+        "empty results come back with an element": lambda new: (
+            new if new.size else np.zeros(1, new.dtype)
+        ),
+        "results come back transposed": np.transpose,
+    }
+    yield from _rows("The elements are right.", _each_output, rows)
+    rows = {"empty results are left out": lambda _, new: [it for it in new if it.size]}
+    yield from _rows("A node with an empty tensor has an output less.", _outputs, rows)
+    rows = {f"shape of {it.name} leaks into the results": at
+            for at, it in enumerate(operator.scalars)}  # fmt: skip
+    yield from _rows("One element of rank 1 broadcasts like any tensor.", _enlarged, rows)
+    rows = {
+        "results have their operand's shape": lambda new, like, _: new.ravel()[: like.size].reshape(
+            like.shape
+        )
+    }
+    yield from _rows("A tensor that broadcasts comes back in its own shape.", _each_place, rows)
+    rows = {
+        "first element of broadcast operands used for all": lambda tensor, shape: np.full(
+            shape, tensor.ravel()[0]
+        ),
+        "broadcast operands read without strides": np.resize,
+        "broadcast operands padded with zeros": lambda tensor, shape: np.pad(
+            tensor.ravel(), (0, math.prod(shape) - tensor.size)
+        ).reshape(shape),
+        "broadcast operands refused": _refuse,
+    }
+    yield from _rows("Operands of the result's own shape are read right.", _filled, rows)
+
+
+def _wrong_loops(_: Operator) -> Iterator[Implementation]:
+    rows: Rows = {
+        "tail of a loop by four left out": lambda size: slice(size - size % 4, size),
+        "tail of a loop by sixteen left out": lambda size: slice(size - size % 16, size),
+        "first element left out": lambda _: slice(0, 1),
+        "last element left out": lambda size: slice(max(size - 1, 0), size),
+        "only the first element updated": lambda size: slice(1, size),
+        "only the first 1024 elements updated": lambda size: slice(1024, size),
+        "only the first 65536 elements updated": lambda size: slice(65536, size),
+    }
+    yield from _rows("Elements left out come back as they were given.", _elements_kept, rows)
+
+
+def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
+    every = "Everything is rounded at every operation"
+    yield Implementation(
+        "double computed in float32",
+        f"{every}, also where the tensors are double.",
+        ("tinygrad",),
+        compute=partial(evaluate, dtype=_FLOAT32),
+        precision=_FLOAT32,
+    )
+    roundings: Rows = {name: _through(dtype) for name, dtype in _HALVES.items()} | {"TF32": _tf32}
+    yield from _rows(_BEFORE, _each_tensor, {"double read as float32": _through(_FLOAT32)})
+    rows: Rows = {"double returned through float32": _through(_FLOAT32)}
+    yield from _rows("Results are rounded before they become double.", _each_output, rows)
+    for name, dtype in _HALVES.items():
+        compute = partial(evaluate, dtype=dtype)
+        yield Implementation(f"computed in {name}", f"{every}.", compute=compute, precision=dtype)
+    rows = {f"tensors rounded to {name}": change for name, change in roundings.items()}
+    yield from _rows(_BEFORE, _each_tensor, rows)
+    rows = {f"results rounded to {name}": change for name, change in roundings.items()}
+    yield from _rows("They are stored so, and come back in their own type.", _each_output, rows)
+    rows = {"overflow returned as the largest number": _saturated}
+    yield from _rows("Results saturate at the end of their type's range.", _each_output, rows)
+    for position, scalar in enumerate(operator.scalars):
+        name = scalar.name
+        if "int64" in scalar.dtypes:
+            rows = {
+                f"{name} read as int32": lambda value: value.astype(np.int32),
+                f"{name} read as unsigned": lambda value: value.astype(np.uint64),
+                f"{name} rounded to float32": lambda value: value.astype(np.float32),
+            }
+        else:
+            rows = {f"{name} rounded to {dtype}": _through(dtype)
+                    for dtype in (_FLOAT32, *_HALVES.values())}  # fmt: skip
+        yield from _rows(_BEFORE, partial(_scalar, position), rows)
+    about = "0.999 is taken for the double next to it, and not for the float32 that a node holds."
+    yield from _rows(about, _each_attribute, {"attributes not rounded to float32": _decimal})
+    of_defaults = partial(_each_attribute, only_defaults=True)
+    yield from _rows(about, of_defaults, {"defaults not rounded to float32": _decimal})
+    yield Implementation(
+        "attributes combined in float32",
+        "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
+        compute=partial(evaluate, attributes=_FLOAT32),
+    )
+    rows = {f"attributes rounded to {name}": dtype.type for name, dtype in _HALVES.items()}
+    yield from _rows(_BEFORE, _each_attribute, rows)
+
+
+def _wrong_types(operator: Operator) -> Iterator[Implementation]:
+    rows: Rows = {
+        "results come back in float32": lambda *_: _FLOAT32,
+        "results come back in double": lambda *_: _DOUBLE,
+        "results come back in float16": lambda *_: np.dtype(np.float16),
+    }
+    rates = [it.name for it in operator.scalars if "int64" not in it.dtypes]
+    for at, name in enumerate([*operator.tensors, *rates]):
+        rows[f"results come back in the type of {name}"] = lambda call, group, at=at: (
+            [*call.groups[group], *(it for it in call.scalars if it.dtype.kind == "f")][at].dtype
+        )
+    yield from _rows("Whatever their tensors' own types are.", _typed, rows)
+    rows = {
+        "several tensors come back in float32": lambda call, new: (
+            new if len(call.groups) == 1 else [it.astype(_FLOAT32) for it in new]
+        )
+    }
+    yield from _rows("One tensor keeps its type.", _outputs, rows)
+    if operator.counts:
+        rows = {f"{next(iter(operator.outputs))} comes back in double for T > 0": _first_in_double}
+        about = "An integer in a formula makes its result double."
+        yield from _rows(about, _outputs, rows)
+    rows = {
+        f"all tensors rounded to the type of {operator.tensors[0]}": lambda tensor, first: (
+            tensor.astype(first.dtype).astype(tensor.dtype)
+        )
+    }
+    yield from _rows(f"{_BEFORE[:-1]}, in a node with types of both kinds.", _each_beside, rows)
+
+
+def _promoted_types(_: Operator) -> Iterator[Implementation]:
+    """Yield what leaves types and shapes to NumPy: those of R and T get into the results."""
+    rows: Rows = {
+        "types and shapes as NumPy has them": lambda promoted, _own, _tensors: promoted,
+        "shapes as NumPy has them": lambda _promoted, own, _tensors: own,
+        "shapes as NumPy has them, several tensors in float32": lambda promoted, _own, tensors: (
+            _FLOAT32 if tensors > 1 else promoted
+        ),
+    }
+    yield from _rows("What R and T broadcast to comes back.", _promoted, rows)
+
+
+def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
+    """Yield what takes elements or numbers from other tensors, or leaves some out."""
+    carries = any(map(operator.carries, operator.outputs))
+    if not carries:
+        about = "What depends on all elements of a tensor depends on those of the others, too."
+        yield Implementation("several tensors computed as one", about, compute=_joined)
+    for name in (attribute.name for attribute in operator.attributes if attribute.each):
+        about = "The node gives one for each."
+        yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
+    if carries:
+        rows: Rows = {
+            "all tensors but the first left out": lambda groups: groups[:1],
+            "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
+        }
+        yield from _rows("They do not count.", regrouped, rows)
+        rows = {"last element of each tensor left out": lambda it, first: _full(it, first)[:-1]}
+        yield from _rows("They do not count.", _each_beside, rows)
+
+
+def _of_others(name: str) -> Rows:
+    return {
+        f"{name} of the first tensor used for all": lambda each: each[:1] * len(each),
+        f"{name} of several tensors in reverse order": lambda each: each[::-1],
+    }
+
+
+# Hooks around the formula: what it is given and what it returns for a group, by name.
+
+
+def _around(
+    operator: Operator,
+    about: str,
+    rows: Rows,
+    before: Callable[[Any, Operands], Operands] = lambda _, operands: operands,
+    after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
+) -> Iterator[Implementation]:
+    names = operator.input_names(1)
+
+    def changed(row: Any, formula: Formula) -> Formula:
+        def altered(*values: Any, **attributes: Any) -> Results:
+            # Another mistake around this one gives all by name.
+            operands = dict(zip(names, values, strict=False)) | attributes
+            return after(row, operands, formula(**before(row, operands)))
+
+        return altered
+
+    for name, row in rows.items():
+        yield Implementation(name, about, change=partial(changed, row))
+
+
+def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[Implementation]:
+    """Change one operand first."""
+    return _around(operator, about, rows, lambda change, it: it | {name: change(it[name])})
+
+
+def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementation]:
+    """Take two operands for each other."""
+    rows = {f"{a} and {b} exchanged": {a: b, b: a} for a, b in combinations(names, 2)}
+
+    def before(places: dict[str, str], operands: Operands) -> Operands:
+        return operands | {name: operands[other] for name, other in places.items()}
+
+    return _around(operator, "Each is taken for the other.", rows, before)
+
+
+def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
+    """Change one result, given what it replaces."""
+    at, source = list(operator.outputs).index(result), operator.outputs[result]
+
+    def after(change: Any, operands: Operands, results: Results) -> Results:
+        return (*results[:at], change(operands[source], results[at]), *results[at + 1 :])
+
+    return _around(operator, about, rows, after=after)
+
+
+def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
+    """Return other results: a row says which, by the place where each comes to stand."""
+
+    def after(places: dict[int, int], _: Operands, results: Results) -> Results:
+        return tuple(results[places.get(place, place)] for place in range(len(results)))
+
+    return _around(operator, about, rows, after=after)
+
+
+def _decimal(value: float) -> float:
+    return float(str(np.float32(value)))
+
+
+def _always(value: str) -> Callable[[str], str]:
+    return lambda _: value
+
+
+def _number(value: float) -> Callable[[Any], Any]:
+    return lambda given: given.dtype.type(value)
+
+
+# Hooks around the node.
+
+
+def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Implementation]:
+    for name, change in rows.items():
+        yield Implementation(name, about, compute=hook(change))
+
+
+def regrouped(change: Callable[[Groups], Groups]) -> Compute:
+    """Compute the formula on other groups."""
+    return lambda call: evaluate(replace(call, groups=change(call.groups)))
+
+
+def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
+    """Change each tensor, given the first one of its group."""
+    return regrouped(
+        lambda groups: tuple(tuple(change(it, group[0]) for it in group) for group in groups)
+    )
+
+
+def _each_tensor(change: Callable[[Array], Array]) -> Compute:
+    return _each_beside(lambda tensor, _: change(tensor))
+
+
+def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
+    """Fill in operands that do not have the shape of their group's first tensor."""
+    return _each_beside(lambda it, first: it if it.shape == first.shape else fill(it, first.shape))
+
+
+def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
+    """Take the values of one tensor from other groups; its type, and the result's, stays."""
+    return regrouped(
+        lambda groups: tuple(
+            (*mine[:position], other[position].astype(mine[position].dtype), *mine[position + 1 :])
+            for mine, other in zip(groups, change(groups), strict=True)
+        )
+    )
+
+
+def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
+    def compute(call: Call[Array]) -> list[Array]:
+        scalars = list(call.scalars)
+        scalars[position] = change(scalars[position])
+        return evaluate(replace(call, scalars=tuple(scalars)))
+
+    return compute
+
+
+def _counting(position: int) -> Compute:
+    def compute(call: Call[Array]) -> list[Array]:
+        before = count()
+        return call.by_group(_scalar(position, lambda value: value + next(before)))
+
+    return compute
+
+
+def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = False) -> Compute:
+    def changed(value: AttributeValue) -> AttributeValue:
+        if isinstance(value, tuple):
+            return tuple(float(change(number)) for number in value)
+        return value if isinstance(value, str) else float(change(value))
+
+    return _attributes(
+        lambda call: {
+            name: it if only_defaults and name not in call.omitted else changed(it)
+            for name, it in call.attributes.items()
+        }
+    )
+
+
+def _numbers_of_other(name: str, change: Callable[[Any], Any]) -> Compute:
+    """Take an attribute's numbers from other groups."""
+    return _attributes(lambda call: {**call.attributes, name: change(call.attributes[name])})
+
+
+def _attributes(changed: Callable[[Call[Array]], Attributes]) -> Compute:
+    return lambda call: evaluate(replace(call, attributes=changed(call)))
+
+
+def _outputs(change: Callable[[Call[Array], list[Array]], list[Array]]) -> Compute:
+    return lambda call: change(call, evaluate(call))
+
+
+def _each_output(change: Callable[[Array], Array]) -> Compute:
+    return lambda call: list(map(change, evaluate(call)))
+
+
+def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
+    """Change each output, given the inputs that have its type and its shape."""
+    return _outputs(
+        lambda call, new: [change(it, *of) for it, of in zip(new, call.sources, strict=True)]
+    )
+
+
+def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
+    """Change the groups' outputs of each name, given the tensors that they replace."""
+
+    def changed(call: Call[Array], new: list[Array]) -> list[Array]:
+        old = [np.broadcast_to(like, first.shape) for like, first in call.sources]
+        size = len(call.groups)
+        kinds = [slice(start, start + size) for start in range(0, len(new), size)]
+        return [output for kind in kinds for output in change(new[kind], old[kind])]
+
+    return _outputs(changed)
+
+
+def _elements_kept(elements: Callable[[int], slice]) -> Compute:
+    def changed(new: Array, like: Array, first: Array) -> Array:
+        kept = elements(new.size)
+        new.flat[kept] = _full(like, first)[kept]
+        return new
+
+    return _each_place(changed)
+
+
+def _enlarged(position: int) -> Compute:
+    def changed(call: Call[Array], new: list[Array]) -> list[Array]:
+        shape = call.scalars[position].shape
+        return [np.broadcast_to(it, np.broadcast_shapes(shape, it.shape)) for it in new]
+
+    return _outputs(changed)
+
+
+def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
+    return _outputs(
+        lambda call, new: [
+            it.astype(dtype(call, at % len(call.groups))) for at, it in enumerate(new)
+        ]
+    )
+
+
+def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
+    """Take shapes from NumPy, and types from NumPy, the own tensor, and the number of tensors."""
+
+    def compute(call: Call[Array]) -> list[Array]:
+        # Attributes are float32 as they are, and so is what follows from them alone.
+        exact = call.apply(lambda scalar: widen(scalar.reshape(())), widen, np.float32)
+        promoted = call.apply(_branching, _branching, np.float32)
+        return [
+            np.broadcast_to(np.asarray(value), np.shape(as_numpy)).astype(
+                choose(np.asarray(as_numpy).dtype, own.dtype, len(call.groups))
+            )
+            for (value, own, _), (as_numpy, _, _) in zip(exact, promoted, strict=True)
+        ]
+
+    return compute
+
+
+class _Branching(np.ndarray[Any, Any]):
+    """An array that takes one branch of a choice by a single condition, as a program does."""
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.where and np.size(args[0]) == 1:
+            return args[1] if np.all(args[0]) else args[2]
+        return super().__array_function__(function, types, args, kwargs)
+
+
+def _branching(array: Array) -> _Branching:
+    return array.view(_Branching)
+
+
+# Changes that are longer than a row.
+
+
+def _full(tensor: Array, first: Array) -> Array:
+    """Return the elements of a tensor that broadcasts to the first one of its group, in order."""
+    return np.broadcast_to(tensor, first.shape).ravel()
+
+
+def _interleaved(groups: Groups) -> Groups:
+    flat = [tensor for members in zip(*groups, strict=True) for tensor in members]
+    size = len(groups[0])
+    return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
+
+
+def _refuse(_operand: Array, _shape: tuple[int, ...]) -> Array:
+    raise ValueError("shapes differ")
+
+
+def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
+    counts = [value for value in call.scalars if value.dtype.kind == "i"]
+    groups = len(call.groups) if all(count.item() > 0 for count in counts) else 0
+    return [output.astype(_DOUBLE) for output in outputs[:groups]] + outputs[groups:]
+
+
+def _joined(call: Call[Array]) -> list[Array]:
+    """Compute all groups as one that holds all elements; the types are those of the first."""
+    outputs = call.apart(evaluate(call.in_a_row))
+    return [it.astype(like.dtype) for it, (like, _) in zip(outputs, call.sources, strict=True)]
+
+
+def _through(dtype: np.dtype[Any]) -> Callable[[Array], Array]:
+    return lambda tensor: tensor.astype(dtype).astype(tensor.dtype)
+
+
+def _tf32(tensor: Array) -> Array:
+    """Round to the 11 significant bits of NVIDIA's TensorFloat-32, which has float32's range."""
+    fraction, exponent = np.frexp(tensor.astype(_FLOAT32))
+    rounded_fraction = np.ldexp(np.rint(np.ldexp(fraction, 11)), exponent - 11)
+    return np.asarray(rounded_fraction).astype(tensor.dtype)
+
+
+def _saturated(tensor: Array) -> Array:
+    largest = np.finfo(tensor.dtype).max
+    return np.where(np.isinf(tensor), np.copysign(largest, tensor), tensor)

@@ -1,0 +1,178 @@
+"""The formula gone wrong by itself: one place of its syntax tree exchanged or dropped at a time."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache, partial
+
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.rewrite import (
+    Formula,
+    compile_tree,
+    formula_tree,
+)
+
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**",
+}  # fmt: skip
+_LOGIC: dict[type[ast.operator], str] = {ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+_NUMBERS = (0, 1, 2, 0.5, -1)
+_FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
+
+#: What changed, and the node that takes the place of the old one.
+Change = tuple[str, ast.expr]
+#: Puts another expression in the place of one.
+Put = Callable[[ast.expr], None]
+
+
+@cache
+def mutants(operator: Operator) -> tuple[Implementation, ...]:
+    """Return the operator's automatic wrong implementations, in the order of the formula.
+
+    Some equal the formula on every input:
+    :func:`~onnxopt_cli.mutation.equivalence.equivalent` recognises them.
+    """
+    tree = formula_tree(operator.formula)
+    # Nothing in the docstring is computed.
+    tree.body = tree.body[ast.get_docstring(tree) is not None :]
+    choices = [choice for attribute in operator.attributes for choice in attribute.choices]
+    numbers = [it.name for it in operator.attributes if not it.choices]
+    found: dict[str, Implementation] = {}
+    original = ast.unparse(tree)
+    for statement, node, put, known in _places(tree, [*operator.input_names(1), *numbers]):
+        before = _text(statement)
+        for about, expression in _changes(node, known, choices):
+            put(expression)
+            source = ast.unparse(tree)
+            if source != original and source not in found:
+                found[source] = Implementation(
+                    name=f"{_text(statement)}, not {before}",
+                    about=about,
+                    change=lru_cache(partial(_compiled, source)),
+                )
+        put(node)
+    return tuple(found.values())
+
+
+def _compiled(source: str, formula: Formula) -> Formula:
+    (tree,) = ast.parse(source).body
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"a formula is a function, not {source!r}")
+    return compile_tree(tree, formula)
+
+
+def _text(statement: ast.stmt) -> str:
+    """Return a statement in one line, an if without its branches."""
+    if isinstance(statement, ast.If):
+        return f"if {ast.unparse(statement.test)}"
+    return ast.unparse(statement)
+
+
+def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> Iterator[Change]:
+    """Yield everything that may stand in an expression's place; some may be what is there.
+
+    Args:
+        node: the expression.
+        known: names of the numbers that have one there.
+        choices: the strings that attributes may be.
+    """
+    text = ast.unparse(node)
+    named = text in known
+    names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in known]
+    numbers = [(f"{text} became {it}.", ast.Constant(it)) for it in _NUMBERS]
+    match node:
+        case ast.BinOp():
+            yield from _binary_changes(node)
+        case ast.Compare():
+            yield from _comparison_changes(node)
+        case ast.Call():
+            yield from _call_changes(node)
+        case ast.Name() if named:
+            yield from (*names, *numbers)
+        case ast.Constant(value=str()):
+            yield from ((f"{text} became {it!r}.", ast.Constant(it)) for it in choices)
+        case ast.Constant():
+            yield from (*numbers, *names)
+    if named or isinstance(node, ast.BinOp | ast.Call):
+        yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
+        yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
+
+
+def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
+    alike = next((it for it in (_ARITHMETIC, _LOGIC) if type(node.op) in it), {})
+    old = alike.get(type(node.op), "")
+    for kind, new in alike.items():
+        yield f"{old} became {new}.", ast.BinOp(node.left, kind(), node.right)
+    yield f"The operands of {old} were exchanged.", ast.BinOp(node.right, node.op, node.left)
+    yield f"{ast.unparse(node.right)} was dropped.", node.left
+    yield f"{ast.unparse(node.left)} was dropped.", node.right
+
+
+def _comparison_changes(node: ast.Compare) -> Iterator[Change]:
+    (old,), (right,) = node.ops, node.comparators
+    for kind, new in _COMPARISONS.items():
+        about = f"{_COMPARISONS[type(old)]} became {new}."
+        yield about, ast.Compare(node.left, [kind()], [right])
+    for value in (True, False):
+        yield f"{ast.unparse(node)} became {value}.", ast.Constant(value)
+
+
+def _call_changes(node: ast.Call) -> Iterator[Change]:
+    function = ast.unparse(node.func)
+    match node.args:
+        case [argument]:
+            yield f"{function} was dropped.", argument
+            for name in _FUNCTIONS:
+                other = ast.Attribute(ast.Name("np", ast.Load()), name, ast.Load())
+                yield f"{function} became np.{name}.", ast.Call(other, [argument], [])
+        case [argument, _]:
+            yield f"{function} was dropped.", argument
+        case [condition, first, second]:
+            yield "The first branch is always taken.", first
+            yield "The second branch is always taken.", second
+            exchanged = ast.Call(node.func, [condition, second, first], [])
+            yield "The branches were exchanged.", exchanged
+
+
+def _places(
+    tree: ast.FunctionDef, names: list[str]
+) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
+    """Yield every expression: its statement, itself, what exchanges it, and the numbers before.
+
+    Args:
+        tree: the formula.
+        names: its arguments that are numbers; the names that it assigns are added on the way.
+    """
+    for statement in _statements(tree.body):
+        fields = tuple(it for it in ("test", "value") if it in statement._fields)
+        for node, put in _expressions(statement, fields):
+            yield statement, node, put, names
+        if isinstance(statement, ast.Assign):
+            targets = (it.id for it in statement.targets if isinstance(it, ast.Name))
+            names += [it for it in targets if it not in names]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for within in ("body", "orelse"):
+            yield from _statements(getattr(statement, within, []))
+
+
+def _expressions(parent: ast.AST, fields: tuple[str, ...]) -> Iterator[tuple[ast.expr, Put]]:
+    """Yield every expression, with what puts another one in its place."""
+    for field in fields:
+        value = getattr(parent, field)
+        several = isinstance(value, list)
+        for index, child in enumerate(value if several else [value]):
+            if isinstance(child, ast.expr):
+                in_field = partial(setattr, parent, field)
+                yield child, partial(value.__setitem__, index) if several else in_field
+                # A function's name is no operand.
+                inner = ("args",) if isinstance(child, ast.Call) else child._fields
+                yield from _expressions(child, inner)

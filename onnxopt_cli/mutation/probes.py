@@ -1,0 +1,219 @@
+"""Calls that spread over an operator's inputs, to tell implementations apart without any suite.
+
+Two kinds: dense ones, with hundreds of double elements for each T and setting of the attributes,
+for what is wrong in a formula; and small ones of every structure, for what is wrong around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, product
+
+import numpy as np
+
+from onnxopt_cli.core.blocks import LARGE
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.evaluate import (
+    evaluate,
+    nonnegative_tensors,
+    undefined_at,
+)
+from onnxopt_cli.operators.call import (
+    Call,
+    bind,
+    complete_attributes,
+)
+from onnxopt_cli.operators.operator import AttributeValue, Operator
+
+_ELEMENTS = 300
+_COUNTS = (2, 1, 0, 1000, -1)
+#: Counts that float32 rounds, and that int32 takes for a negative and for a small one.
+_LARGE_COUNTS = (2**24 + 1, 2**31 + 5, 2**32 + 1)
+_ABOVE_ONE = 1.5
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+
+Shape = tuple[int, ...]
+#: Shapes of the first tensor and of the others, for each group.
+Layout = tuple[tuple[Shape, Shape], ...]
+Numbers = dict[str, AttributeValue]
+
+_LAYOUTS: tuple[Layout, ...] = (
+    (((2, 3), (2, 3)),) * 3,
+    (((4,), (4,)), ((2, 5), (2, 5))),
+    (((), ()),),
+    (((1, 3, 1), (1, 3, 1)),),
+    (((0,), (0,)), ((2, 0), (2, 0))),
+    (((21,), (21,)),),
+    (((2, 3), (3,)),),
+    (((2, 3), (2, 1)),),
+    (((2, 3), ()),),
+)
+_LARGE_LAYOUT: Layout = (((70_001,), (70_001,)),)
+_ODD: Layout = (((21,), (21,)),)
+_PAIR: Layout = (((3,), (3,)),) * 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """A call and what the formula yields for it; all arrays are read-only.
+
+    Attributes:
+        call: the node.
+        expected: its outputs.
+        dense: True if it has one group, of many elements that are probes on their own.
+        finite: True if all its inputs are finite numbers.
+        largest: the largest magnitude among its tensors that is finite.
+    """
+
+    call: Call[Array]
+    expected: tuple[Array, ...]
+    dense: bool
+    finite: bool
+    largest: float
+
+
+@cache
+def probes(operator: Operator) -> tuple[Probe, ...]:
+    """Return the operator's probes, always the same ones; most mistakes show in the first.
+
+    The large ones come last: what shows in another need not be computed for them.
+    """
+    draw = _Draw(operator)
+    first, *dense = [probe_of(call, dense=True) for call in draw.dense()]
+    small = map(probe_of, chain(draw.structures(), draw.limits(), draw.not_finite()))
+    return tuple(sorted((first, *small, *dense), key=lambda probe: probe.call.size >= LARGE))
+
+
+def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
+    """Return a call as a probe."""
+    for array in call.inputs:
+        array.setflags(write=False)
+    finite = all(np.isfinite(array).all() for array in call.inputs)
+    tensors = [tensor for group in call.groups for tensor in group]
+    largest = max(float(np.abs(it[np.isfinite(it)]).max(initial=0)) for it in tensors)
+    return Probe(call, tuple(evaluate(call)), dense, finite, largest)
+
+
+class _Draw:
+    """Draws the calls of one operator from a generator whose numbers never change."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._random = np.random.RandomState(1)
+        numeric = [item for item in operator.attributes if not item.choices]
+        self._numeric = {item.name: item.limits or (0.0, 1.0) for item in numeric}
+        self._limits = {item.name: item.limits for item in numeric if item.limits}
+        self._choices = {item.name: item.choices for item in operator.attributes if item.choices}
+        self._each = [item.name for item in operator.attributes if item.each]
+        self._magnitudes = nonnegative_tensors(operator)
+
+    def dense(self) -> Iterator[Call[Array]]:
+        layout: Layout = (((_ELEMENTS,), (_ELEMENTS,)),)
+        for given, count in product(self._settings(), _COUNTS if self._operator.counts else (0,)):
+            yield self._call(layout, count=count, given=given)
+
+    def structures(self) -> Iterator[Call[Array]]:
+        types = self._operator.dtypes
+        for layout, dtype in product(_LAYOUTS, types):
+            yield self._call(layout, types=(dtype, dtype))
+        for first, others, rate in product(types, types, types):
+            yield self._call(_PAIR, types=(first, others), rate=rate)
+        for rank, shape in product((1, 2), ((), (3,))):
+            yield self._call(((shape, shape),), rank=rank)
+        for count in (-1, 0, 1) if self._operator.counts else ():
+            yield self._call(_PAIR, count=count)
+        for count, name in product(_LARGE_COUNTS if self._operator.counts else (), self._numeric):
+            if self._numeric[name][1] >= _BELOW_ONE:
+                yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
+        for scale in (1e-25, 1e6, 1e18):
+            yield self._call(_PAIR, types=("float32", "float32"), scale=scale)
+        for dtype in types:
+            yield self._call(_LARGE_LAYOUT, types=(dtype, dtype))
+
+    def limits(self) -> Iterator[Call[Array]]:
+        for name in self._each:
+            limits = self._numeric[name]
+            apart = (*limits, sum(limits) / 2)
+            yield self._call(_LAYOUTS[0], given=self._attributes() | {name: apart})
+        for name, limits in self._limits.items():
+            for value in (*limits, sum(limits) / 2):
+                yield self._call(_ODD, given=self._attributes() | {name: value})
+
+    def not_finite(self) -> Iterator[Call[Array]]:
+        for name, value in product(self._operator.tensors, (np.nan, np.inf, -np.inf)):
+            if name not in self._magnitudes or not value < 0:
+                call = self._call(_PAIR)
+                call.groups[0][self._operator.tensors.index(name)][1] = value
+                yield call
+
+    def _call(
+        self,
+        layout: Layout,
+        *,
+        count: int = 3,
+        given: Mapping[str, object] | None = None,
+        types: tuple[str, str] = ("float64", "float64"),
+        rate: str = "float64",
+        rank: int = 0,
+        scale: float = 1.0,
+    ) -> Call[Array]:
+        """Draw a call; types are those of the first tensor and of the others, as in a layout."""
+        operator = self._operator
+        if given is None:
+            given = self._attributes()
+        scalars = [
+            np.full((1,) * rank, count, "int64")
+            if "int64" in scalar.dtypes
+            else np.full((1,) * rank, self._random.randint(5, 250) / 100, rate)
+            for scalar in operator.scalars
+        ]
+        tensors = [
+            self._tensor(name, shapes[position > 0], types[position > 0], scale)
+            for position, name in enumerate(operator.tensors)
+            for shapes in layout
+        ]
+        return bind(
+            operator,
+            [*scalars, *tensors],
+            complete_attributes(operator, given),
+            omitted=frozenset(item.name for item in operator.attributes) - set(given),
+        )
+
+    def _tensor(self, name: str, shape: Shape, dtype: str, scale: float) -> Array:
+        """Draw short decimal numbers of many magnitudes, one in five zero."""
+        powers = 10.0 ** -self._random.randint(-5, 1, shape)
+        # A quotient by a power of ten is the number nearest to the decimal; a product is not.
+        values = self._random.randint(-999, 1000, shape) / powers
+        values = values * (self._random.randint(0, 5, shape) > 0) * scale
+        # The sum turns negative zeros, which would only distract, into positive ones.
+        return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
+
+    def _settings(self) -> Iterator[Numbers]:
+        """Draw attributes: all given, the optional ones left out, each zero and above one."""
+        required = [item.name for item in self._operator.attributes if item.required]
+        for chosen in product(*self._choices.values()):
+            fixed: Numbers = dict(zip(self._choices, chosen, strict=True))
+            for _ in range(3):
+                yield self._attributes() | fixed
+            drawn = self._attributes() | fixed
+            yield {name: drawn[name] for name in drawn if name in required}
+            for name in self._numeric:
+                limits = self._limits.get(name, ())
+                least, largest = limits or (-np.inf, np.inf)
+                for value in (0.0, *limits, _ABOVE_ONE):
+                    inside = least <= value <= largest
+                    if inside and not undefined_at(self._operator, {name: value}):
+                        yield self._attributes() | fixed | {name: value}
+
+    def _attributes(self) -> Numbers:
+        chosen: Numbers = {
+            name: choices[self._random.randint(len(choices))]
+            for name, choices in self._choices.items()
+        }
+        fractions: Numbers = {
+            name: least + (largest - least) * float(self._random.randint(5, 95) / 100)
+            for name, (least, largest) in self._numeric.items()
+        }
+        return chosen | fractions

@@ -1,0 +1,1 @@
+"""The operators that come with onnxopt: one module for each."""

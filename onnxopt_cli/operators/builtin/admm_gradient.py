@@ -1,0 +1,106 @@
+"""AdmmGradient, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np  # noqa: F401 - the known mistakes use it
+
+from onnxopt_cli.operators.operator import (
+    NOWHERE,
+    Attribute,
+    Operator,
+    Reformulation,
+    mistake_table,
+)
+
+
+def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
+    """Add the gradient of the ADMM penalty to a layer's gradient.
+
+    The gradient of (rho / 2) * ||W - Z + U||^2 with respect to W (Boyd et al. 2011, section 3.1.1),
+    for training in which the loss's gradient is computed without the penalty::
+
+        G_new = G + rho * (W - Z + U)
+
+    Each layer is computed on its own, element by element.
+
+    - Element types: G_new has G's, whatever those of W, Z and U are.
+    - NaN in any input makes the element NaN; infinities do what IEEE arithmetic makes of them.
+    - An empty layer stays empty; a layer of one element is no special case.
+
+    Args:
+        G: gradient of the loss with respect to the layer's weights.
+        W: the weights; broadcasts to G's shape.
+        Z: the pruned weights; broadcasts to G's shape.
+        U: the scaled dual variable; broadcasts to G's shape.
+        rho: weight of the penalty; any number.
+
+    Returns:
+        The new gradient, of G's shape.
+    """
+    return (G + rho * (W - Z + U),)
+
+
+_RESIDUAL = "W - Z + U"
+_PENALTY = f"rho * ({_RESIDUAL})"
+
+KNOWN_MISTAKES = mistake_table(f"""
+    gradient of the norm not squared
+        The residual is divided by twice its length, as automatic differentiation does of a \
+            penalty whose norm is not squared.
+        seen in the published code of the ADMM pruning article that gives the formula
+        seen in bzantium/pytorch-admm-pruning
+        {_PENALTY} -> rho / 2 * ({_RESIDUAL}) \
+            / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)
+    rho halved
+        The half of the penalty stays in its gradient.
+        {_PENALTY} -> rho / 2 * ({_RESIDUAL})
+    rho doubled
+        The gradient of rho * ||W - Z + U||^2.
+        {_PENALTY} -> 2 * rho * ({_RESIDUAL})
+    rho left out
+        The residual is added as it is.
+        {_PENALTY} -> ({_RESIDUAL})
+    U subtracted
+        The dual variable has the other sign.
+        {_RESIDUAL} -> W - Z - U
+    U left out
+        The dual variable does not enter.
+        {_RESIDUAL} -> W - Z
+    U not scaled
+        The dual variable is taken for the multiplier itself.
+        {_PENALTY} -> (rho * (W - Z) + U)
+    Z left out
+        The weights are drawn to zero instead of to the pruned ones.
+        {_RESIDUAL} -> W + U
+    gradient subtracted
+        The penalty is climbed instead of descended.
+        G + {_PENALTY} -> G - {_PENALTY}
+    sign of the residual
+        The gradient of a sum of magnitudes.
+        {_RESIDUAL} -> np.sign({_RESIDUAL})
+    averaged over the elements
+        The penalty is taken for a mean of squares.
+        {_PENALTY} -> {_PENALTY} / np.maximum(np.size(G), 1)
+""")
+
+ADMM_GRADIENT = Operator(
+    name="AdmmGradient",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=admm_gradient,
+    scalars=(),
+    tensors=("G", "W", "Z", "U"),
+    outputs={"G_new": "G"},
+    attributes=(Attribute("rho"),),
+    about="A gradient plus that of the ADMM penalty.",
+    source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
+    known_mistakes=KNOWN_MISTAKES,
+    reformulations=(
+        Reformulation("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),
+        # A U that is small beside W loses its digits, where W and Z are equal all of them.
+        Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
+        Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
+    ),
+)

@@ -1,0 +1,128 @@
+"""AdmmPenalty, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.operators.operator import (
+    FLOATS,
+    NOWHERE,
+    Attribute,
+    Operator,
+    Reformulation,
+    Scalar,
+    mistake_table,
+)
+
+
+def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
+    """The loss of ADMM training: what is to be minimised, plus the distance from what was pruned.
+
+    Scaled form of the augmented Lagrangian (Boyd et al. 2011, section 3.1.1). The node adds the
+    penalties of all layers to one loss, in their order::
+
+        loss_new = loss + sum over the layers of (rho / 2) * ||W - Z + U||^2
+
+    where ||.||^2 is the sum of the squares of all elements.
+
+    - Element types: loss_new has the loss's, whatever the layers' are; layers may differ.
+    - Order of summation: free, but for the loss, which is none of the terms of a layer's sum.
+    - NaN in any input, or infinities of both signs that meet, make loss_new NaN.
+    - An empty layer adds nothing; a layer of one element adds (rho / 2) * (W - Z + U)^2.
+    - rho may be any number; 0 leaves the loss as it is, unless a layer is infinite or NaN.
+
+    Args:
+        loss: of one element, of any rank.
+        W: a layer's weights.
+        Z: the pruned weights; broadcasts to W's shape.
+        U: the scaled dual variable; broadcasts to W's shape.
+        rho: weight of the penalty.
+
+    Returns:
+        The new loss, of the loss's shape.
+    """
+    # Distance from the pruned weights, moved by the dual variable.
+    residual = W - Z + U
+    return (loss + rho / 2 * np.sum(residual * residual),)
+
+
+_SQUARED = "np.sum(residual * residual)"
+_RESIDUAL = "W - Z + U"
+_SCALED = f"rho / 2 * {_SQUARED}"
+
+KNOWN_MISTAKES = mistake_table(f"""
+    norm not squared
+        The norm takes the place of its square.
+        seen in the published code of the ADMM pruning article that gives the formula
+        seen in bzantium/pytorch-admm-pruning
+        {_SQUARED} -> np.sqrt({_SQUARED})
+    root of the norm
+        The root of the norm takes the place of its square.
+        seen in NNI 2.9
+        {_SQUARED} -> np.sqrt(np.sqrt({_SQUARED}))
+    rho under the norm
+        The residual is scaled by the root of rho / 2, and its norm is not squared.
+        {_SCALED} -> np.sqrt({_SCALED})
+    rho without the half
+        The penalty is twice as large.
+        rho / 2 -> rho
+    magnitudes summed
+        The sum of the magnitudes takes the place of that of the squares.
+        {_SQUARED} -> np.sum(np.abs(residual))
+    mean of the squares
+        The sum is divided by the number of elements.
+        {_SQUARED} -> np.mean(residual * residual)
+    square of the sum
+        The elements are added before they are squared.
+        {_SQUARED} -> np.sum(residual) ** 2
+    largest square
+        The largest element alone counts.
+        {_SQUARED} -> np.max(residual * residual, initial=0)
+    U subtracted
+        The dual variable has the other sign.
+        {_RESIDUAL} -> W - Z - U
+    U left out
+        The penalty of the method of multipliers without its dual variable.
+        {_RESIDUAL} -> W - Z
+    Z left out
+        The weights decay towards zero instead of towards the pruned ones.
+        {_RESIDUAL} -> W + U
+    loss left out
+        Only the penalty is returned.
+        loss + {_SCALED} -> {_SCALED}
+    loss scaled, too
+        rho / 2 multiplies the sum of loss and squares.
+        loss + {_SCALED} -> rho / 2 * (loss + {_SQUARED})
+    unscaled dual variable
+        U is taken for the multiplier itself, which enters as a product.
+        {_SCALED} -> rho / 2 * np.sum((W - Z) * (W - Z)) + np.sum(U * (W - Z))
+    squared dual variable subtracted
+        The constant of the unscaled form is kept, which moves the loss but not its gradient.
+        {_SCALED} -> {_SCALED} - rho / 2 * np.sum(U * U)
+""")
+
+ADMM_PENALTY = Operator(
+    name="AdmmPenalty",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=admm_penalty,
+    scalars=(Scalar("loss", FLOATS),),
+    tensors=("W", "Z", "U"),
+    outputs={"loss_new": "loss"},
+    attributes=(Attribute("rho"),),
+    about="A loss plus the ADMM penalty of every layer's distance from its pruned weights.",
+    source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
+    known_mistakes=KNOWN_MISTAKES,
+    reformulations=(
+        Reformulation("half at the end", {_SCALED: f"rho * ({_SQUARED} / 2)"}),
+        Reformulation(
+            "weight on every square", {_SCALED: "np.sum(rho / 2 * (residual * residual))"}
+        ),
+        Reformulation("squares by a power", {"residual * residual": "residual**2"}),
+        # Where W and Z are equal, all digits of a small U are lost.
+        Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
+        Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
+    ),
+)

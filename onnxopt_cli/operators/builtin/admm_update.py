@@ -1,0 +1,122 @@
+"""AdmmUpdate, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.operators.operator import (
+    NOWHERE,
+    Operator,
+    mistake_table,
+    reformulation_table,
+)
+from onnxopt_cli.operators.percentile import percentile
+from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
+
+
+def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # noqa: ARG001 - the new Z needs no old one
+    """Prune the weights as ADMM sees them, and move the dual variable.
+
+    The second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1), the second being the
+    projection on what has few weights (Zhang et al. 2018, section 4): elements of W + U whose
+    magnitude is below a percentile of the layer's magnitudes become zero. The dual variable takes
+    up what the projection took away, with the new Z.
+
+    Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
+    h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
+    fractional h it is a + (b - a) * (h - floor(h)) between its neighbours a and b. It is exactly a
+    where h is whole or a = b.
+
+    - Ties: the comparison is strict, so that magnitudes equal to the threshold stay. Without ties
+      ceil(h) elements become zero, in [1, 1, 1, 1, 2] with percent 60 none.
+    - percent 0: the threshold is the smallest magnitude, nothing becomes zero, U_new is zero.
+      percent 100: the largest magnitude stays, all smaller ones become zero.
+    - A layer of one element keeps it, whatever percent is; an empty layer stays empty.
+    - NaN anywhere in W + U makes the threshold NaN: nothing is below it, and nothing becomes zero.
+    - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
+      one is infinite. Where an infinite element stays in Z_new, U_new is NaN.
+    - Rounding: where W + U is off by rounding, a magnitude may fall to either side of a threshold
+      that is as near. Z_new and U_new are right with either.
+    - Element types: Z_new has the old Z's and U_new the old U's, whatever W's is. Nothing else is
+      taken from the old Z. U_new may be what is left of Z_new as it is returned, or before it is
+      rounded to its type.
+
+    Args:
+        W: a layer's weights after the step that minimised loss and penalty.
+        Z: the old pruned weights; broadcasts to W's shape.
+        U: the scaled dual variable; broadcasts to W's shape.
+        percent: share of the elements to prune, in percent from 0 to 100 (not a fraction); one
+            number for all layers, or one for each.
+
+    Returns:
+        New Z and U, of W's shape.
+    """
+    V = W + U
+    threshold = percentile(np.abs(V), percent)
+    Z_new = np.where(np.abs(V) < threshold, 0, V)
+    U_new = U + W - Z_new
+    return Z_new, U_new
+
+
+_U_NEW = "U_new = U + W - Z_new"
+_Z_NEW = "Z_new = np.where(np.abs(V) < threshold, 0, V)"
+
+KNOWN_MISTAKES = (
+    *mistake_table(f"""
+    U with the old Z
+        The dual variable is moved before the projection, or by a Z that was kept.
+        {_U_NEW} -> U_new = U + W - Z
+    U subtracted from
+        The dual variable moves in the other direction.
+        {_U_NEW} -> U_new = U - W + Z_new
+    U without the old U
+        The dual variable is the last residual instead of their sum.
+        {_U_NEW} -> U_new = W - Z_new
+    U taken as it is
+        Only Z is updated.
+        {_U_NEW} -> U_new = U
+    W projected without U
+        The dual variable does not enter Z.
+        V = W + U -> V = W
+    threshold and mask from W
+        The magnitudes of W decide which elements of W + U stay.
+        threshold = percentile(np.abs(V), percent) -> threshold = percentile(np.abs(W), percent)
+        {_Z_NEW} -> Z_new = np.where(np.abs(W) < threshold, 0, V)
+    threshold from W
+        W + U is compared with a percentile of the magnitudes of W.
+        percentile(np.abs(V), percent) -> percentile(np.abs(W), percent)
+    weights kept instead of W + U
+        What stays is W.
+        {_Z_NEW} -> Z_new = np.where(np.abs(V) < threshold, 0, W)
+    U subtracted from W
+        W - U is projected.
+        V = W + U -> V = W - U
+    """),
+    *wrong_thresholds("V"),
+)
+
+ADMM_UPDATE = Operator(
+    name="AdmmUpdate",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=admm_update,
+    scalars=(),
+    tensors=("W", "Z", "U"),
+    outputs={"Z_new": "Z", "U_new": "U"},
+    attributes=(PERCENT,),
+    about="Project weights plus dual variable on what has few weights; move the dual variable.",
+    source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
+    known_mistakes=KNOWN_MISTAKES,
+    # Rounded to its type, Z_new has that type's digits.
+    reformulations=reformulation_table(f"""
+        residual first
+            {_U_NEW} -> U_new = V - Z_new
+        Z_new rounded to its type first
+            accurate if {NOWHERE}
+            U + W - Z_new -> U + W - Z_new.astype(Z.dtype)
+        kept where not below
+            {_Z_NEW} -> Z_new = np.where(np.logical_not(np.abs(V) < threshold), V, 0)
+    """),
+)

@@ -1,0 +1,102 @@
+"""MagnitudePrune, version 1 of onnxopt.pruning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.operators.operator import (
+    Operator,
+    mistake_table,
+    reformulation_table,
+)
+from onnxopt_cli.operators.percentile import percentile
+from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
+
+
+def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
+    """Set the smallest weights of a layer to zero, and say which stayed.
+
+    Elements whose magnitude is below a percentile of the layer's magnitudes become zero (Han et al.
+    2015). The mask multiplies gradients and weights in the training that follows, so that what was
+    pruned stays pruned.
+
+    Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
+    h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
+    fractional h it is a + (b - a) * (h - floor(h)) between its neighbours a and b. It is exactly a
+    where h is whole or a = b.
+
+    - Ties: the comparison is strict, so that magnitudes equal to the threshold stay. Without ties
+      ceil(h) elements become zero, in [1, 1, 1, 1, 2] with percent 60 none.
+    - The mask is 0 where an element was pruned and 1 elsewhere, also where an element that stayed
+      is zero: the threshold of [0, 0, 0, 0, 2] with percent 60 is 0, nothing is below it.
+    - percent 0: the threshold is the smallest magnitude, nothing becomes zero. percent 100: the
+      largest magnitude stays, all smaller ones become zero.
+    - A layer of one element keeps it, whatever percent is; an empty layer stays empty.
+    - NaN anywhere in a layer makes its threshold NaN: nothing is below it, nothing becomes zero.
+    - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
+      one is infinite.
+    - Rounding: the threshold may be off where it is interpolated. A magnitude that is as near may
+      fall to either side of it, in both outputs alike.
+    - Element types: both outputs have W's, the mask being made of the numbers 0 and 1.
+
+    Args:
+        W: a layer's weights.
+        percent: share of the elements to prune, in percent from 0 to 100 (not a fraction); one
+            number for all layers, or one for each.
+
+    Returns:
+        New W and its mask, of W's shape.
+    """
+    threshold = percentile(np.abs(W), percent)
+    W_new = np.where(np.abs(W) < threshold, 0, W)
+    mask = np.where(np.abs(W) < threshold, 0, 1)
+    return W_new, mask
+
+
+_PRUNED = "W_new = np.where(np.abs(W) < threshold, 0, W)"
+_MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
+
+KNOWN_MISTAKES = (
+    *mistake_table(f"""
+    mask of what is not zero
+        Elements that are zero and stayed are masked, too.
+        {_MASK} -> mask = np.where(W_new == 0, 0, 1)
+    mask of what reaches the threshold
+        Beside NaN, everything is masked though nothing is pruned.
+        seen in the published code of the ADMM pruning article that gives the formula
+        {_MASK} -> mask = np.where(np.abs(W) >= threshold, 1, 0)
+    mask of what exceeds the threshold
+        What is equal to the threshold stays, and is masked.
+        {_MASK} -> mask = np.where(np.abs(W) > threshold, 1, 0)
+    mask of what was pruned
+        0 and 1 are exchanged.
+        {_MASK} -> mask = np.where(np.abs(W) < threshold, 1, 0)
+    mask with signs
+        What stayed has its sign in the mask.
+        {_MASK} -> mask = np.where(np.abs(W) < threshold, 0, np.sign(W))
+    weights not pruned
+        Only the mask is computed.
+        {_PRUNED} -> W_new = W
+    """),
+    *wrong_thresholds("W"),
+)
+
+MAGNITUDE_PRUNE = Operator(
+    name="MagnitudePrune",
+    domain="onnxopt.pruning",
+    version=1,
+    formula=magnitude_prune,
+    scalars=(),
+    tensors=("W",),
+    outputs={"W_new": "W", "mask": "W"},
+    attributes=(PERCENT,),
+    about="Set the weights of smallest magnitude to zero, and say which stayed.",
+    source="Han et al. 2015, Learning both Weights and Connections for Efficient Neural Networks",
+    known_mistakes=KNOWN_MISTAKES,
+    reformulations=reformulation_table(f"""
+        weights by the mask
+            {_PRUNED} -> W_new = np.where(np.logical_not(np.abs(W) < threshold), W, 0)
+    """),
+)

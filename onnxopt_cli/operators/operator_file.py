@@ -1,0 +1,252 @@
+"""Operators in Python files, ours and the user's: found, and what a user may get wrong checked."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from importlib.metadata import entry_points
+from itertools import permutations
+from pathlib import Path
+from types import ModuleType
+
+from onnxopt_cli.core.files import run_file, shown_path
+from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.values import DTYPES
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.operators.operator import FLOATS, Operator
+from onnxopt_cli.operators.rewrite import formula_tree, rewrite
+
+#: Where installed packages say that they have operators.
+GROUP = "onnxopt.operators"
+_NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
+_DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
+_RESERVED_SUITE_NAMES = frozenset(
+    {"spec", "conformance", "pruning", "trajectories", "pairwise", "large"}
+)
+
+
+def operators_in(module: ModuleType) -> list[Operator]:
+    """Return the operators that a module has at its top, in the order of their definition."""
+    return list({id(it): it for it in vars(module).values() if isinstance(it, Operator)}.values())
+
+
+def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
+    """Run a file and return the operators that it defines.
+
+    Args:
+        path: a Python file. Its code runs, with the rights of this process.
+        known: operators that there are already.
+
+    Raises:
+        UsageError: naming file and line, if the file does not run, defines no operator, or one
+            that contradicts itself or has the name of another.
+    """
+    module = _run(path)
+    if sys.stdout and sys.stdout.closed:
+        raise UsageError(f"{printable(shown_path(path))} closes the standard output")
+    found = operators_in(module)
+    if not found:
+        raise UsageError(
+            f"{printable(shown_path(path))} defines no operator",
+            hint="LION = Operator(...) at the top of the file defines one",
+        )
+    _require_right(found, known, shown_path(path))
+    return found
+
+
+def installed_operators(known: Iterable[Operator]) -> list[Operator]:
+    """Return the operators of installed packages: entry points of the group onnxopt.operators.
+
+    An entry point is an operator, or a module with operators at its top.
+
+    Args:
+        known: operators that there are already.
+
+    Raises:
+        UsageError: naming the entry point, if it cannot be loaded, or is wrong.
+    """
+    found: list[Operator] = []
+    for entry_point in entry_points(group=GROUP):
+        where = f"the entry point {entry_point.name} = {entry_point.value}"
+        try:
+            loaded = entry_point.load()
+        except Exception as error:
+            raise UsageError(
+                f"{printable(where)} of {GROUP} cannot be loaded: {exception_text(error)}",
+                hint="update or uninstall the package that it belongs to",
+            ) from error
+        new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
+        if not new or not all(isinstance(it, Operator) for it in new):
+            raise UsageError(
+                f"{printable(where)} of {GROUP} is not an operator, nor a module with one"
+            )
+        _require_right(new, [*known, *found], where)
+        found += new
+    return found
+
+
+def _require_right(found: Sequence[Operator], known: Iterable[Operator], where: str) -> None:
+    names = {operator.name.lower() for operator in known}
+    for operator in found:
+        try:
+            wrong = next(_faults(operator, names), "")
+        except Exception as error:  # noqa: BLE001 - its fields may hold anything
+            wrong = exception_text(error)
+        if wrong:
+            place = f"{printable(where)}{_first_line(operator, where)}"
+            raise UsageError(f"{place}: {printable(str(operator.name))}: {wrong}")
+        names.add(operator.name.lower())
+
+
+def _run(path: Path) -> ModuleType:
+    where = printable(shown_path(path))
+    if not path.is_file():
+        raise UsageError(f"there is no operator file {where}")
+    full = path.resolve()
+    try:
+        return run_file(full, f"onnxopt_operators_{sha256(bytes(full)).hexdigest()[:16]}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        line = failing_line(error, str(full))
+        raise UsageError(f"{where}{line} does not run: {exception_text(error)}") from error
+
+
+def failing_line(error: BaseException, path: str) -> str:
+    """Return where in a file its code has failed, as it stands after the path; empty if nowhere."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f":{error.lineno}"
+    # Not worth importing before something is wrong.
+    from traceback import extract_tb
+
+    lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]
+    return f":{lines[-1]}" if lines else ""
+
+
+def fault_in(operator: Operator, error: BaseException) -> str:
+    """Say that a formula has failed, at which line and why."""
+    code = operator.formula.__code__
+    line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
+    return f"{printable(code.co_filename + line)}: {operator.name}: {exception_text(error)}"
+
+
+def _first_line(operator: Operator, where: str) -> str:
+    code = getattr(operator.formula, "__code__", None)
+    if code is None or Path(code.co_filename) != Path(where).resolve():
+        return ""
+    return f":{code.co_firstlineno}"
+
+
+def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong with an operator, the first things first."""
+    yield from _naming(operator, names)
+    for part in ("scalars", "tensors", "attributes", "dtypes", "known_mistakes", "reformulations"):
+        if not isinstance(getattr(operator, part), (tuple, list)):
+            yield f"{part} is not a tuple: one of one thing is written ({part[:-1]},)"
+    if not operator.tensors:
+        yield "it has no tensors"
+    try:
+        formula_tree(operator.formula)
+    except ValueError as error:
+        yield str(error)
+    yield from _operands(operator)
+    yield from _signature(operator)
+    yield from _scalars(operator)
+    for what, given in (
+        ("known mistake", operator.known_mistakes),
+        ("form", operator.reformulations),
+    ):
+        yield from _replacements(operator, what, given)
+
+
+def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
+    if not _NAME.fullmatch(operator.name):
+        yield "the name is not a word of letters, digits and _"
+    if operator.name.lower() in names:
+        yield "there is an operator of this name already"
+    if not _DOMAIN.fullmatch(operator.domain):
+        yield f"the domain {operator.domain!r} is not words with dots between them"
+    if not _DOMAIN.fullmatch(operator.suite_name):
+        yield f"the suite {operator.suite_name!r} is not words with dots between them"
+    if operator.suite_name in _RESERVED_SUITE_NAMES or operator.suite_name.startswith("onnx-"):
+        yield f"the suite {operator.suite_name} is another; suite= names one of its own"
+    texts: tuple[object, ...] = (operator.about, operator.source)
+    if not all(isinstance(text, str) for text in texts):
+        yield "about and source are not text"
+    if type(operator.version) is not int or operator.version < 1:
+        yield "the version is not a number from 1 on"
+
+
+def _signature(operator: Operator) -> Iterator[str]:
+    types = {it.name: it.dtypes for it in operator.scalars} | {"the tensors": operator.dtypes}
+    for name, allowed in types.items():
+        unknown = [it for it in allowed if it not in DTYPES]
+        if unknown or not allowed:
+            yield f"{name}: {', '.join(unknown) or 'nothing'} is not an element type"
+    parameters = inspect.signature(operator.formula).parameters.values()
+    operands = [it.name for it in parameters if it.kind is not it.KEYWORD_ONLY]
+    keywords = [it.name for it in parameters if it.kind is it.KEYWORD_ONLY]
+    expected = [*(it.name for it in operator.scalars), *operator.tensors]
+    if operands != expected:
+        yield (
+            f"the formula takes {_listed(operands)}; scalars and tensors are {_listed(expected)}, "
+            "in this order"
+        )
+    attributes = [it.name for it in operator.attributes]
+    if sorted(keywords) != sorted(attributes):
+        yield (
+            f"the formula takes {_listed(keywords)} after the *; the attributes are "
+            f"{_listed(attributes)}"
+        )
+    for output, like in operator.outputs.items():
+        if like not in expected:
+            yield f"the output {output} is like {like}, which is not a scalar or tensor"
+    for groups in (1, 2):
+        both = {*operator.input_names(groups)} & {*operator.output_names(groups)}
+        if both:
+            yield f"{_listed(sorted(both))}: an output has the name of an input; rename it"
+    if not operator.outputs:
+        yield "it has no outputs"
+
+
+def _operands(operator: Operator) -> Iterator[str]:
+    for first, second in permutations(operator.tensors, 2):
+        if second.startswith(first) and second[len(first) :].isdecimal():
+            yield f"{second} is what {first} is called in a group of several: rename one"
+    for item in operator.attributes:
+        least, largest = item.limits or (-math.inf, math.inf)
+        if item.default is not None and not least <= item.default <= largest:
+            yield f"{item.name} is {item.default:g} by default, beyond its limits"
+
+
+def _scalars(operator: Operator) -> Iterator[str]:
+    for scalar in operator.scalars:
+        if "int64" not in scalar.dtypes and not {*FLOATS} <= {*scalar.dtypes}:
+            yield f"{scalar.name}: a scalar has the types FLOATS, or ('int64',) where it counts"
+        for output, like in operator.outputs.items():
+            if like == scalar.name and "int64" in scalar.dtypes:
+                yield f"the output {output} is like {like}, which counts; outputs have float types"
+
+
+def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:
+    seen: set[str] = set()
+    attributes = {it.name for it in operator.attributes}
+    for it in given:
+        name = str(getattr(it, "name", it))
+        if name in seen:
+            yield f"two {what}s are named {name!r}"
+        seen.add(name)
+        for unknown in {*getattr(it, "defaults", ())} - attributes:
+            yield f"the {what} {name!r}: there is no attribute {unknown}"
+        try:
+            rewrite(operator.formula, getattr(it, "replace"))  # noqa: B009 - either class has it
+        except ValueError as error:
+            yield f"the {what} {name!r}: {error}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,352 @@
+"""What two published sources of ONNX say differently: the list, and the second reading of each.
+
+Either reading is right. A source is the text of the specification, a published function body, a
+published case or the source of onnx's reference. What runtimes do is none, however many agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.corrections.replacements import reference_modules
+
+_TREE = "https://github.com/onnx/onnx/blob/v1.23.2/onnx"
+_DOCUMENTS = "https://onnx.ai/onnx/operators"
+_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
+# Modes of Resize whose coordinates depend on the length of the resized tensor less one.
+_BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
+# Since then Clip has a published body.
+_CLIP_BODY = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Quotation:
+    """A published source, quoted.
+
+    Attributes:
+        says: the quotation, with single spaces.
+        where: what it is from, of onnx 1.23.2.
+        link: where that can be read.
+    """
+
+    says: str
+    where: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contested:
+    """A question that two published sources answer differently.
+
+    Attributes:
+        name: the operator and the question, in a few words.
+        operator: the operator.
+        readings: the sources. The first reading is what onnx's reference computes.
+        outcome: what each reading comes to.
+        concerns: whether the readings may differ at a node, given its attributes and inputs.
+        place: the function of onnx's reference that the second reading replaces.
+        second: runs in its place, and is given that function before its arguments.
+    """
+
+    name: str
+    operator: str
+    readings: tuple[Quotation, Quotation]
+    outcome: tuple[str, str]
+    concerns: Callable[[Mapping[str, Any], Sequence[Any], int], bool]
+    place: str
+    second: Callable[..., Any]
+
+
+def met_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
+    """Yield the names of the contested questions on which a node's outputs may depend.
+
+    Args:
+        node: the node, as the evaluator has it.
+        inputs: its inputs.
+    """
+    entries = _BY_OPERATOR.get(node.op_type, ())
+    if not entries or node.onnx_node.domain not in _DOMAINS:
+        return
+    attributes = {
+        # What a function hands on may be anything.
+        it.name: None if it.ref_attr_name else helper.get_attribute_value(it)
+        for it in node.onnx_node.attribute
+    }
+    yield from (it.name for it in entries if it.concerns(attributes, inputs, node.opset))
+
+
+def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
+    """Return what runs in place of the reference's functions where these are read otherwise."""
+    found = []
+    for entry in (it for it in CONTESTED if it.name in names):
+        *within, name = entry.place.split(".")
+        owner: Any = reduce(getattr, within, reference_modules())
+        # As it is now: it may have been corrected.
+        found.append((owner, name, _instead(entry.second, getattr(owner, name))))
+    return found
+
+
+def _instead(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
+    def run(*given: Any, **rest: Any) -> Any:
+        return second(first, *given, **rest)
+
+    return run
+
+
+def _has_fraction(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
+    """Tell whether a scale leaves a fraction of an element, in a mode that counts them."""
+    mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
+    given: list[Any] = [*inputs, None, None]
+    x, _roi, scales, *_ = given
+    if (mode is not None and mode.decode() not in _BY_LENGTH) or scales is None:
+        return False
+    # Axes that a function hands on are not known.
+    lengths = np.array([x.shape[it] for it in attributes.get("axes") or range(x.ndim)])
+    return lengths.shape != scales.shape or bool((scales * lengths % 1 != 0).any())
+
+
+def _whole_length(
+    first: Any,
+    mode: str,
+    y: Array,
+    scale: float,
+    length: int,
+    width: float,
+    whole_width: int,
+    roi: Any,
+) -> Any:
+    resized = float(whole_width) if mode in _BY_LENGTH else width
+    return first(mode, y, scale, length, resized, whole_width, roi)
+
+
+def _largest_of_interpolated(
+    first: Any, align: Any, x: Array, *given: Any, **attributes: Any
+) -> Any:
+    """Interpolate at each point of the grid, then take the largest of each bin.
+
+    The mean of a bin with a single point is what is interpolated there.
+    """
+    if attributes["mode"].lower() != "max":
+        return first(align, x, *given, **attributes)
+    rois, batches = given
+    height, width = attributes["output_height"], attributes["output_width"]
+    pooled = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
+    for place, roi in enumerate(rois):
+        ratio = attributes["sampling_ratio"]
+        grid = [ratio, ratio] if ratio > 0 else _adaptive_grid(roi, attributes)
+        if min(grid) < 1:
+            continue
+        finer = {"output_height": height * grid[0], "output_width": width * grid[1]}
+        once = attributes | finer | {"mode": "avg", "sampling_ratio": 1}
+        (points,) = first(align, x, rois[place : place + 1], batches[place : place + 1], **once)
+        pooled[place] = points.reshape(-1, height, grid[0], width, grid[1]).max(axis=(2, 4))
+    return (pooled,)
+
+
+def _adaptive_grid(roi: Array, attributes: Mapping[str, Any]) -> list[int]:
+    """Return the points of a bin along both axes: as many as it has pixels, rounded up."""
+    extent = (roi[[3, 2]] - roi[[1, 0]]) * attributes["spatial_scale"]
+    if attributes["coordinate_transformation_mode"].lower() != "half_pixel":
+        extent = np.maximum(extent, 1)
+    bins = np.array([attributes["output_height"], attributes["output_width"]])
+    return [int(it) for it in np.ceil(extent / bins)]
+
+
+def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset: int) -> bool:
+    bounds = [it for it in inputs[1:] if it is not None]
+    return opset >= _CLIP_BODY and any(bool(np.isnan(it).any()) for it in bounds)
+
+
+def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
+    """Compare, then choose: nothing is less than NaN."""
+    low, high = [*bounds, None, None][:2]
+    if low is not None:
+        x = np.where(x < low, low, x)
+    return (x if high is None else np.where(high < x, high, x),)
+
+
+def _has_other_shape(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
+    x, _places, shape, *_ = [*inputs, None]
+    kernel = attributes["kernel_shape"]
+    if shape is None or kernel is None:
+        return shape is not None
+    strides = attributes.get("strides") or [1] * len(kernel)
+    pads = np.reshape(attributes.get("pads") or [0] * 2 * len(kernel), (2, -1)).sum(axis=0)
+    inferred = (np.array(x.shape[2:]) - 1) * strides - pads + kernel
+    return [*shape] != [*x.shape[:2], *inferred]
+
+
+def _unpooled_into_shape(
+    first: Any, node: Any, x: Array, places: Array, shape: Any = None, **rest: Any
+) -> Any:
+    if shape is None:
+        return first(node, x, places, shape, **rest)
+    unpooled = np.zeros(tuple(shape), x.dtype)
+    unpooled.reshape(-1)[places.reshape(-1)] = x.reshape(-1)
+    return (unpooled,)
+
+
+def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
+    return bool((inputs[0] < 0).any())
+
+
+def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
+    """Divide by the largest element, or by the sum, with their signs; L2 is a root."""
+    rows = x.reshape(-1, x.shape[-1])
+    sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
+    divisor = sums[norm](axis=-1, keepdims=True)
+    found = np.sqrt(np.square(rows) / divisor) if norm == "L2" else rows / divisor
+    return (np.where(divisor == 0, rows, found).reshape(x.shape).astype(x.dtype),)
+
+
+#: The list. Two readings of a question are two expected results, each with limits of its own.
+CONTESTED: tuple[Contested, ...] = (
+    Contested(
+        name="Resize: the length by which a scale that leaves a fraction resizes",
+        operator="Resize",
+        readings=(
+            Quotation(
+                "output_width = scale_factor * input_width",
+                "reference, op_resize.py; so are the outputs of the published case "
+                "test_resize_downsample_scales_linear_align_corners, [[[[1. 3.142857]]]]",
+                f"{_TREE}/reference/ops/op_resize.py",
+            ),
+            Quotation(
+                "`length_resized` as the length of the resized tensor in axis x",
+                "text of Resize 19, coordinate_transformation_mode",
+                f"{_DOCUMENTS}/onnx__Resize.html",
+            ),
+        ),
+        outcome=(
+            "`align_corners` and `tf_crop_and_resize` divide by 4 * 0.6 - 1 = 1.4",
+            "they divide by floor(4 * 0.6) - 1 = 1",
+        ),
+        concerns=_has_fraction,
+        place="op_resize._compute_x_ori",
+        second=_whole_length,
+    ),
+    Contested(
+        name="RoiAlign: what mode max is the largest of",
+        operator="RoiAlign",
+        readings=(
+            Quotation(
+                "val = max( pc.w1 * bottom_data[offset_bottom_data + pc.pos1], pc.w2",
+                "reference, op_roi_align.py; so are the outputs of the published case "
+                "test_roialign_mode_max",
+                f"{_TREE}/reference/ops/op_roi_align.py",
+            ),
+            Quotation(
+                "in each ROI bin, the value of the sampled locations are computed directly "
+                "through bilinear interpolation",
+                "text of RoiAlign 22; see also onnx issue 4764",
+                f"{_DOCUMENTS}/onnx__RoiAlign.html",
+            ),
+        ),
+        outcome=(
+            "the largest of the four weighted corners of all points",
+            "the largest of the interpolated values, which are sums of four weighted corners",
+        ),
+        concerns=lambda attributes, _inputs, _opset: (
+            attributes.get("mode", b"avg") in (None, b"max")
+        ),
+        place="op_roi_align.RoiAlign._run",
+        second=_largest_of_interpolated,
+    ),
+    Contested(
+        name="Clip: a bound that is NaN",
+        operator="Clip",
+        readings=(
+            Quotation(
+                "res = data if amin is amax is None else np.clip(data, amin, amax)",
+                "reference, op_clip.py",
+                f"{_TREE}/reference/ops/op_clip.py",
+            ),
+            Quotation(
+                "output_large_than_max = Less (max, tmp) output = Where "
+                "(output_large_than_max, max, tmp)",
+                "published function body of Clip 13",
+                f"{_TREE}/defs/math/defs.cc",
+            ),
+        ),
+        outcome=(
+            "NaN, as NumPy's minimum and maximum have it",
+            "the bound does not count: nothing is less than NaN",
+        ),
+        concerns=_has_nan_bound,
+        place="op_clip.Clip_11._run",
+        second=_clipped_by_body,
+    ),
+    Contested(
+        name="MaxUnpool: the tensor that indices count in where output_shape is given",
+        operator="MaxUnpool",
+        readings=(
+            Quotation(
+                "xI = np.array([[[[5, 7], [13, 15]]]], dtype=np.int64) "
+                "output_shape = np.array((1, 1, 5, 5), dtype=np.int64) "
+                "y = np.array( [ [ [ [0, 0, 0, 0, 0], [0, 5, 0, 6, 0],",
+                "published case test_maxunpool_export_with_output_shape",
+                f"{_TREE}/backend/test/case/node/maxunpool.py",
+            ),
+            Quotation(
+                "The indices are linear, i.e. computed considering the tensor as flattened 1-D "
+                "tensor, assuming row-major storage. Also, the linear indices should not consider "
+                "padding.",
+                "text of MaxUnpool 22, input I",
+                f"{_DOCUMENTS}/onnx__MaxUnpool.html",
+            ),
+        ),
+        outcome=(
+            "the tensor whose shape follows from kernel, strides and pads; its result is padded",
+            "the output itself: MaxPool, from which they come, knows no other tensor",
+        ),
+        concerns=_has_other_shape,
+        place="op_max_unpool.MaxUnpool._run",
+        second=_unpooled_into_shape,
+    ),
+    Contested(
+        name="Normalizer: the signs of negative elements",
+        operator="Normalizer",
+        readings=(
+            Quotation(
+                "div = np.abs(x).max(axis=1).reshape((x.shape[0], -1))",
+                "reference, aionnxml/op_normalizer.py; of L1 likewise",
+                f"{_TREE}/reference/ops/aionnxml/op_normalizer.py",
+            ),
+            Quotation(
+                "Max: Y = X / max(X)<br> L1: Y = X / sum(X)<br> L2: Y = sqrt(X^2 / sum(X^2)}<br>",
+                "text of Normalizer 1",
+                f"{_DOCUMENTS}/onnx_aionnxml_Normalizer.html",
+            ),
+        ),
+        outcome=(
+            "divisors are made of magnitudes, and results keep their signs",
+            "divisors have signs, and the results of L2 have none",
+        ),
+        concerns=_has_signs,
+        place="aionnxml.op_normalizer.Normalizer._run",
+        second=_normalized_by_formulas,
+    ),
+)
+_BY_OPERATOR = {
+    it.operator: [other for other in CONTESTED if other.operator == it.operator] for it in CONTESTED
+}
+
+
+def contested_table() -> str:
+    """Return the list as a table in Markdown."""
+    lines = ["| question | reading 1 | reading 2 |", "|---|---|---|"]
+    for entry in CONTESTED:
+        cells = [
+            f'{outcome}. "{source.says}" ([{source.where}]({source.link}))'
+            for outcome, source in zip(entry.outcome, entry.readings, strict=True)
+        ]
+        lines.append(f"| {entry.name} | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)

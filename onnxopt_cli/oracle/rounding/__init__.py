@@ -1,0 +1,1 @@
+"""How roundings move the results of each kind of operator."""

@@ -1,0 +1,140 @@
+"""A model with every float type made double: types, constants, Cast targets, function bodies.
+
+And onnx's reference with it: some of its operators round to float32 whatever they are given.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
+from types import ModuleType
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+from google.protobuf.message import Message
+from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from onnxopt_cli.core.values import Value
+
+_REFERENCE = "onnx.reference.ops."
+_Proto = TypeVar("_Proto", bound=Message)
+
+#: What takes the place of each element type: double of all floats, or float32 of those of 16 bits.
+DOUBLE: dict[int, int] = {
+    TensorProto.FLOAT: TensorProto.DOUBLE,
+    TensorProto.FLOAT16: TensorProto.DOUBLE,
+    TensorProto.BFLOAT16: TensorProto.DOUBLE,
+    TensorProto.COMPLEX64: TensorProto.COMPLEX128,
+}
+SINGLE: dict[int, int] = {
+    TensorProto.FLOAT16: TensorProto.FLOAT,
+    TensorProto.BFLOAT16: TensorProto.FLOAT,
+}
+# Attributes that name an element type, by whatever operator.
+_TYPES = frozenset(
+    {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
+    | {"precision"}
+)
+# Attributes of Constant, whose numbers are float32.
+_CONSTANTS = frozenset({"value_float", "value_floats"})
+#: The half distance of two neighbours near 1, by dtype; other float types are taken as discrete.
+ROUNDOFF: dict[np.dtype[Any], float] = {
+    np.dtype(np.float16): 2.0**-11,
+    np.dtype(ml_dtypes.bfloat16): 2.0**-8,
+    np.dtype(np.float32): 2.0**-24,
+    np.dtype(np.float64): 2.0**-53,
+    np.dtype(np.complex64): 2.0**-24,
+    np.dtype(np.complex128): 2.0**-53,
+}
+_SHORT_TYPES = {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+_DOUBLES = {np.dtype(np.float64), np.dtype(np.complex128)}
+
+
+@cache
+def smallest_normal(dtype: np.dtype[Any]) -> float:
+    """Return the smallest normal number of a dtype in :data:`ROUNDOFF`."""
+    return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
+
+
+def is_wide(value: object) -> bool:
+    """Tell whether a value is a tensor of doubles, or of pairs of them."""
+    # Of the types of 8 bits some are floats to NumPy.
+    return isinstance(value, np.ndarray) and value.dtype in _DOUBLES
+
+
+def widened_value(value: Value) -> Value:
+    """Return a value with all its floats as double; what is discrete stays."""
+    if isinstance(value, list):
+        return [widened_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: widened_value(item) for key, item in value.items()}
+    if value is None or value.dtype not in ROUNDOFF or value.dtype in _DOUBLES:
+        return value
+    return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+
+
+def is_short(value: object) -> bool:
+    """Tell whether a value is a tensor of floats of 16 bits."""
+    return isinstance(value, np.ndarray) and value.dtype in _SHORT_TYPES
+
+
+def single_value(value: Any) -> Any:
+    """Return a value with its floats of 16 bits as float32; all others stay."""
+    if isinstance(value, list):
+        return [single_value(item) for item in value]
+    return value.astype(np.float32) if is_short(value) else value
+
+
+def widened(proto: _Proto, types: Mapping[int, int] = DOUBLE) -> _Proto:
+    """Return a copy of a model or function with other element types: :data:`DOUBLE`, ..."""
+    wide = deepcopy(proto)
+    _widen(wide, types)
+    return wide
+
+
+def _widen(message: Message, types: Mapping[int, int]) -> None:
+    if isinstance(message, TensorProto):
+        if message.data_type in types:
+            change = widened_value if types is DOUBLE else single_value
+            array: Any = change(numpy_helper.to_array(message))
+            message.CopyFrom(numpy_helper.from_array(array, message.name))
+        return
+    if isinstance(message, TypeProto.Tensor | TypeProto.SparseTensor):
+        message.elem_type = types.get(message.elem_type, message.elem_type)
+    elif isinstance(message, AttributeProto) and not message.ref_attr_name:
+        if message.name in _TYPES:
+            message.i = types.get(message.i, message.i)
+        elif message.name in _CONSTANTS and types is DOUBLE:
+            several = message.type == AttributeProto.FLOATS
+            values = np.array(message.floats if several else message.f, np.float64)
+            message.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for it in [value] if isinstance(value, Message) else value:
+                _widen(it, types)
+
+
+class _Doubles(ModuleType):
+    """NumPy as it is, but that its float32 is double."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+@cache
+def in_double() -> list[tuple[Any, str, Any]]:
+    """Return what the modules of the reference's operators know as ``np`` in double."""
+    # Loads all of them.
+    from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
+
+    doubles = _Doubles("numpy")
+    vars(doubles).update({name: it for name, it in vars(np).items() if not name.startswith("__")})
+    doubles.float32 = np.float64  # type: ignore[attr-defined]
+    return [
+        (module, "np", doubles)
+        for name, module in sorted(sys.modules.items())
+        if name.startswith(_REFERENCE) and getattr(module, "np", None) is np
+    ]

@@ -1,1 +1,0 @@
-"""The lowering reading: a formula as primitive nodes."""

@@ -1,0 +1,227 @@
+"""An expectation file: its entries, and reading it with all that is wrong reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+from onnxopt_cli.cases.yaml.yaml_syntax import (
+    FormatError,
+    Node,
+    problem_of,
+    read_document,
+    unexpected,
+)
+from onnxopt_cli.core.record import BackendIdentity
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.errors import Problem
+
+T = TypeVar("T")
+
+#: The word for an outcome that cannot be relied on.
+FLAKY = "flaky"
+
+_GLOB = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """An id, or a glob over ids, and the line where it stands."""
+
+    text: str
+    line: int
+
+    @property
+    def exact(self) -> bool:
+        """True if this is no glob."""
+        return not _GLOB & set(self.text)
+
+    def matches(self, case: str) -> bool:
+        """Tell whether an id is meant; letter case matters."""
+        return case == self.text or (not self.exact and fnmatchcase(case, self.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is expected of some cases on some backends.
+
+    Attributes:
+        where: the file and line.
+        node: where it stands in the file.
+        patterns: the cases.
+        backend: a glob over names of backends.
+        version: a range of versions of the backend, as ``packaging`` has it; empty for all.
+        outcomes: words that are allowed: outcomes, and :data:`FLAKY`.
+        reason: why, in words.
+        issue: where it is dealt with.
+        expires: the first day on which the entry does not count.
+    """
+
+    where: str
+    node: Node
+    patterns: tuple[Pattern, ...]
+    backend: str
+    version: str
+    outcomes: frozenset[str]
+    reason: str = ""
+    issue: str = ""
+    expires: date | None = None
+
+    @property
+    def sole(self) -> bool:
+        """True if this speaks of one case by its id; such an entry precedes others of its file."""
+        return len(self.patterns) == 1 and self.patterns[0].exact
+
+    def speaks_of(self, case: str) -> bool:
+        """Tell whether an id is one of the cases."""
+        return any(pattern.matches(case) for pattern in self.patterns)
+
+    def applies_to(self, backend: BackendIdentity) -> bool:
+        """Tell whether a backend is meant; one whose version is unknown is in no range."""
+        if not self.names(backend):
+            return False
+        if not self.version:
+            return True
+        from packaging.specifiers import SpecifierSet
+
+        known = version_number(backend)
+        return bool(known) and SpecifierSet(self.version).contains(known, prereleases=True)
+
+    def names(self, backend: BackendIdentity) -> bool:
+        """Tell whether a backend is meant by name."""
+        return backend.name == self.backend or fnmatchcase(backend.name, self.backend)
+
+    def expired(self, today: date) -> bool:
+        """Tell whether the entry no longer counts."""
+        return self.expires is not None and today >= self.expires
+
+    def allows(self, result: Result) -> bool:
+        """Tell whether a result is one of those expected; what may be flaky may also pass."""
+        outcome = result.outcome.value
+        if result.flaky:
+            return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
+        return outcome in self.outcomes or (outcome == Outcome.PASS and FLAKY in self.outcomes)
+
+    def __str__(self) -> str:
+        why = ", ".join(filter(None, (self.reason, self.issue)))
+        return f"expected {' or '.join(sorted(self.outcomes))} ({self.where}){why and f': {why}'}"
+
+
+def version_number(backend: BackendIdentity) -> str:
+    """Return the number in a backend's version, as in ``onnxruntime 1.31.1``; empty if unknown."""
+    from packaging.version import InvalidVersion, Version
+
+    number = backend.version.rpartition(" ")[2]
+    try:
+        return str(Version(number))
+    except InvalidVersion:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """An expectation file.
+
+    Attributes:
+        path: the file.
+        text: its content.
+        entries: in the order of the file.
+        must_pass: cases of which nothing else is allowed.
+        suites: the versions that it was written for, as in ``conformance@2``.
+        without: what backends are not asked for, and why.
+        errors: everything that is wrong; what is wrong is not among the entries.
+    """
+
+    path: Path
+    text: str
+    entries: tuple[Entry, ...]
+    must_pass: tuple[Pattern, ...]
+    errors: tuple[Problem, ...] = ()
+    suites: tuple[Pattern, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_layer(text: str, path: Path) -> Layer:
+    """Read the text of an expectation file that stands, or would stand, at a path."""
+    root, errors = read_document(text, "onnxopt_cli.run.expectations", "onnxopt-expect")
+    # Nothing is taken from a file with something wrong.
+    sound = root if root and not errors else Node(1)
+    entries: list[Entry] = []
+    for node in _items(sound.field("expect")):
+        try:
+            entries.append(_entry(node, path))
+        except FormatError as error:
+            errors.append(error)
+    left_out = sound.field("without") or Node(1)
+    problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
+    return Layer(
+        path,
+        text,
+        tuple(entries),
+        must_pass=_patterns(sound.field("must-pass")),
+        errors=tuple(dict.fromkeys(problems)),
+        suites=_patterns(sound.field("suites")),
+        without={name: _text(left_out, name) for name in left_out.fields or ()},
+    )
+
+
+def _entry(node: Node, path: Path) -> Entry:
+    """Return the entry at a node that the schema accepts.
+
+    Raises:
+        FormatError: if its versions or its date mean nothing.
+    """
+    version = _read(node.field("version"), _range, 'a range of versions, as in ">=1.20,<1.32"')
+    day = "a day of the calendar, as in 2031-12-31"
+    return Entry(
+        where=f"{path}:{node.line}",
+        node=node,
+        patterns=_patterns(node.field("case")),
+        backend=_text(node, "backend") or "*",
+        version=version or "",
+        outcomes=frozenset(str(word.scalar) for word in _items(node.field("outcome"))),
+        reason=_text(node, "reason"),
+        issue=_text(node, "issue"),
+        expires=_read(node.field("expires"), date.fromisoformat, day),
+    )
+
+
+def _patterns(node: Node | None) -> tuple[Pattern, ...]:
+    return tuple(Pattern(str(item.scalar), item.line) for item in _items(node))
+
+
+def _items(node: Node | None) -> Iterator[Node]:
+    """Yield the items of a list, or the one value that stands there instead."""
+    if node is not None and node.items is not None:
+        yield from node.items
+    elif node is not None and node.scalar is not None:
+        yield node
+
+
+def _text(node: Node, name: str) -> str:
+    found = node.field(name)
+    return "" if found is None else " ".join(str(found.scalar).split())
+
+
+def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | None:
+    """Return what a text means; None if there is none.
+
+    Raises:
+        FormatError: if it means nothing; says what was expected.
+    """
+    if node is None:
+        return None
+    try:
+        return read(str(node.scalar))
+    except ValueError:
+        raise unexpected(node, expected) from None
+
+
+def _range(text: str) -> str:
+    from packaging.specifiers import SpecifierSet
+
+    return str(SpecifierSet(text))

@@ -1,0 +1,252 @@
+"""Writing a log so that a kill at any moment loses at most the record being written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from onnxopt_cli.core.record import RunRecord
+from onnxopt_cli.core.record_json import explanation_to_json
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import UsageError
+
+# A kill loses nothing that was written; only a power cut does what was not synchronised.
+_SYNCHRONISE_SECONDS = 1.0
+
+_CHUNK_BYTES = 1 << 20
+#: Longer logs are neither written nor read: whoever reads one has all of it in memory.
+MAX_BYTES = 256 << 20
+#: How the lines of a log begin, and no report.
+LOG_LINE = b'{"record":'
+#: The record that makes a log unfit as evidence.
+SPOILED = "spoiled"
+
+# What is said of a call that the system or the file system lacks, or that a container forbids.
+_LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
+
+_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+# Opening a terminal or a device that is not ready must not wait, nor change whose terminal it is.
+_FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+
+
+class LogWriter:
+    """An open log, which no other process writes to where the system has locks.
+
+    What goes wrong while records are written does not raise, so that the run goes on and its
+    verdict is shown: see :attr:`failure`. So it is when somebody else writes to the file: it must
+    have the size that it was given before each record, and the content in the end. A last record
+    then says that the log is spoiled, and no reader takes it.
+
+    Attributes:
+        failure: why the log is not complete; empty as long as it is.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._synchronised = monotonic()
+        self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._size = 0
+        self._digest = blake2b()
+        self.failure = ""
+
+    @classmethod
+    def create(cls, path: Path) -> LogWriter:
+        """Open a log where there is none yet, or an empty file.
+
+        Raises:
+            UsageError: if there is a log, or it cannot be written.
+        """
+        with _opened(path, os.O_CREAT) as descriptor:
+            writer = cls(path, descriptor)
+            if not writer._has_size(0):
+                raise UsageError(
+                    f"{printable(str(path))} exists, and a log is never overwritten",
+                    hint="--resume goes on with it; or name another file",
+                )
+        return writer
+
+    @classmethod
+    def append(cls, path: Path, size: int, digest: bytes = b"") -> LogWriter:
+        """Open a log to go on after its first ``size`` bytes, which have the digest.
+
+        Raises:
+            UsageError: if it cannot be written, another run is writing it, or it is not what was
+                read.
+        """
+        with _opened(path, 0) as descriptor:
+            writer = cls(path, descriptor)
+            writer._size, writer._digest = size, _hashed(descriptor, size)
+            if size and writer._digest.digest() != digest:
+                raise UsageError(f"{printable(str(path))} changed while it was read")
+            os.ftruncate(descriptor, size)
+        return writer
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append a record; after a failure nothing more is written."""
+        if self.failure:
+            return
+        line = record_line(record)
+        if not self._has_size(self._size):
+            self._mark_as_foreign()
+            return
+        if self._size + len(line) > MAX_BYTES:
+            self.failure = f"it would have more than {MAX_BYTES} bytes; --shard parts a run"
+            return
+        try:
+            unwritten = line
+            while unwritten:
+                unwritten = unwritten[os.write(self._descriptor, unwritten) :]
+            self._size += len(line)
+            self._digest.update(line)
+            if monotonic() - self._synchronised > _SYNCHRONISE_SECONDS:
+                self._synchronise()
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+
+    def close(self) -> None:
+        """Put everything on the disk, see that it is what was written, and let go of the file."""
+        try:
+            self._synchronise()
+            if not self.failure and self._regular and not self._is_ours():
+                self._mark_as_foreign()
+        except OSError as error:
+            self.failure = self.failure or error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+    def require_complete(self) -> None:
+        """Refuse a log that lacks records.
+
+        Raises:
+            UsageError: saying why the log is not complete.
+        """
+        if self.failure:
+            raise UsageError(
+                f"the log {printable(str(self._path))} is not complete: {self.failure}",
+                hint="run it again with another log"
+                if self.failure == _FOREIGN
+                else "the verdict above is; with room for it, --resume runs what the log lacks",
+            )
+
+    def _has_size(self, size: int) -> bool:
+        return not self._regular or os.fstat(self._descriptor).st_size == size
+
+    def _is_ours(self) -> bool:
+        """Tell whether the file has our content, and stands where it stood."""
+        status = os.fstat(self._descriptor)
+        try:
+            there = self._path.stat()
+        except OSError:
+            return False
+        if not os.path.samestat(status, there) or status.st_size != self._size:
+            return False
+        return _hashed(self._descriptor, self._size).digest() == self._digest.digest()
+
+    def _mark_as_foreign(self) -> None:
+        """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
+        self.failure = _FOREIGN
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, b"\n" + record_line({"record": SPOILED, "why": _FOREIGN}))
+
+    def _synchronise(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # Some file systems cannot.
+            if error.errno not in _LACKING:
+                raise
+        self._synchronised = monotonic()
+
+
+_FOREIGN = "something else wrote to it, replaced it or removed it during the run"
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def record_line(record: Mapping[str, Any]) -> bytes:
+    """Return a record as a line of a log."""
+    return _ENCODER.encode(record).encode() + b"\n"
+
+
+def footer(record: RunRecord) -> dict[str, Any]:
+    """Return the last record of a run's log."""
+    counts = Counter(result.outcome.value for result in record.results)
+    return {
+        "record": "footer",
+        "exit_code": record.exit_code,
+        "counts": dict(sorted(counts.items())),
+        "problems": list(map(asdict, record.problems)),
+        "findings": list(map(asdict, record.findings)),
+        "explanations": list(map(explanation_to_json, record.explanations)),
+    }
+
+
+def _hashed(descriptor: int, size: int) -> blake2b:
+    """Return the hash of the first ``size`` bytes of a file, or of what there is of them."""
+    digest = blake2b()
+    # Where it stands does not matter to what is appended.
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while data := os.read(descriptor, min(_CHUNK_BYTES, size)):
+        digest.update(data)
+        size -= len(data)
+    return digest
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """Open a file to write a log to it, and lock it; close it again if it is none for that."""
+    try:
+        # Nobody but the user may write to evidence, whatever the umask.
+        descriptor = os.open(path, _FLAGS | flags, 0o644)
+        try:
+            _require_file(descriptor, path)
+            _lock(descriptor, path)
+            yield descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot write the log {printable(str(path))}: {reason}") from error
+
+
+def _require_file(descriptor: int, path: Path) -> None:
+    """Refuse what may keep the run waiting, and what nobody can read again to go on with it."""
+    mode = os.fstat(descriptor).st_mode
+    # A device that takes everything, or nothing, does no harm.
+    silent = stat.S_ISCHR(mode) and not os.isatty(descriptor)
+    if not stat.S_ISREG(mode) and not silent:
+        raise UsageError(
+            f"the log {printable(str(path))} is not a regular file",
+            hint="name one, as in --log run.jsonl; --report json=FILE also writes to pipes",
+        )
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        # Windows: nobody guards against two runs that write one log.
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another run is writing {printable(str(path))}") from None
+    except OSError as error:
+        # The file system or a container has no locks: as on Windows.
+        if error.errno not in _LACKING:
+            raise

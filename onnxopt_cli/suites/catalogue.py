@@ -1,0 +1,376 @@
+"""The suites by name: ours, generated from declarations, and the corpora of the installed onnx.
+
+Imported only when a name is looked up, since it brings everything that makes cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+from unicodedata import normalize
+
+import numpy as np
+
+from onnxopt_cli.cases.onnx.corpora import (
+    CORPORA,
+    corpus,
+    node_contents,
+)
+from onnxopt_cli.cases.onnx.data_set import directory_files
+from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, formula_model
+from onnxopt_cli.cases.yaml.case_file import read_yaml_text
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
+from onnxopt_cli.core.case import (
+    Case,
+    Content,
+    Location,
+)
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.text import (
+    FreeNames,
+    nearest,
+    some_of,
+)
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.suites.conformance import beyond_pairs, conformance
+from onnxopt_cli.suites.extremes import many_sizes
+from onnxopt_cli.suites.pairwise import large, pairwise
+from onnxopt_cli.suites.written import published, trajectories
+
+#: Expected outputs with more elements are left to the formula, to keep the files small.
+_WRITTEN_ELEMENTS = 1000
+_MAX_SHOWN_FILES = 5
+_NODE = "onnx-node"
+
+
+#: Suites that nothing runs which does not name them: they take long.
+NAMED_ONLY = ("pairwise", "large")
+
+
+class Suite(NamedTuple):
+    """A suite of ours: what it is, what it asks, and its version.
+
+    The version counts up when a case comes, goes or changes. An id that is given up stays unused.
+    """
+
+    about: str
+    templates: Callable[[Operator], Iterable[CaseTemplate]]
+    version: str
+
+
+def _of_suite(suite: str, operator: Operator) -> Iterable[CaseTemplate]:
+    return conformance(operator) if operator.suite_name == suite else ()
+
+
+def _all_pairwise(operator: Operator) -> Sequence[CaseTemplate]:
+    return (*pairwise(operator), *beyond_pairs(operator))
+
+
+def _all_large(operator: Operator) -> Sequence[CaseTemplate]:
+    return (*large(operator), *many_sizes(operator))
+
+
+def suites() -> dict[str, Suite]:
+    """Return our suites by name; each operator is in the one that it says, or of its domain."""
+    whole = "what a wrong implementation fails, over the whole space of inputs"
+    named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
+    return {
+        "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
+        **{suite: Suite(whole, partial(_of_suite, suite), "11") for suite in named},
+        "trajectories": Suite(
+            "what a wrong implementation drifts from in many steps", trajectories, "1"
+        ),
+        "pairwise": Suite("two dimensions of the space of inputs at a time", _all_pairwise, "6"),
+        "large": Suite(
+            "tensors around the sizes that are computed in large blocks", _all_large, "5"
+        ),
+    }
+
+
+def suite_names() -> list[str]:
+    """Return the names of our suites, and of those of the installed onnx."""
+    return [*suites(), *CORPORA]
+
+
+def named_suite(
+    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+) -> tuple[list[Case], list[Problem]]:
+    """Return the cases of one of :func:`suite_names`, and what is wrong with its files.
+
+    Of a suite of ours, those of some operators.
+    """
+    if name in CORPORA:
+        return corpus(name, telling)
+    return suite_cases(name, telling, operators), []
+
+
+def suite_cases(
+    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+) -> list[Case]:
+    """Return the cases of a suite of ours: those of its files, without stored outputs.
+
+    Writing them out and reading that takes longer than running them. Only refusals and steps,
+    of which the reader makes more than a node, are read.
+    """
+    cases: list[Case] = []
+    suite = suites()[name]
+    for operator, templates in _by_operator(suite, telling, operators):
+        path = Path(name, f"{operator.lower()}.yaml")
+        read: dict[str, list[Case]] = {}
+        if asked := [it for it in templates if it.rejects or it.steps]:
+            text = yaml_text(asked, suite=f"{name}@{suite.version}")
+            found, problems = read_yaml_text(text, path)
+            assert not problems, problems  # noqa: S101 - what we write, we read
+            for case in found:
+                read.setdefault(case.id.split("/")[2], []).append(case)
+        for template in templates:
+            cases += read.get(template.name) or [_case(template, path, suite.version)]
+    return cases
+
+
+def _by_operator(
+    suite: Suite, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+) -> Iterator[tuple[str, list[CaseTemplate]]]:
+    """Yield the case templates of a suite about each operator that it has."""
+    with telling("making cases", "operators") as tick:
+        for done, operator in enumerate(operators):
+            tick(done, len(operators))
+            free = FreeNames("{}_{}")
+            asked = ((it, free(it.name)) for it in suite.templates(operator))
+            templates = [it if it.name == name else replace(it, name=name) for it, name in asked]
+            if templates:
+                yield operator.name, templates
+
+
+def _case(template: CaseTemplate, path: Path, version: str) -> Case:
+    return Case(
+        id=f"{path.parent}/{path.stem}/{template.name}",
+        location=Location(path),
+        read=lambda: _content(template),
+        operators=(template.operator.name,),
+        about=template.about,
+        source=template.source,
+        tags=tuple(template.tags),
+        suite_version=version,
+    )
+
+
+class SuiteFiles(NamedTuple):
+    """The files of a suite.
+
+    Attributes:
+        files: content by relative path; no two paths differ in case alone.
+        cases: number of cases that the files hold.
+        left_out: number of cases that the format cannot express, by the reason.
+    """
+
+    files: Mapping[str, bytes]
+    cases: int
+    left_out: Mapping[str, int] = MappingProxyType({})
+
+
+def yaml_files(name: str) -> SuiteFiles:
+    """Return the case files of a suite: ``<suite>/<operator>.yaml`` and its content."""
+    suite, cases = suites()[name], 0
+    files: list[tuple[str, bytes]] = []
+    for operator, templates in _by_operator(suite):
+        text = yaml_text(
+            [replace(template, outputs=_written_outputs(template)) for template in templates],
+            suite=f"{name}@{suite.version}",
+            about=f"{operator}: {suite.about}.",
+            notes=f"Written by `onnxopt generate {name}`.",
+        )
+        files.append((f"{name}/{operator.lower()}.yaml", text.encode()))
+        cases += len(templates)
+    return SuiteFiles(distinct_files(files), cases)
+
+
+def onnx_files(name: str) -> SuiteFiles:
+    """Return the files of a suite as ONNX test directories: ``<suite>/test_<operator>_<case>/...``.
+
+    Published cases keep the names that onnx gives them. Trajectories are models with a Loop.
+    """
+    contents: dict[str, Content] = {}
+    left_out: Counter[str] = Counter()
+    # Names that differ in case alone are one directory on some file systems.
+    free = FreeNames("{}_{}", alike=str.casefold)
+    templates = [it for _, asked in _by_operator(suites()[name]) for it in asked]
+    for template in templates:
+        if template.rejects:
+            left_out["refusals, which a test directory cannot express"] += 1
+        elif not template.steps:
+            own = "" if template.source else f"{template.operator.name.lower()}_"
+            test = free(f"test_{own}{template.name}")
+            contents[test] = _content(template, test=test)
+    for case in suite_cases(name) if any(template.steps for template in templates) else []:
+        content = case.read()
+        if content.trajectory is None:
+            continue
+        if content.stepwise:
+            left_out["trajectories run step by step; the same as a Loop are written"] += 1
+            continue
+        derived_outputs = bound_trajectory(content.trajectory)
+        outputs = {output: it.expected for output, it in derived_outputs.items()}
+        _, operator, question_name, _ = case.id.split("/")
+        test = free(f"test_{operator}_{question_name}")
+        contents[test] = replace(content, expected=outputs)
+    files = (
+        (f"{name}/{test}/{path}", data)
+        for test, content in contents.items()
+        for path, data in directory_files(content).items()
+    )
+    return SuiteFiles(distinct_files(files), len(contents), left_out)
+
+
+def suite_files(name: str, form: str | None = None) -> SuiteFiles:
+    """Return the files of a suite of ours, or of onnx's node cases.
+
+    Args:
+        name: of the suite.
+        form: ``yaml`` or ``onnx`` directories; None for what the suite is written as by default.
+
+    Raises:
+        UsageError: if there is no such suite, or it is not written in that form.
+    """
+    if name in suites():
+        return onnx_files(name) if form == "onnx" else yaml_files(name)
+    if name != _NODE:
+        known = [*suites(), _NODE]
+        hint = nearest(name, known, f"there are {', '.join(known)}")
+        raise UsageError(f"there is no suite {name!r} to generate", hint=hint)
+    if form == "yaml":
+        raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
+    tests = 0
+    files: list[tuple[str, bytes]] = []
+    for test, content in node_contents():
+        tests += 1
+        files += ((f"node/{test}/{path}", it) for path, it in directory_files(content).items())
+    return SuiteFiles(distinct_files(files), tests)
+
+
+def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return files by their paths.
+
+    Raises:
+        UsageError: if two of them are, on some file system, one.
+    """
+    found: dict[str, bytes] = {}
+    taken: dict[str, str] = {}
+    for path, data in files:
+        other = taken.setdefault(normalize("NFC", path).casefold(), path)
+        if path in found or other != path:
+            raise UsageError(
+                f"two files are to be written to {path!r}{f' and {other!r}' * (other != path)}; "
+                "nothing was written",
+                hint="rename one of the operators, cases or suites that they are named after",
+            )
+        found[path] = data
+    return found
+
+
+def _written_outputs(template: CaseTemplate) -> dict[str, Array] | None:
+    """Return the outputs to be written; None if there are none or they are too large."""
+    arrays = [value for value in template.inputs.values() if isinstance(value, np.ndarray)]
+    known = len(arrays) == len(template.inputs) and not template.rejects and not template.steps
+    small = sum(array.size for array in arrays) <= _WRITTEN_ELEMENTS
+    return _outputs(template, arrays) if known and small else None
+
+
+def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
+    operator = template.operator
+    call = bind(operator, inputs, complete_attributes(operator, template.attributes))
+    names = operator.output_names(len(call.groups))
+    return dict(zip(names, evaluate(call), strict=True))
+
+
+def _content(template: CaseTemplate, test: str = "") -> Content:
+    """Return a case template as a model with inputs.
+
+    It has outputs if it was published, or is to be a test directory of a name.
+    """
+    inputs = [
+        value if isinstance(value, np.ndarray) else value.make()
+        for value in template.inputs.values()
+    ]
+    names = list((test and template.onnx_names) or template.inputs)
+    fed = dict(zip(names, inputs, strict=True))
+    model = formula_model(
+        template.operator,
+        template.attributes,
+        inputs,
+        graph_name=test or template.name,
+        input_names=names,
+    )
+    if test:
+        # As onnx's own test directories say.
+        model.producer_name = "backend-test"
+    outputs = _outputs(template, inputs) if test or template.source else None
+    if template.wiring is not PLAIN_WIRING:
+        model = template.wiring.apply(model, fed)
+        fed, outputs = template.wiring.fed(fed), outputs and template.wiring.yielded(outputs)
+    return Content(model, fed, outputs)
+
+
+class Drift(NamedTuple):
+    """How a folder differs from what should be in it; paths as they would be written."""
+
+    missing: tuple[Path, ...]
+    different: tuple[Path, ...]
+    same: int
+
+
+def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
+    """Compare a folder with the files that should be in it.
+
+    Raises:
+        UsageError: if a file that is there cannot be read.
+    """
+    missing, different = [], []
+    for name, data in files.items():
+        path = folder / name
+        try:
+            if path.read_bytes() != data:
+                different.append(path)
+        except FileNotFoundError:
+            missing.append(path)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    same = len(files) - len(missing) - len(different)
+    return Drift(tuple(missing), tuple(different), same)
+
+
+def write_tree(folder: Path, files: Mapping[str, bytes], *, force: bool) -> Drift:
+    """Write the files that are missing, and under force those that differ; all or none.
+
+    Returns:
+        What was different before.
+
+    Raises:
+        UsageError: if a file differs and force is off, or something cannot be written.
+    """
+    drift = find_drift(folder, files)
+    if drift.different and not force:
+        raise UsageError(
+            f"{some_of([*map(str, drift.different)], _MAX_SHOWN_FILES)} would change; "
+            "nothing was written",
+            hint="--force overwrites, --check only compares, -o writes elsewhere",
+        )
+    for path in (*drift.missing, *drift.different):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot create {path.parent}: {error.strerror or error}") from error
+        write_atomically(path, files[path.relative_to(folder).as_posix()])
+    return drift

@@ -1,0 +1,198 @@
+"""Case templates of doubles that float32 cannot hold, where another dimension is at an extreme.
+
+Code for large tensors, for scalars, for operands that broadcast or for another T is code of its
+own. Computed in float32 there, a double keeps 24 of its 53 bits, which only a case in double shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.suites.case_template import (
+    RATE,
+    WIDE,
+    Author,
+    Shapes,
+)
+
+#: Of the only tensor: below a vector, of several ranks, and around the sizes of blocks.
+_ALONE: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))
+_MORE_ALONE: Shapes = (
+    (1,), (3,), (7,), (33,), (130,), (260, 2), (2, 300), (2, 1, 2, 1, 2, 1, 2), (17_000,),
+    (33_000,), (140_003,),
+)  # fmt: skip
+#: Of the tensors of one node.
+_TOGETHER: Shapes = (
+    (), (1,), (1, 1), (8,), (17,), (5, 3), (2, 3, 2), (2, 1, 3, 2), (2, 3, 1, 3, 2),
+    (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2), (2,) + (1,) * 7 + (3,), (33,), (65, 2), (2, 129),
+    (257,),
+)  # fmt: skip
+#: Of the only tensor, more elements are drawn.
+_LITERAL = 2
+_COUNTS = (0, 1, -1, 1000, 2**31 + 5)
+_NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}
+_RATES = {"zero": 0.0, "negative": -0.4, "large": 24.691358}
+_MANY = (2, 17)
+#: Doubles beyond float32's range, and floats that show them.
+_BEYOND = (1e60, 1e-60)
+_BESIDE = (1.0, 1e30)
+#: A float, and a double next to it that is none.
+_LARGE_FLOAT = 2.0**24
+_SMALL = 1e-6
+#: So many small terms that each is lost, added to a large float one by one.
+_TERMS = 40
+
+
+def doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield the case templates.
+
+    Args:
+        author: of the operator.
+        thorough: whether each size is asked alone.
+    """
+    for shape in (*_ALONE, *_MORE_ALONE) if thorough else _ALONE:
+        about = f"Doubles of shape {list(shape)}: catches float32 in the code for it."
+        yield _of_shapes(
+            author, "_".join(["shape", *map(str, shape or ("scalar",))]), about, [shape]
+        )
+    about = "Doubles of many ranks: catches float32 in the code for one of them."
+    yield _of_shapes(author, "shapes", about, _TOGETHER)
+    for number in _MANY:
+        about = f"{number} tensors of doubles: catches float32 from some tensor on."
+        yield _of_shapes(author, f"tensors_{number}", about, [(3,)] * number)
+    yield from _settings(author)
+    yield from _broadcasts(author)
+    yield from _defaults(author)
+    yield from _beyond(author)
+    yield from _dominant(author)
+    yield from _equal_ranks(author)
+    yield from _carried(author)
+
+
+def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTemplate:
+    """Return a case of doubles, drawn where they are many."""
+    drawn: dict[tuple[str, int], Given] = {
+        (tensor, group): author.drawn(tensor, shape, WIDE, group)
+        for tensor, (group, shape) in product(author.operator.tensors, enumerate(shapes))
+        if prod(shape) > _LITERAL or len(shapes) > 1
+    }
+    return author.ask(f"double_{name}", about, shapes=shapes, tensors=drawn, wide=True)
+
+
+def _settings(author: Author) -> Iterator[CaseTemplate]:
+    """Yield doubles at each regime of T, each value of an attribute, and each rate."""
+    for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
+        about = f"Doubles at T = {count}: catches float32 in the code for it."
+        words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])
+        yield author.ask(words, about, count=count, setting=setting, wide=True)
+    for name, (word, number) in product(author.unlimited, _NUMBERS.items()):
+        about = f"Doubles, {name} = {number:g}: catches float32 in the code for it."
+        yield author.judgeable(
+            author.ask(f"double_{name}_{word}", about, changed={name: number}, count=count,
+                       wide=True, turn=False)
+            for count in (3, 0)
+        )  # fmt: skip
+    if author.unlimited:
+        about = "Doubles, every attribute negative: catches float32 in the code for it."
+        negative = dict.fromkeys(author.unlimited, -0.5)
+        yield author.ask("double_all_negative", about, changed=negative, wide=True)
+    for word, number in _RATES.items() if author.rate else ():
+        about = f"Doubles, {author.rate} = {number:g}: catches float32 in the code for it."
+        yield author.ask(f"double_{author.rate}_{word}", about, rate_value=number, wide=True)
+
+
+def _broadcasts(author: Author) -> Iterator[CaseTemplate]:
+    shapes: Shapes = [(2, 3)] * (len(author.stepped) + 1)
+    for word, narrow in (
+        (("row", (3,)), ("column", (2, 1)), ("scalar", ())) if author.stepped else ()
+    ):
+        ways = {(name, group): narrow for group, name in enumerate(author.stepped)}
+        ways |= {(name, len(author.stepped)): narrow for name in author.stepped}
+        about = "Doubles that broadcast: catches float32 in the code for it."
+        yield author.ask(f"double_broadcast_{word}", about, shapes=shapes, narrow=ways, wide=True)
+
+
+def _defaults(author: Author) -> Iterator[CaseTemplate]:
+    if len(author.required) < len(author.ordinary):
+        about = (
+            "Doubles small and large, defaults: catches a default with more digits than float32."
+        )
+        tensors = author.judged(author.combined((1e-7, 1.0)), wide=True)
+        yield author.ask(
+            "double_defaults_scaled", about, given=author.required, tensors=tensors, wide=True,
+            count=0, turn=False,
+        )  # fmt: skip
+
+
+def _beyond(author: Author) -> Iterator[CaseTemplate]:
+    """Yield one tensor in double, or all but one, far beyond float32's range."""
+    names = author.operator.tensors
+    if len(names) == 1 or not author.elementwise:
+        return
+    for name in names:
+        for word, wide in (("double", {name}), ("float", set(names) - {name})):
+            scales = [_BEYOND if tensor in wide else _BESIDE for tensor in names]
+            columns = np.array([*product(*scales)]).T
+            tensors = {
+                tensor: column * author.tensor(tensor, 0, column.shape)
+                for tensor, column in zip(names, columns, strict=True)
+            }
+            about = f"Doubles beyond float32 in {', '.join(sorted(wide))}: catches one cut off."
+            yield author.ask(
+                f"beyond_{word}_{name}", about, types=dict.fromkeys(wide, WIDE), tensors=tensors
+            )
+
+
+def _dominant(author: Author) -> Iterator[CaseTemplate]:
+    """Yield a large double beside small floats, whose roundings do not reach its last digits."""
+    names = author.operator.tensors
+    if len(names) == 1 or author.carried:
+        return
+    for name in names:
+        tensors = {it: _SMALL * author.tensor(it, 0, (4,)) for it in names}
+        tensors[name] = _LARGE_FLOAT + author.tensor(name, 0, (4,))
+        about = f"A large double {name} beside small floats: catches one rounded to their type."
+        changed = dict.fromkeys(author.unlimited, _SMALL)
+        yield author.ask(
+            f"large_double_{name}", about, types={name: WIDE}, tensors=tensors, changed=changed
+        )
+
+
+def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
+    """Yield tensors of every rank, of which each shows in a sum of all."""
+    about = "Tensors of every rank, alike: catches those of some rank left out."
+    shapes: Shapes = [(1,) * place + (3,) + (1,) * place for place in range(4)]
+    shapes = [*shapes, (1, 3), (1, 3, 1, 1), (1, 1, 3, 1, 1, 1)]
+    tensors = {
+        (name, group): author.tensor(name, 0, shape)
+        for name, (group, shape) in product(author.operator.tensors, enumerate(shapes))
+    }
+    yield author.ask("ranks_together", about, shapes=shapes, tensors=tensors)
+
+
+def _carried(author: Author) -> Iterator[CaseTemplate]:
+    """Yield a carried double beside floats that add nothing, and a float beside many terms."""
+    if not (author.carried and author.rate):
+        return
+    zero = {name: np.zeros(3) for name in author.operator.tensors}
+    mixtures: dict[str, Mapping[str, str]] = {"all": {}}
+    mixtures |= {name: {name: WIDE} for name in author.operator.tensors}
+    for word, types in mixtures.items():
+        about = (
+            f"A double {author.rate} beside zeros, some of them floats: catches one made a float."
+        )
+        yield author.ask(
+            f"carried_double_{word}", about, tensors=zero, types=types, rate=WIDE,
+            rate_value=_LARGE_FLOAT + 1 + RATE,
+        )  # fmt: skip
+    about = f"A large float {author.rate}, {_TERMS} small terms: catches sums in its type."
+    terms = {name: author.tensor(name, 0, (2,)) for name in author.operator.tensors}
+    yield author.ask(
+        "carried_many_terms", about, shapes=[(2,)] * _TERMS, tensors=terms, types=author.double,
+        rate_value=_LARGE_FLOAT,
+    )  # fmt: skip

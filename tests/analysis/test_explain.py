@@ -1,0 +1,817 @@
+"""Explanations of failures by known mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+from places import PLUGINS
+from trajectory_files import trajectory_text
+
+from onnxopt_cli.analysis.audit import find_trials
+from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.interpret.implementation import both
+from onnxopt_cli.mutation.equivalence import equivalent
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
+from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.run.log.log_reader import read_log
+from onnxopt_cli.suites.catalogue import suite_cases
+
+
+@cache
+def all_cases():
+    suites = ("conformance", "pruning")
+    return {case.id: case for suite in suites for case in suite_cases(suite)}
+
+
+@cache
+def small_trials(operator):
+    """What is small, which is nearly all: of large cases explaining asks nothing else."""
+    cases = [it for it in all_cases().values() if it.operators == (operator,)]
+    found, _ = find_trials(cases, Judging())
+    return [trial for trial in found[operator] if trial.call.size < 1000]
+
+
+PYTORCH = """\
+import numpy as np
+import onnx
+
+
+class Adam:
+    '''Adam as PyTorch has it, for one tensor.'''
+
+    def run(self, model, inputs):
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
+        alpha, beta, epsilon = (np.float32(given[n]) for n in ("alpha", "beta", "epsilon"))
+        R, T, X, G, V, H = inputs.values()
+        V = alpha * V + (1 - alpha) * G
+        H = beta * H + (1 - beta) * G * G
+        corrected = np.sqrt(H) / np.sqrt(np.float32(1 - float(beta) ** int(T)))
+        step = np.float32(R / (1 - float(alpha) ** int(T)))
+        return [(X - step * V / (corrected + epsilon)).astype(X.dtype), V, H]
+"""
+
+STEPS = """\
+onnxopt: 1
+suite: steps
+operator: Adam
+cases:
+  - name: one
+    attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.0, 0.0], H: [0.0, 0.0]}
+  - name: two
+    attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}
+    inputs: {R: 0.1, T: 2, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}
+"""
+
+
+def test_who_interrupts_the_search_is_told_that_it_was(workplace, onnxopt, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "pytorch.py").write_text(PYTORCH)
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.explain", interrupted)
+    answer = onnxopt("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
+    assert answer.code == 1
+    assert "failures are not explained" in answer.err
+
+
+def results_of(implementation, operator):
+    """The results of a wrong implementation on the conformance suite."""
+    for trial in small_trials(operator.name):
+        outputs = implementation.run(trial.call)
+        passes = bool(outputs) and trial.excess(outputs) <= 1
+        outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
+        kept = () if passes else tuple(outputs)
+        location = all_cases()[trial.case].location
+        yield Result(trial.case, location, (operator.name,), "it", outcome, returned=kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Adagrad", "AdmmPenalty", "MagnitudePrune"])
+def test_a_known_mistake_as_backend_is_explained_by_its_own_name(name):
+    # Some: all of them take minutes, and scripts/explain_every_mistake.py does that.
+    operator = next(operator for operator in OPERATORS if operator.name == name)
+    known = known_mistakes(operator)
+    sample = known[:: len(known) // 4]
+    own = 0
+    for deviation in sample:
+        results = list(results_of(deviation, operator))
+        found = explain(results, all_cases())
+        if not any(result.returned for result in results):
+            assert not found, f"{deviation.name!r} only refuses, which may have any reason"
+            own += 1
+            continue
+        assert found, f"{deviation.name!r} is not explained"
+        if found[0].known_mistakes == (deviation.name,):
+            own += 1
+            continue
+        (named,) = found[0].known_mistakes
+        other = next(it for it in known_mistakes(operator) if it.name == named)
+        assert all(
+            trial.excess(other.run(trial.call)) > 1
+            for trial in small_trials(operator.name)
+            if trial.excess(deviation.run(trial.call)) > 1
+        ), f"{named!r} does not fail where {deviation.name!r} does"
+    assert own >= 0.9 * len(sample)
+
+
+def test_a_backend_that_does_as_pytorch_does_is_told_so(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    arguments = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *IN_PROCESS)
+    answer = onnxopt(*arguments)
+    assert answer.code == 1
+    text = " ".join(answer.out.split())
+    assert "consistent with 'epsilon added after bias correction', as in PyTorch" in text
+    assert "2 of 2 failing cases" in text
+    assert "consistent" not in onnxopt(*arguments, "--no-explain").out
+
+
+MISTAKEN = PLUGINS / "mistaken.py"
+#: More than the search takes on a machine that is busy with other things.
+LONG_EXPLAIN = ("--explain-time", "3600")
+IN_PROCESS = ("--isolation", "none")
+TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"
+LARGE_TENSOR = "{random: {uniform: {low: 0.5, high: 1.0}, seed: 1}, shape: [180000]}"
+
+
+def mistaken(name):
+    return f"python:{MISTAKEN}:{name}"
+
+
+def steps(*counts, more=""):
+    """Return a case file of Adam with a case for each T."""
+    head = STEPS.partition("  - name")[0]
+    values = "attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}"
+    return head + "".join(
+        f"  - {{name: t{count}, {values}, inputs: {{R: 0.1, T: {count}, {TENSORS}}}}}\n"
+        for count in counts
+    ) + more  # fmt: skip
+
+
+def explanations(path="out.json"):
+    return json.loads(Path(path).read_text())["explanations"]
+
+
+def counted(text):
+    """Return how many cases a sentence speaks of, and how many of them in its lists."""
+    total = re.search(r"(\d+) of (\d+) failing cases", text)
+    assert total, text
+    listed = text[total.end() :]
+    return int(total[1]) + sum(map(int, re.findall(r"[:,] (\d+) ", listed))), int(total[2])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("conformance/adam", "-k", "T_", "--lower", "never"),
+        ("conformance/momentum", "-k", "T_", "--lower", "always"),
+        ("pruning/magnitudeprune",),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_backend_that_raises_an_error_at_everything_is_not_explained(
+    workplace, onnxopt, arguments
+):
+    run = ("run", *arguments, "-b", mistaken("Refusing"), "-q", "--isolation", "none")
+    answer = onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    assert answer.code == 1
+    assert explanations() == []
+    assert not {"consistent", "none of the"} & set(answer.out.split())
+    later = onnxopt("explain", "run.jsonl")
+    assert later.code == 1
+    assert "only wrong values" in later.out
+    assert "consistent" not in later.out
+
+
+def test_fuzzing_a_backend_that_raises_an_error_at_everything_explains_nothing(workplace, onnxopt):
+    run = ("fuzz", "-b", mistaken("Refusing"), "--isolation", "none", "--examples", "20")
+    answer = onnxopt(*run, "--operator", "Adam")
+    assert "error Adam" in answer.out
+    assert "consistent" not in answer.out
+    assert "known mistakes" not in answer.out
+
+
+def test_every_failing_case_is_counted_whatever_it_failed_by(workplace, onnxopt):
+    refusal = "  - {name: refused, rejects: true, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], "
+    refusal += "G: [1, 2, 3], V: 0, H: 0}}\n"
+    large = f"  - {{name: large, attributes: {{epsilon: 0.1}}, inputs: {{R: 1, T: 1, X: {LARGE_TENSOR}, "  # noqa: E501
+    large += f"G: {LARGE_TENSOR}, V: {LARGE_TENSOR}, H: {LARGE_TENSOR}}}}}\n"
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3, 7, 8, 9, more=refusal + large))
+    walk = trajectory_text("Adam", "{quadratic: {curvature: [1, 0.5], center: [0.5, -1.75]}}", 5)
+    (workplace / "walk.yaml").write_text(walk)
+    run = ("run", "steps.yaml", "walk.yaml", "-b", mistaken("InManyWays"), "-q", *LONG_EXPLAIN)
+    answer = onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    (found,) = explanations()
+    assert found["known_mistakes"] == ["epsilon inside the square root"]
+    results = json.loads(Path("out.json").read_text())["results"]
+    failing = [it for it in results if it["outcome"] != "pass"]
+    assert {it["outcome"] for it in failing} == {"fail", "error", "crash"}
+    assert counted(found["text"]) == (len(failing), len(failing))
+    assert found["others"] == {
+        "not reproduced": {"error": 1},
+        "not tried": {
+            "crash": 1, "large": 1, "trajectory": 2, "with right values": 1, "wrongly accepted": 1
+        },
+    }  # fmt: skip
+    text = " ".join(answer.out.split())
+    assert "'epsilon inside the square root': 3 of 10 failing cases; not repr" in text
+    assert "2 trajectories" in text
+    assert found["text"] in " ".join(onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out.split())
+
+
+def test_shards_that_are_joined_count_the_cases_of_all(workplace, onnxopt):
+    # Both shards have errors; the values are all in one of them.
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
+    run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    for part in ("1", "2"):
+        onnxopt(*run, "--shard", f"{part}/2", "--log", f"{part}.jsonl")
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    assert answer.code == 1, answer.text
+    found = read_log(Path("all.jsonl")).footer["explanations"]
+    assert found
+    assert [counted(it["text"]) for it in found] == [(10, 10)] * len(found)
+
+
+def test_a_mistake_that_fails_what_the_backend_passes_is_never_named(workplace, onnxopt):
+    run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
+    (workplace / "steps.yaml").write_text(steps(2))
+    onnxopt(*run, "-b", mistaken("OnlyAtTwo"), "--log", "run.jsonl")
+    # Nothing speaks against it here, but further inputs do; a saved run cannot ask for these.
+    assert explanations()[0]["known_mistakes"] == []
+    saved = onnxopt("explain", "run.jsonl", *LONG_EXPLAIN)
+    assert "consistent with 'epsilon inside the square root'" in saved.out
+    (workplace / "steps.yaml").write_text(steps(2, 3))
+    onnxopt(*run, "-b", mistaken("OnlyAtTwo"))
+    assert "epsilon inside the square root" not in str(explanations()[0]["known_mistakes"])
+
+
+def test_what_the_run_accepts_is_a_pass_for_the_mistake_too(workplace, onnxopt):
+    # Judged so, the mistake passes where the backend does.
+    tolerant = "  - {name: tolerant, tolerance: {rtol: 1, atol: 1}, attributes: {epsilon: 0.1}, "
+    tolerant += f"inputs: {{R: 0.1, T: 1, {TENSORS}}}}}\n"
+    (workplace / "steps.yaml").write_text(steps(2, 3, more=tolerant))
+    run = ("run", "steps.yaml", "-b", mistaken("InsideTheRoot"), "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    answer = onnxopt(*run, "--log", "run.jsonl")
+    assert "consistent with 'epsilon inside the square root'" in answer.out
+    assert "consistent with 'epsilon inside" in onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out
+    # So does it in a case of the same kind, at a tolerance for all cases.
+    far = "  - {name: far, attributes: {epsilon: 0.1}, inputs: {R: 0.1, T: 1, "
+    far += "X: [1000.0, 500.0], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}}\n"
+    (workplace / "steps.yaml").write_text(steps(2, 3, more=far))
+    answer = onnxopt(*run, "--rtol", "1e-4", "--log", "rtol.jsonl")
+    assert "1 pass, 2 fail" in answer.out
+    assert "consistent with 'epsilon inside the square root'" in answer.out
+    assert "consistent with 'epsilon inside" in onnxopt("explain", "rtol.jsonl", *LONG_EXPLAIN).out
+
+
+def test_rounding_that_a_strict_tolerance_rejects_is_no_mistake(workplace, onnxopt):
+    (workplace / "torch_like.py").write_text(PYTORCH.replace("corrected + e", "corrected + 0 * e"))
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3).replace("epsilon: 0.1", "epsilon: 0"))
+    run = ("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *IN_PROCESS)
+    assert onnxopt(*run).code == 0
+    answer = onnxopt(*run, "--ulp", "0", "--report", "json=out.json")
+    assert answer.code == 1
+    assert explanations() == []
+
+
+def test_errors_are_counted_where_the_mistake_in_the_values_makes_them(workplace, onnxopt):
+    wide = "  - {name: wide, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], G: 1, V: 0, H: 0}}\n"
+    (workplace / "steps.yaml").write_text(steps(1, 2, more=wide))
+    run = (
+        "run",
+        "steps.yaml",
+        "-b",
+        mistaken("RefusesBroadcasting"),
+        "-q",
+        *IN_PROCESS,
+        *LONG_EXPLAIN,
+    )
+    answer = onnxopt(*run)
+    text = " ".join(answer.out.split())
+    assert "'epsilon inside the square root': 2 of 3 failing cases; not reproduced: 1 error" in text
+    assert "broadcast operands refused" not in text
+    # Alone, the errors may have any reason.
+    alone = steps(more=wide)
+    (workplace / "steps.yaml").write_text(alone)
+    assert "consistent" not in onnxopt(*run).out
+
+
+class Ticks:
+    """A clock on which each look takes a second."""
+
+    def __init__(self):
+        self.now = 0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+MOMENTUM = """\
+onnxopt: 1
+suite: other
+operator: Momentum
+cases:
+  - name: one
+    attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2]}
+"""
+
+
+def test_single_mistakes_are_tried_for_all_operators_before_any_pairs(
+    workplace, onnxopt, monkeypatch
+):
+    (workplace / "steps.yaml").write_text(steps(1, 2))
+    (workplace / "other.yaml").write_text(MOMENTUM)
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.monotonic", Ticks())
+    run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
+    answer = onnxopt(*run, "--explain-time", "1500", "--report", "json=out.json")
+    stopped = "stopped after 1500 s, before all pairs of mistakes were tried; no single one"
+    assert [it["text"] for it in explanations()] == [
+        f"{stopped} reproduces 2 of 2 failing cases",
+        f"{stopped} reproduces the failing case",
+    ]
+    assert not any(it["complete"] for it in explanations())
+    assert "--explain-time" in answer.out
+    assert "none of" not in answer.out
+
+
+def test_an_operator_that_was_cut_off_is_said_to_be(workplace, onnxopt, monkeypatch):
+    (workplace / "steps.yaml").write_text(steps(1, 2))
+    (workplace / "other.yaml").write_text(MOMENTUM)
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.monotonic", Ticks())
+    run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
+    answer = onnxopt(*run, "--explain-time", "40", "--report", "json=out.json")
+    stopped = "stopped after 40 s, before all known mistakes were tried; none so far reproduces"
+    assert [it["text"] for it in explanations()] == [
+        f"{stopped} 2 of 2 failing cases",
+        f"{stopped} the failing case",
+    ]
+    answer = onnxopt(*run, "--explain-time", "1", "--report", "json=out.json")
+    assert [it["text"] for it in explanations()] == [
+        "not explained, stopped after 1 s; not tried: 2 fail",
+        "not explained, stopped after 1 s; not tried: 1 fail",
+    ]
+    answer = onnxopt(*run, "--explain-time", "0", "--report", "json=out.json")
+    assert explanations() == []
+    assert "--explain" not in answer.out
+
+
+def test_two_mistakes_at_once_are_both_named():
+    adam = next(operator for operator in OPERATORS if operator.name == "Adam")
+    named = {it.name: it for it in all_known_mistakes(adam)}
+    first, second = named["epsilon inside the square root"], named["no bias correction"]
+    pair = both(first, second)
+    assert not equivalent(adam, pair)
+    (found,) = explain(list(results_of(pair, adam)), all_cases())
+    assert "epsilon inside the square root" in found.text
+    assert "no bias correction" in found.text
+
+
+# Of its mistakes there are half as many as of Adam's, and of pairs a quarter.
+PENALTY = """\
+onnxopt: 1
+suite: penalty
+operator: AdmmPenalty
+cases:
+  - name: one
+    attributes: {rho: 0.5}
+    inputs: {loss: 1.0, W: [1.0, 0.3], Z: [0.5, -0.2], U: [0.25, 2.0]}
+  - name: two
+    attributes: {rho: 0.25}
+    inputs: {loss: 0.5, W: [0.7, 1.5], Z: [0.4, 0.1], U: [1.25, -0.5]}
+"""
+
+
+def test_a_mistake_that_nobody_knows_is_not_explained(workplace, onnxopt):
+    (workplace / "penalty.yaml").write_text(PENALTY)
+    answer = onnxopt(
+        "run", "penalty.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS, *LONG_EXPLAIN
+    )
+    assert "consistent" not in answer.out
+    assert "none of the known mistakes, nor two of them, reproduces 2 of 2" in answer.out
+
+
+@pytest.mark.parametrize("form", ["log", "report"])
+def test_a_saved_run_can_be_explained_later(workplace, onnxopt, form):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    saved = workplace / "saved"
+    save = ["--log", saved] if form == "log" else ["--report", f"json={saved}"]
+    run = (
+        "run",
+        "steps.yaml",
+        "-b",
+        "python:torch_like.py:Adam",
+        "--no-explain",
+        "-q",
+        *IN_PROCESS,
+    )
+    onnxopt(*run, *save)
+    answer = onnxopt("explain", saved)
+    assert answer.code == 0
+    assert "epsilon added after bias correction" in answer.out
+    assert onnxopt("explain", workplace / "steps.yaml").code == 2
+
+
+def test_nothing_is_explained_where_nothing_failed(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    onnxopt("run", "steps.yaml", "--log", "run.jsonl", "-q")
+    answer = onnxopt("explain", "run.jsonl")
+    assert answer.code == 0
+    assert "no failing case" in answer.out
+
+
+LIBRARIES = PLUGINS / "libraries.py"
+#: What is wrong with each as an implementation of ONNX's operator; conforming ones have nothing.
+NAMED = {
+    "PyTorchAdam": {"epsilon added after bias correction"},
+    "ApexAdam": {"epsilon added after bias correction"},
+    "TinygradAdam": {
+        "epsilon added to the root of the corrected H", "epsilon defaults to 0",
+        "bias correction with powers rounded to float32", "defaults not rounded to float32",
+    },
+    "DeepSpeedAdam": {
+        "epsilon added after bias correction", "decay before the step, scaled by R",
+        "double computed in float32",
+    },
+    "PyTorchAdamW": {"epsilon added after bias correction", "decay before the step, scaled by R"},
+    "OptaxAdam": {
+        "epsilon added after bias correction with the exponent T + 1",
+        "no regularisation", "norm_coefficient_post taken as 0",
+    },
+    "KerasAdam": {
+        "bias correction at every T", "no regularisation",
+        "norm_coefficient_post taken as 0",
+    },
+    "TensorFlowAdam": set(),
+    "PyTorchAdagrad": set(),
+    "OptaxAdagrad": {
+        "epsilon inside the square root, no decay, no step where H_new is 0", "no regularisation",
+    },
+    "KerasAdagrad": {"epsilon inside the square root, no decay", "no regularisation"},
+    "TensorFlowAdagrad": {"epsilon taken as 0", "decay_factor taken as 0", "no regularisation"},
+    "ApexAdagrad": {"decay_factor taken as 0"},
+    "PyTorchSGD": {"first step ignores V"},
+    "OptaxSGD": {"beta taken as 1"},
+    "KerasSGD": {"velocity holds the step, beta taken as 1", "no regularisation"},
+    "TensorFlowSGD": {"beta taken as 1", "no regularisation"},
+}  # fmt: skip
+#: Of these something is left that no mistake reproduces, so all are tried: ONNXOPT_LIBRARIES=all.
+DEAR = {"DeepSpeedAdam", "TinygradAdam", "OptaxAdam", "KerasAdam", "OptaxAdagrad"}
+NOT_NOW = pytest.mark.skipif(
+    os.environ.get("ONNXOPT_LIBRARIES") != "all", reason="ONNXOPT_LIBRARIES=all has it run"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(it, marks=[NOT_NOW, pytest.mark.slow] * (it in DEAR)) for it in NAMED],
+)
+def test_a_public_library_is_named_by_its_causes_in_a_whole_run(workplace, onnxopt, name):
+    operator = next(it for it in ("adam", "adagrad", "sgd") if it in name.lower())
+    only = ("-k", f"/{'momentum' if operator == 'sgd' else operator}/")
+    run = (
+        "run",
+        "spec",
+        "conformance",
+        *only,
+        "-b",
+        f"python:{LIBRARIES}:{name}",
+        "-q",
+        *IN_PROCESS,
+    )
+    answer = onnxopt(*run, *LONG_EXPLAIN, "--report", "json=out.json")
+    if not NAMED[name]:
+        assert answer.code == 0, answer.out
+        return
+    (found,) = explanations()
+    assert set(found["known_mistakes"]) >= NAMED[name], found["text"]
+    left = sum(found["others"].get("not explained", {}).values())
+    assert left <= max(2, 0.1 * len(found["cases"])), found["text"]
+
+
+FAULTY = """\
+import numpy as np
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Right, but in one kind of case.'''
+
+    def run(self, model, inputs):
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        X = next(it for name, it in inputs.items() if name in ("X", "X1"))
+        if {}:
+            for at in range(len(outputs) // 2, len(outputs)):
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plugin", "condition", "words"),
+    [
+        pytest.param("third", "len(outputs) >= 6", "there are at least 3 tensors", marks=NOT_NOW),
+        ("double", "X.dtype == np.float64", "the tensor's number is 1 and X is double"),
+        pytest.param("second", "int(inputs['T']) == 2", "T is 2", marks=NOT_NOW),
+    ],
+)
+def test_what_failing_cases_have_in_common_is_said_where_no_mistake_is_known(
+    workplace, onnxopt, plugin, condition, words
+):
+    (workplace / f"{plugin}.py").write_text(FAULTY.format(condition))
+    backend = f"python:{plugin}.py:Faulty"
+    # The backend finds values by the operator's own names and order.
+    run = (
+        "run",
+        "conformance",
+        "-k",
+        "/momentum/ and not wired",
+        "-b",
+        backend,
+        "-q",
+        *LONG_EXPLAIN,
+    )
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    assert found["known_mistakes"] == []
+    (cause,) = found["causes"]
+    assert re.fullmatch(
+        rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? "
+        r"\(seen in \d+( of \d+)? inputs that fail, in none of \d+ that pass\)"
+        r"|wrong in (?P<all>\d+) of (?P=all) inputs where X is double, in 0 of \d+ others",
+        cause["found"],
+    )
+
+
+COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".join(
+    "  - {name: n" + str(size)
+    + ", attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}, "
+    + f"inputs: {{R: 0.1, T: {step}, X: {[1.0] * size}, G: {[0.3] * size}, V: {[0.2] * size}}}}}\n"
+    for size, step in ((2, 0), (3, 1), (5, 2), (40, 7))
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("X.size >= 33", "X has at least 33 elements and the tensor's number is 1"),
+        ("int(inputs['T']) == 2", "T is 2"),
+    ],
+)
+def test_one_failing_case_has_something_in_common_with_what_the_backend_is_asked(
+    workplace, onnxopt, condition, words
+):
+    (workplace / "once.py").write_text(FAULTY.format(condition))
+    (workplace / "counted.yaml").write_text(COUNTED)
+    run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert "the failing case" in found["text"]
+    # What cannot be told apart is said to be so.
+    said = rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
+    assert re.match(said, cause["found"]) or "cannot tell" in cause["found"]
+
+
+ELSEWHERE = "".join(
+    f"  - {{name: a{alpha}, attributes: {{alpha: {alpha}, beta: 0.5, mode: nesterov, "
+    "norm_coefficient: 0}, inputs: {R: 0.3, T: 0, X: [1.5], G: [-0.3], V: [0.7]}}\n"
+    for alpha in (0.5, 0, 1)
+)
+ATTRIBUTE = """\
+        rates = {it.name: it.f for it in model.graph.node[0].attribute}
+        half = len(outputs) // 2
+        if CONDITION:
+            for at in range(len(outputs))[slice(CHANGED)]:
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("condition", "changed", "words"),
+    [
+        # An attribute of the only failing case is a condition that no sentence says.
+        (
+            "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
+            "half, None",
+            r"wrong in \d+ of \d+ ",
+        ),
+        (
+            "rates['alpha'] == 0",
+            "half * (1 + int(inputs['T'] > 2))",
+            r"X_new is wrong wherever alpha is 0(, unless [^(]+)? \(seen in \d+ inputs that fail, ",
+        ),
+    ],
+)
+def test_a_description_says_no_more_than_stands_further_inputs(
+    workplace, onnxopt, condition, changed, words
+):
+    plugin = FAULTY.partition("        if {}")[0] + ATTRIBUTE.replace("CONDITION", condition)
+    (workplace / "once.py").write_text(plugin.replace("CHANGED", changed))
+    (workplace / "counted.yaml").write_text(COUNTED + ELSEWHERE)
+    run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert re.match(words, cause["found"]), cause["found"]
+
+
+MOVED = """\
+import numpy as np
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Right, but for some elements of the output that moves data.'''
+
+    def run(self, model, inputs):
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        for at, (W, right) in enumerate(zip(inputs.values(), outputs)):
+            outputs[at] = np.asarray({}, right.dtype)
+        return outputs
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("np.where(np.isinf(W), -right, right)", "negated wherever W is infinite"),
+        ("np.where(W < 0, 0, right)", "0 wherever W is negative"),
+        ("np.where(W.size >= 17, W, right)", "what it was wherever W has at least 17 elements"),
+    ],
+)
+def test_what_wrong_elements_are_tells_where_a_fault_could_show(workplace, onnxopt, output, words):
+    (workplace / "moved.py").write_text(MOVED.format(output))
+    run = (
+        "run",
+        "pruning",
+        "-k",
+        "/magnitudeprune/",
+        "-b",
+        "python:moved.py:Faulty",
+        "-q",
+        *IN_PROCESS,
+    )
+    onnxopt(*run, *LONG_EXPLAIN, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert cause["found"].startswith(f"W_new is {words}")
+
+
+BOTH = """\
+import numpy as np
+import onnx
+from onnxopt_cli.backends.reference import NumpyBackend
+
+
+class Faulty:
+    '''Takes beta for 1, and what {words}.'''
+
+    def run(self, model, inputs):
+        for it in model.graph.node[0].attribute:
+            if it.name == "beta":
+                it.f = 1.0
+        outputs = [np.array(it) for it in NumpyBackend().prepare(model).run(inputs)]
+        if {condition}:
+            for at in range(len(outputs) // 2, len(outputs)):
+                outputs[at] = np.asarray(outputs[at] * 1.25 + 0.5, outputs[at].dtype)
+        return outputs
+"""
+BELOW = (
+    "  - {name: below, attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0}, "
+    "inputs: {R: 0.1, T: -3, X: [1.0, 2.0], G: [0.3, 0.5], V: [0.2, 0.1]}}\n"
+)
+EMPTY = (
+    "  - {name: below, attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0}, "
+    "inputs: {R: 0.1, T: 3, X1: [1.0], X2: {shape: [0], data: []}, G1: [0.3], "
+    "G2: {shape: [0], data: []}, V1: [0.2], V2: {shape: [0], data: []}}}\n"
+)
+SOMETIMES = (
+    "min(map(np.size, inputs.values())) == 0 "
+    "and sum(map(np.nansum, inputs.values())) * 7.3 % 1 < 0.8"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "condition", "words"),
+    [
+        (BELOW, "inputs['T'] < 0", "V_new is wrong wherever T is at most -1"),
+        (EMPTY, SOMETIMES, "inputs where a tensor of the node has no element"),
+    ],
+)
+def test_what_is_left_beside_a_known_mistake_is_described(
+    workplace, onnxopt, case, condition, words
+):
+    (workplace / "twice.py").write_text(BOTH.format(condition=condition, words=words))
+    (workplace / "counted.yaml").write_text(COUNTED + case)
+    run = ("run", "counted.yaml", "-b", "python:twice.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    mistake, left = found["causes"]
+    assert mistake["known_mistakes"] == ["beta taken as 1"]
+    assert left["cases"] == ["steps/counted/below"]
+    assert words in left["found"]
+
+
+@pytest.mark.parametrize(("others", "named"), [(3, True), (4, False)])
+def test_what_reproduces_few_of_many_cases_may_do_so_by_chance(workplace, onnxopt, others, named):
+    # Below T = 1 as "beta at every T", which shows nowhere else; above as nothing that is known.
+    plugin = FAULTY.replace("run(inputs)", "run(inputs | {{'T': abs(inputs['T'])}})")
+    (workplace / "once.py").write_text(plugin.format("inputs['T'] > 0"))
+    above = "".join(
+        BELOW.replace("below", f"t{count}").replace("-3", f"{count}")
+        for count in range(1, others + 1)
+    )
+    (workplace / "counted.yaml").write_text(COUNTED.partition("  - {name")[0] + BELOW + above)
+    run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS)
+    onnxopt(*run, "--no-explain", "--log", "run.jsonl")
+    said = onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out
+    assert ("consistent with" in said) == named, said
+
+
+def test_one_failing_case_that_nobody_can_be_asked_about_has_nothing_in_common(workplace, onnxopt):
+    (workplace / "once.py").write_text(FAULTY.format("int(inputs['T']) == 2"))
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3))
+    run = ("run", "steps.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS)
+    onnxopt(*run, "--no-explain", "--log", "run.jsonl")
+    answer = onnxopt("explain", "run.jsonl", *LONG_EXPLAIN)
+    assert answer.code == 1
+    assert "wherever" not in answer.out
+
+
+def test_a_mistake_is_shown_with_what_it_changes_and_an_input(workplace, onnxopt):
+    page = onnxopt("show", "Adam", "--mistake", "epsilon inside the square root")
+    assert page.code == 0
+    lines = [line.strip() for line in page.out.splitlines()]
+    assert "- H_sqrt = sqrt(H_new) + epsilon" in lines
+    assert "+ H_sqrt = sqrt(H_new + epsilon)" in lines
+    values = [line.split() for line in lines if line.startswith("X_new  ")]
+    assert len(values) == 2
+    assert values[0] != values[1]
+    assert max(map(len, page.out.splitlines())) <= 80
+
+
+def test_the_command_that_an_explanation_prints_shows_its_mistake(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "torch_like.py").write_text(PYTORCH)
+    answer = onnxopt("run", "steps.yaml", "-b", "python:torch_like.py:Adam", "-q", *IN_PROCESS)
+    (command,) = [line for line in answer.out.splitlines() if "onnxopt show" in line]
+    page = onnxopt(*shlex.split(command)[1:])
+    assert page.code == 0
+    assert "seen in PyTorch" in page.out
+
+
+def test_a_mistake_that_nobody_knows_cannot_be_shown(workplace, onnxopt):
+    answer = onnxopt("show", "Adam", "--mistake", "epsilon inside")
+    assert answer.code == 2
+    assert "did you mean" in answer.err
+    assert "epsilon inside the square root" in answer.err
+    assert onnxopt("show", "spec/adam/adam", "--mistake", "no bias correction").code == 2
+
+
+SUBTRACTED = """\
+from copy import deepcopy
+
+from onnxopt_cli.backends.resolve import resolve_backend
+
+
+class Backend:
+    def run(self, model, inputs):
+        bare, post = deepcopy(model), 0.0
+        for attribute in bare.graph.node[0].attribute:
+            if attribute.name == "norm_coefficient_post":
+                post, attribute.f = attribute.f, 0.0
+        outputs = resolve_backend("numpy").prepare(bare).run(inputs)
+        count = len(outputs) // 3
+        # With a post near 1 nearly nothing is left.
+        steps = [it - it.dtype.type(post) * it for it in outputs[:count]]
+        return [*steps, *outputs[count:]]
+"""
+
+
+def test_what_would_have_failed_where_the_backend_passed_is_no_explanation(onnxopt, workplace):
+    """Roots in float32 are no nearer to the right doubles by any order of operations."""
+    (workplace / "vendor.py").write_text(SUBTRACTED)
+    patterns = [word for name in ("T_*_near_one", "double") for word in ("-k", f"*/adam/{name}")]
+    answer = onnxopt("run", "conformance/adam", *patterns, "-b", "python:vendor.py:Backend")
+    assert answer.code == 1
+    assert "X_new off" in answer.out
+    assert "float32'" not in answer.out

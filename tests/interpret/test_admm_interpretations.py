@@ -1,0 +1,211 @@
+"""The ADMM operators lowered and bounded: nothing right is rejected, and only doubt is doubted."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from admm_calls import PRUNING, call_of, calls, deviating
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from onnxopt_cli.core.compare import largest_share
+from onnxopt_cli.interpret.arithmetic import computed_by_onnxruntime
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.reformulations import reformulations
+from onnxopt_cli.mutation.general_mistakes import regrouped
+from onnxopt_cli.operators.registry import register_schemas
+
+each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator: operator.name)
+
+
+def judge_of(call, factor=1.0):
+    """Return what tells whether outputs of a call are right by the derived tolerance."""
+    derived_outputs = {f"output {index}": it for index, it in enumerate(bound(call, factor))}
+    expected = {name: it.expected for name, it in derived_outputs.items()}
+    error_bounds = {name: it.error_bound for name, it in derived_outputs.items()}
+    return lambda outputs: largest_share(expected, outputs, error_bounds.get) <= 1
+
+
+def accepted(call, outputs, factor=1.0):
+    return judge_of(call, factor)(outputs)
+
+
+@pytest.mark.slow
+@each_operator
+@given(data=st.data())
+def test_every_right_implementation_is_within_the_bound(operator, data):
+    call = data.draw(calls(operator, special=data.draw(st.booleans())))
+    is_right = judge_of(call)
+    rejected = [it.name for it in reformulations(operator) if not is_right(it.run(call))]
+    assert rejected == []
+
+
+@each_operator
+@given(data=st.data())
+def test_onnxruntime_computes_the_lowered_node(operator, data):
+    pytest.importorskip("onnxruntime")
+    call = data.draw(calls(operator, special=data.draw(st.booleans())))
+    assert accepted(call, computed_by_onnxruntime(call))
+
+
+@each_operator
+@given(data=st.data())
+def test_nothing_is_in_doubt_where_percent_and_tensors_are_exact(operator, data):
+    call = data.draw(calls(operator, dtypes=("float32",)))
+    attributes = {name: 50.0 if name == "percent" else 1.0 for name in call.attributes}
+    inputs = [np.round(array * 8) / 8 for array in call.inputs]
+    odd = [array for array in inputs if array.size % 2 and np.all(np.abs(array) < 2**12)]
+    if len(odd) == len(inputs):
+        exact = call_of(operator.name, *inputs, **attributes)
+        assert all(derived_output.otherwise is None for derived_output in bound(exact))
+
+
+def test_either_side_of_a_threshold_as_near_as_rounding_is_right_and_nothing_between():
+    # The rank, 80 % of 5, is whole; in float32 it may be off by its last bit, to either side.
+    W = np.float32([1, 2, 3, 4, 5, 10])
+    call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
+    right = evaluate(call)
+    other = deviating(call, "threshold pruned, too")
+    assert right[0][4] == 5
+    assert other[0][4] == 0
+    assert accepted(call, right)
+    assert accepted(call, other)
+    for between in (2.5, 4.99, 0.01, -5):
+        changed = right[0].copy()
+        changed[4] = between
+        assert not accepted(call, [changed, right[1]])
+    for place in (0, 1, 2, 3, 5):
+        flipped = right[0].copy()
+        flipped[place] = W[place] - flipped[place]
+        assert not accepted(call, [flipped, right[1]])
+
+
+def test_where_rounding_cannot_decide_only_one_side_is_right():
+    W = np.float32([1, 2, 3, 4, 5])
+    call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=50)
+    assert accepted(call, evaluate(call))
+    assert not accepted(call, deviating(call, "threshold pruned, too"))
+
+
+def test_equal_magnitudes_are_no_matter_of_rounding_whatever_the_rank():
+    W = np.float32([1, 1, -1, 1, 2])
+    call = call_of("MagnitudePrune", W, percent=60)
+    assert all(derived_output.otherwise is None for derived_output in bound(call))
+
+
+def test_a_sum_that_is_rounded_may_fall_to_either_side_of_itself():
+    W, U = np.float32([1, 2, 3, 4, 0.1]), np.float32([0.1] * 5)
+    Z_new, U_new = bound(call_of("AdmmUpdate", W, W, U, percent=50))
+    assert (Z_new.otherwise.expected != Z_new.expected).tolist() == [False, True] + [False] * 3
+    assert (U_new.otherwise.expected != U_new.expected).tolist() == [False, True] + [False] * 3
+
+
+def test_a_mask_is_exact():
+    call = call_of("MagnitudePrune", [1, 2, 3], percent=50)
+    W_new, mask = evaluate(call)
+    assert accepted(call, [W_new, mask], factor=4)
+    assert not accepted(call, [W_new, np.nextafter(mask, np.float32(2))], factor=4)
+
+
+def test_the_bound_of_a_sum_holds_for_every_order_and_grows_with_the_root_of_its_length():
+    errors = []
+    for size in (10, 1000, 100_000):
+        W = np.ones(size, np.float32)
+        (loss,) = bound(call_of("AdmmPenalty", 0.0, W, 0 * W, 0 * W, rho=2))
+        errors.append(float(loss.error) / size)
+    assert 2.0**-24 * 9 < errors[0] < 2.0**-24 * 20
+    # Of ten terms, no order rounds more than nine times.
+    assert 10 < errors[1] / errors[0] < 25
+    assert 9 < errors[2] / errors[1] < 11
+
+
+def test_a_sum_that_overflows_is_not_judged_and_nan_must_be_met():
+    W = np.float32([1e20, 1])
+    (loss,) = bound(call_of("AdmmPenalty", 0.0, W, 0 * W, 0 * W, rho=2))
+    assert np.isinf(loss.limit)
+    (loss,) = bound(call_of("AdmmPenalty", 0.0, [np.nan, 1], [0, 0], [0, 0], rho=2))
+    assert loss.limit == 0
+    assert np.isnan(loss.expected)
+
+
+def test_a_layer_left_out_is_rejected():
+    call = call_of("AdmmPenalty", 0.0, [1, 2], [3.0], [0, 0], [0.0], [0, 0], [0.0], rho=2)
+    short = regrouped(lambda groups: groups[:1])(call)
+    assert accepted(call, evaluate(call))
+    assert not accepted(call, short)
+
+
+def training_step():
+    """Build a model whose types onnx can infer only if it knows both operators."""
+    update = helper.make_node(
+        "AdmmUpdate",
+        ["W1", "W2", "Z1", "Z2", "U1", "U2"],
+        ["Z1_new", "Z2_new", "U1_new", "U2_new"],
+        domain="onnxopt.pruning",
+        percent=[50.0],
+    )
+    penalty = helper.make_node(
+        "AdmmPenalty",
+        ["loss", "W1", "W2", "Z1_new", "Z2_new", "U1_new", "U2_new"],
+        ["loss_new"],
+        domain="onnxopt.pruning",
+        rho=0.5,
+    )
+    double = helper.make_node("Add", ["loss_new", "loss_new"], ["twice"])
+    inputs = [
+        helper.make_tensor_value_info(
+            name, TensorProto.DOUBLE if name == "U1" else TensorProto.FLOAT, [2, 3]
+        )
+        for name in update.input
+    ]
+    inputs.append(helper.make_tensor_value_info("loss", TensorProto.DOUBLE, []))
+    outputs = [helper.make_tensor_value_info("twice", TensorProto.DOUBLE, [])]
+    graph = helper.make_graph([update, penalty, double], "step", inputs, outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("onnxopt.pruning", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
+    register_schemas()
+    model = training_step()
+    onnx.checker.check_model(model, full_check=True)
+    inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    found = {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            [dimension.dim_value for dimension in value.type.tensor_type.shape.dim],
+        )
+        for value in inferred.graph.value_info
+    }
+    assert found["U1_new"] == (TensorProto.DOUBLE, [2, 3])
+    assert found["Z1_new"] == (TensorProto.FLOAT, [2, 3])
+    assert found["loss_new"] == (TensorProto.DOUBLE, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda node: setattr(node.attribute[0], "name", "fraction"), "fraction"),
+        (lambda node: node.ClearField("attribute"), "percent"),
+        (lambda node: node.attribute[0].CopyFrom(helper.make_attribute("percent", 50)), "percent"),
+    ],
+)
+def test_onnx_s_checker_refuses_wrong_attributes(change, message):
+    register_schemas()
+    model = training_step()
+    change(model.graph.node[0])
+    with pytest.raises(onnx.checker.ValidationError, match=message):
+        onnx.checker.check_model(model)
+
+
+def test_the_page_of_an_operator_says_what_is_carried_and_what_its_limits_are(onnxopt):
+    page = onnxopt("show", "AdmmPenalty").out
+    assert "as loss, one for all" in page
+    page = onnxopt("show", "MagnitudePrune").out
+    assert "floats, one for all or one for each, 0 to 100" in page
+    assert "mask1 .. maskn" in page
+    for word in ("NaN", "Ties", "empty layer", "one element", "percent 0", "percent 100"):
+        assert word in " ".join(page.split())

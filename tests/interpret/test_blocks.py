@@ -1,0 +1,262 @@
+"""Large tensors are computed and judged in blocks, with the verdict that they would have whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core import blocks, compare
+from onnxopt_cli.core.tolerance import ErrorBound
+from onnxopt_cli.fuzz.driver import examples
+from onnxopt_cli.interpret import evaluate as evaluate_module
+from onnxopt_cli.interpret.bound.error_bound import bound, least_errors
+from onnxopt_cli.interpret.evaluate import evaluate, is_elementwise
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.percentile import percentile
+from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.oracle.expected import expected_result
+from onnxopt_cli.suites.collect import collect
+
+CASES = Path(__file__).parents[2] / "cases"
+COUNT = blocks.LARGE + 11
+CASE = """\
+onnxopt: 1
+suite: large
+operator: Adam
+cases:
+- name: two
+  attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.01, norm_coefficient: 0.1}
+  inputs:
+    {R: 0.1, T: 3, X1: {file: X1.npy}, X2: {file: X2.npy}, G1: {file: G1.npy}, G2: {file: G2.npy},
+     V1: {file: V1.npy}, V2: {file: V2.npy}, H1: {file: H1.npy}, H2: {file: H2.npy}}
+"""
+PLUGIN = """\
+import numpy as np
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.single_node import sole_call
+
+def narrow(model, inputs):
+    with np.errstate(all="ignore"):
+        outputs = evaluate(sole_call(model, inputs), np.dtype(np.float32))
+    outputs[WHERE].reshape(-1)[PLACE] *= WRONG
+    return outputs
+
+class Backend:
+    def run(self, model, inputs):
+        return narrow(model, inputs)
+"""
+
+
+@pytest.fixture
+def large(workplace):
+    """A case of two tensors, with operands that broadcast, and NaN, Inf and the like among them."""
+    random = np.random.default_rng(5)
+    special = np.float32([np.nan, np.inf, -np.inf, 0, 1e-42, 3e38])
+    shapes = {"1": (COUNT,), "2": (8, COUNT // 7)}
+    for name in "XGVH":
+        for group, shape in shapes.items():
+            values = random.standard_normal(shape).astype(np.float32)
+            values.reshape(-1)[random.integers(0, COUNT, 60)] = np.resize(special, 60)
+            if name == "G" and group == "2":
+                values = values[:, :1]
+            np.save(workplace / f"{name}{group}.npy", np.abs(values) if name == "H" else values)
+    (workplace / "large.yaml").write_text(CASE)
+    return workplace
+
+
+def judged(onnxopt, *backend):
+    command = ["run", "large.yaml", *backend, "--isolation", "none", "--no-explain"]
+    code = onnxopt(*command, "--report", "json=found.json").code
+    (result,) = json.loads(Path("found.json").read_text())["results"]
+    return code, result["outputs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "place", "wrong"), [(0, 0, 1), (3, -1, 1.001), (1, 30_000, 2)])
+def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where, place, wrong):
+    text = PLUGIN.replace("WHERE", str(where)).replace("PLACE", str(place))
+    (large / "plugin.py").write_text(text.replace("WRONG", str(wrong)))
+    backend = ["-b", f"python:{large / 'plugin.py'}:Backend"]
+    monkeypatch.setattr(blocks, "available_jobs", lambda: 2)
+    code, parts = judged(onnxopt, *backend)
+    assert code == (wrong != 1)
+    monkeypatch.setattr("onnxopt_cli.interpret.evaluate.LARGE", 10**9)
+    assert judged(onnxopt, *backend)[0] == code
+    _, whole = judged(onnxopt, *backend)
+    for part, one in zip(parts, whole, strict=True):
+        for name in ("tolerance_used", "tolerance_used_median"):
+            assert part.pop(name) == pytest.approx(one.pop(name), rel=1e-6)
+        for mine, theirs in zip(part["worst"], one["worst"], strict=True):
+            assert mine.pop("limit") == pytest.approx(theirs.pop("limit"), rel=1e-6)
+        assert part.pop("inconclusive") <= one.pop("inconclusive")
+        assert part == one
+    assert sum(it["mismatches"] for it in parts) == (wrong != 1)
+
+
+def test_the_reference_computes_the_same_in_blocks(large, onnxopt):
+    code, outputs = judged(onnxopt)
+    assert code == 0
+    assert {it["max_ulp"] for it in outputs} == {0}
+
+
+def test_what_works_element_by_element_is_known_from_the_vocabulary():
+    found = {operator.name for operator in OPERATORS if is_elementwise(operator)}
+    assert {"Adam", "Adagrad", "Momentum"} <= found
+    assert not found & {"AdmmUpdate", "AdmmPenalty"}
+
+
+def compare_looks(expected, actual, error_bound, agrees, location):
+    """See that one look at an output, and at one just beyond its limits, tells as all looks do.
+
+    Those at the output have been taken.
+    """
+    if not isinstance(error_bound, ErrorBound):
+        return
+    limit = error_bound.at(np.arange(expected.size)).limit.reshape(expected.shape)
+    with np.errstate(all="ignore"):
+        beyond = np.asarray(expected + 1.5 * limit, expected.dtype)
+    (diff,) = compare.compare_outputs({"it": expected}, [beyond], {"it": error_bound}.get)
+    for it, right in ((actual, agrees), (beyond, diff.agrees)):
+        assert compare.surely_agrees(expected, it, error_bound) == right, location
+
+
+def compare_parts(content, location, random, monkeypatch):
+    """Judge wrong outputs as a whole and in parts; yield the pairs of diffs, compared already."""
+    call = None if content.rejects else sole_call(content.model, content.inputs)
+    if content.trajectory is not None or call is None:
+        return
+    if is_elementwise(call.operator):
+        least = np.repeat(least_errors(call), len(call.groups))
+        for share, derived_output in zip(least, bound(call), strict=True):
+            with np.errstate(over="ignore"):
+                magnitude = np.abs(np.float64(derived_output.value))
+            normal = np.isfinite(magnitude)
+            # Half a subnormal number is rounded down in one, up in the other.
+            enough = (
+                derived_output.error + np.finfo(np.float64).smallest_subnormal >= share * magnitude
+            )
+            assert enough[normal].all(), location
+    with np.errstate(all="ignore"):
+        outputs = evaluate(call, np.dtype(np.float32))
+        for output in outputs:
+            wrong = random.random(output.shape) < 0.1
+            output[wrong] *= random.choice(output.dtype.type([1.0001, 1 + 2e-7, np.nan, 0]))
+    diffs = []
+    size = max(it.size for it in call.inputs)
+    for large, block in ((10**9, blocks.BLOCK), (0, 2 + size // 4)):
+        monkeypatch.setattr(evaluate_module, "LARGE", large)
+        monkeypatch.setattr(compare, "BLOCK", block)
+        key = expected_result(content, location, Judging())
+        diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
+        for diff, actual in zip(diffs[-1], outputs, strict=True):
+            expected, error_bound = key.outputs[diff.name], key.tolerances[diff.name]
+            compare_looks(expected, actual, error_bound, diff.agrees, location)
+    for whole, parts in zip(*diffs, strict=True):
+        assert parts.tolerance_used == pytest.approx(whole.tolerance_used, rel=1e-6), location
+        assert parts.tolerance_used_median >= whole.tolerance_used_median * (1 - 1e-6)
+        for one, other in zip(whole.worst, parts.worst, strict=True):
+            assert (one.index, str(one.actual)) == (other.index, str(other.actual))
+        unlike = dict.fromkeys(
+            ("tolerance_used", "tolerance_used_median", "inconclusive", "worst", "tolerance")
+        )
+        assert replace(parts, **unlike) == replace(whole, **unlike)
+        yield whole.mismatches > 0, whole.tolerance_used > 0
+
+
+@pytest.mark.slow
+def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
+    """Whole tensors in the widest type are the oracle, for right outputs and for wrong ones."""
+    random = np.random.default_rng(3)
+    found = set()
+    for case in collect([str(CASES)]).cases[::5]:
+        found |= set(compare_parts(case.read(), case.location, random, monkeypatch))
+    assert found == {(False, False), (False, True), (True, True)}
+
+
+@given(examples(tuple(OPERATORS), single_nodes=True), st.integers(0, 2**32 - 1))
+def test_blocks_judge_what_fuzz_draws_as_the_whole_does(example, seed):
+    if not example.breach:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            random = np.random.default_rng(seed)
+            list(compare_parts(example.content(), "drawn", random, monkeypatch))
+
+
+def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
+    """What is computed in double and corrected beside ties is what the widest type yields."""
+    compared = 0
+    for case in collect([str(CASES)]).cases[::3]:
+        content = case.read()
+        call = None if content.rejects else sole_call(content.model, content.inputs)
+        if content.trajectory is None and call is not None:
+            monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+            whole = evaluate(call)
+            monkeypatch.setattr(evaluate_module, "LARGE", 0)
+            for mine, theirs in zip(evaluate(call), whole, strict=True):
+                np.testing.assert_array_equal(mine, theirs, strict=True)
+                compared += mine.size
+    assert compared > 1000
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "Momentum"])
+def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypatch):
+    operator = operator_named(name)
+    random = np.random.default_rng(1)
+    count = 3 * blocks.LARGE
+    tensors = [
+        np.ldexp(random.integers(1, 1 << 24, count), random.integers(-150, 40, count))
+        for _ in operator.tensors
+    ]
+    inputs = [np.float32([0.5]), np.int64([3]), *(it.astype(np.float32) for it in tensors)]
+    chosen = {it.name: it.choices[0] if it.choices else 0.5 for it in operator.attributes}
+    call = bind(operator, inputs, complete_attributes(operator, chosen))
+    mine = evaluate(call)
+    monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+    for part, whole in zip(mine, evaluate(call), strict=True):
+        np.testing.assert_array_equal(part, whole, strict=True)
+
+
+def normed(W, Z, U, *, percent):
+    """Reduce what was reduced, and what rounding may have chosen."""
+    norm = np.sqrt(np.sum(W * W))
+    largest = np.max(np.abs(Z) / norm)
+    kept = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
+    return W / norm - largest, kept + np.mean(kept) * np.min(W)
+
+
+@pytest.mark.parametrize("formula", [None, normed])
+@pytest.mark.parametrize("name", ["AdmmUpdate", "MagnitudePrune"])
+def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch):
+    operator = operator_named(name)
+    if formula and len(operator.tensors) == 3:
+        operator = replace(operator, formula=formula)
+    random = np.random.default_rng(2)
+    tensors = [random.standard_normal(COUNT).astype(np.float32) for _ in operator.tensors]
+    for tensor in tensors:
+        # Some are alike, others as near the threshold as can be.
+        tensor[::3] = np.round(tensor[::3], 2)
+    call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
+    assert evaluate_module.has_blocks(call)
+    mine, part = evaluate(call), evaluate_module.in_parts(call)
+    found = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
+    monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+    for output, whole in zip(mine, evaluate(call), strict=True):
+        np.testing.assert_array_equal(output, whole, strict=True)
+    for one, whole in zip(found, bound(call), strict=True):
+        np.testing.assert_allclose(one.error, whole.error, rtol=1e-6)
+        assert (one.otherwise is None) == (whole.otherwise is None)
+        if one.otherwise and whole.otherwise:
+            np.testing.assert_array_equal(one.otherwise.expected, whole.otherwise.expected)
+            np.testing.assert_allclose(one.otherwise.error, whole.otherwise.error, rtol=1e-6)
+
+
+def test_no_room_for_a_large_tensor_is_no_other_error():
+    with pytest.raises(MemoryError):
+        blocks.room(1 << 56, np.dtype(np.uint8))

@@ -1,0 +1,118 @@
+"""No right implementation leaves the error bound; nor does the wide evaluation leave its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy_quaddtype import QuadPrecDType
+from training_calls import calls, each_training_operator, shares
+
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import WIDE, evaluate
+from onnxopt_cli.interpret.reformulations import reformulations
+
+
+def largest_shares(call):
+    """Return the largest share of the bound that each variant uses."""
+    derived_outputs = bound(call)
+    return {
+        reformulation.name: max(
+            float(np.max(shares(derived_output, output), initial=0.0))
+            for derived_output, output in zip(derived_outputs, reformulation.run(call), strict=True)
+        )
+        for reformulation in reformulations(call.operator)
+    }
+
+
+@pytest.mark.slow
+@each_training_operator
+@given(data=st.data())
+def test_no_variant_exceeds_the_bound(operator, data):
+    call = data.draw(calls(operator))
+    used = largest_shares(call)
+    assert {name: share for name, share in used.items() if share > 1} == {}
+
+
+@pytest.mark.slow
+@each_training_operator
+@given(data=st.data())
+def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
+    call = data.draw(calls(operator))
+    used = largest_shares(call)
+    assert {name: share for name, share in used.items() if share > 1} == {}
+
+
+@each_training_operator
+@given(data=st.data())
+def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
+    call = data.draw(calls(operator))
+    for derived_output, expected in zip(bound(call), evaluate(call), strict=True):
+        assert derived_output.expected.dtype == expected.dtype
+        assert derived_output.expected.tobytes() == expected.tobytes()
+
+
+@pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
+@each_training_operator
+@given(data=st.data())
+def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator, data):
+    # In double, so that the same bound counted in the wide type's roundoff holds for it; of sizes
+    # that neither type has to flush.
+    call = data.draw(
+        calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
+    )
+    ratio = Fraction(float(np.finfo(WIDE).eps)) / Fraction(float(np.finfo(np.float64).eps))
+    for derived_output, exact in zip(bound(call), exact_outputs(call), strict=True):
+        for value, error, truth in zip(
+            derived_output.value.flat, derived_output.error.flat, exact, strict=True
+        ):
+            if np.isfinite(value) and np.isfinite(error):
+                distance = abs(Fraction(*value.as_integer_ratio()) - Fraction(truth))
+                assert distance <= ratio * Fraction(float(error))
+
+
+@each_training_operator
+@given(data=st.data())
+def test_quads_have_the_limits_of_long_doubles(operator, data):
+    call = data.draw(calls(operator, dtypes=("float64",)))
+    for mine, theirs in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
+        with np.errstate(all="ignore"):
+            # Of a limit as wide as the value some digits are of what long doubles lose on the way.
+            lost = float(np.finfo(WIDE).eps / np.finfo(np.float64).eps) * theirs.error
+            allowed = theirs.limit * (1e-9 + lost / np.abs(theirs.expected))
+            alike = np.abs(mine.limit - theirs.limit) <= allowed
+            assert np.all(alike | (mine.limit == theirs.limit))
+            apart = np.abs(mine.expected - theirs.expected)
+            near = apart <= np.spacing(np.abs(theirs.expected)) + theirs.error / 1000
+        assert np.all(near | (mine.expected == theirs.expected) | np.isnan(apart))
+        assert np.array_equal(np.isnan(mine.expected), np.isnan(theirs.expected))
+
+
+def exact_outputs(call):
+    """Compute every element of every output with 60 digits, infinite and NaN where it must be."""
+    outputs = []
+    with localcontext(prec=60, traps=[]):
+        for group in call.groups:
+            elements = zip(*(tensor.flat for tensor in group), strict=True)
+            outputs.append([exact_element(call, element) for element in elements])
+    return [
+        [element[position] for element in group]
+        for position in range(len(call.operator.outputs))
+        for group in outputs
+    ]
+
+
+def exact_element(call, element):
+    alone = replace(call, groups=(tuple(np.asarray(number) for number in element),))
+    return [
+        Decimal(np.asarray(result).item()) for result, _, _ in alone.apply(exact, exact, Decimal)
+    ]
+
+
+def exact(number):
+    return Decimal(number.item())

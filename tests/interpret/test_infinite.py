@@ -1,0 +1,291 @@
+"""Infinite inputs: NaN is right where a right form subtracts infinity from itself, nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import PLUGINS
+from training_calls import calls, each_training_operator
+
+from onnxopt_cli.core.compare import element_shares
+from onnxopt_cli.interpret.bound.error_bound import also_right, bound
+from onnxopt_cli.interpret.reformulations import reformulations
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.operator import Reformulation
+from onnxopt_cli.operators.registry import operator_named
+
+REFORMULATED = f"python:{PLUGINS / 'reformulated.py'}"
+
+
+@st.composite
+def infinite_calls(draw, operator):
+    """Draw a node of which some elements, or R, are infinite."""
+    call = draw(calls(operator, exponents=(0, -3, 6)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+
+    def spoilt(tensor):
+        special = random.choice([np.inf, -np.inf, np.inf, np.nan], tensor.shape)
+        return np.where(random.random(tensor.shape) < 0.2, special, tensor).astype(tensor.dtype)
+
+    groups = tuple(tuple(map(spoilt, group)) for group in call.groups)
+    R, *others = call.scalars
+    if draw(st.integers(0, 4)) == 0:
+        R = np.full_like(R, np.inf)
+    return replace(call, groups=groups, scalars=(R, *others))
+
+
+def accepted(derived_output, output):
+    """Tell of each element whether it is accepted."""
+    return element_shares(derived_output.expected, output, derived_output.error_bound) <= 1
+
+
+@each_training_operator
+@given(data=st.data())
+def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator, data):
+    call = data.draw(infinite_calls(operator))
+    if not all(form.is_accurate(call.attributes) for form in operator.reformulations):
+        usual = {"alpha": 0.9, "beta": 0.9, "epsilon": 1e-3, "norm_coefficient_post": 0.25}
+        call = replace(call, attributes={**call.attributes, **usual})
+    strict = bound(replace(call, operator=replace(operator, reformulations=())))
+    groups = len(call.groups)
+    for place, (derived_output, narrow) in enumerate(zip(bound(call), strict, strict=True)):
+        group = call.groups[place % groups]
+        operands = np.broadcast_arrays(call.scalars[0].reshape(()), *group)
+        reached = np.any([np.isinf(operand) for operand in operands], axis=0)
+        reached = reached.reshape(group[0].shape)
+        assert np.array_equal(derived_output.expected, narrow.expected, equal_nan=True)
+        for value in (np.nan, np.inf, -np.inf, 0.5):
+            output = np.full_like(derived_output.expected, value)
+            more = accepted(derived_output, output) & ~accepted(narrow, output)
+            assert not (more & ~reached).any()
+            assert np.isnan(value) or np.isnan(derived_output.expected[more]).all()
+
+
+@pytest.mark.slow
+@each_training_operator
+@given(data=st.data())
+def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(operator, data):
+    call = data.draw(infinite_calls(operator))
+    derived_outputs = bound(call)
+    for reformulation in reformulations(operator):
+        outputs = reformulation.run(call)
+        for derived_output, output in zip(derived_outputs, outputs, strict=True):
+            assert accepted(derived_output, output).all(), reformulation.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cases",
+    [("conformance", "-k", "/adam/"), ("pairwise", "-k", "pairwise/adam/pair_*9")],
+    ids=lambda it: it[0],
+)
+def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
+    # One of ten of the pairs: all of them take minutes.
+    names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
+    backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
+    answer = onnxopt("run", *cases, "--isolation", "none", *backends)
+    assert answer.code == 0, answer.out
+    assert answer.out.count(" conforms: ") == len(names)
+
+
+@pytest.mark.slow
+def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
+    asked = ("conformance/adam/not_finite", "conformance/adam/infinite_R", "--isolation", "none")
+    assert onnxopt("run", *asked, "-b", f"{REFORMULATED}:Keras").code == 0
+
+
+@pytest.mark.slow
+def test_nan_is_wrong_where_no_right_form_yields_it(onnxopt):
+    asked = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
+    names = ("NanForInfinity", "NanForInfiniteGradient")
+    backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
+    answer = onnxopt("run", *asked, *backends)
+    assert answer.code == 1
+    assert answer.out.count("does not conform: 1 fail") == len(names)
+
+
+ONE_STEP = """\
+onnxopt: 1
+suite: s
+operator: Adam
+cases:
+- name: one
+  attributes: {alpha: 0.9, epsilon: 0.1}
+  inputs: {R: 0.1, T: 1, X: [1, 1], G: [0.5, 0.5], V: [.inf, 0.25], H: [1, 1]}
+"""
+
+
+HARD = """\
+onnxopt: 1
+suite: s
+operator: Adam
+cases:
+- name: {name}
+  attributes: {{alpha: {alpha}, beta: {alpha}, epsilon: {epsilon}, norm_coefficient_post: 0.5}}
+  inputs: {{R: 0.1, T: 0, X: [1, 1], G: [0.5, 0.5], V: [{V}, 2], H: [{H}, 2]}}
+"""
+
+
+def test_a_right_form_may_lose_a_gradient_that_is_small_beside_its_state(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(
+        HARD.format(name="lost", alpha=0, epsilon=0.1, V=1e30, H=1e30)
+    )
+    for name in ("PyTorch", "TensorFlow", "Fused"):
+        assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:{name}").code == 0
+    wrong = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:ForgetsSmall")
+    assert "H_new  float32[2]  1 of 2 off" in wrong.out
+
+
+def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(HARD.format(name="zero", alpha=1, epsilon=0, V=1, H=0))
+    assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:Keras").code == 0
+    answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:AlwaysNan")
+    assert answer.code == 1
+    assert "X_new  float32[2]  1 of 2 off" in answer.out
+
+
+def test_it_may_beside_an_element_that_another_form_makes_nan_of(workplace, onnxopt):
+    beside = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
+    beside = beside.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
+    (workplace / "one.yaml").write_text(beside.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
+    assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:Keras").code == 0
+    answer = onnxopt(
+        "run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:ZeroForInfinity"
+    )
+    assert answer.code == 1
+
+
+@pytest.mark.slow
+def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(ONE_STEP)
+    assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:TensorFlow").code == 0
+    answer = onnxopt(
+        "run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:NanForInfinity"
+    )
+    assert answer.code == 1
+    assert "X_new  float32[2]  1 of 2 off" in answer.out
+    assert "V_new  float32[2]  1 of 2 off" in answer.out
+    assert "H_new  float32[2]  2 of 2 off" in answer.out
+
+
+def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace, onnxopt):
+    (workplace / "one.yaml").write_text(ONE_STEP)
+    answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{REFORMULATED}:ZeroForInfinity")
+    assert "[0] -inf 0.0" in " ".join(answer.out.split())
+    assert "nan" not in answer.out.partition("again:")[0]
+
+
+@pytest.mark.slow
+def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, onnxopt):
+    (workplace / "walk.yaml").write_text(
+        ONE_STEP.replace("G: [0.5, 0.5], ", "")
+        + "  steps: {count: 4, inputs: {G: {cycle: [[1, -0.5], [0.25, 2]]}}}\n"
+    )
+    assert onnxopt("run", "walk.yaml", "-k", "steps", "-b", f"{REFORMULATED}:TensorFlow").code == 0
+    wrong = onnxopt(
+        "run", "walk.yaml", "-k", "steps", "--no-explain", "-b", f"{REFORMULATED}:NanForInfinity"
+    )
+    assert wrong.code == 1
+    assert "first exceeded the tolerance in step 1, X_new[1]" in " ".join(wrong.out.split())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("workplace")
+def test_fuzzing_finds_no_fault_in_nan_that_a_right_form_yields(onnxopt):
+    options = ("--operator", "Adam", "--examples", "300", "--isolation", "none")
+    answer = onnxopt("fuzz", "-b", f"{REFORMULATED}:TensorFlowBesideInfinity", *options)
+    assert answer.code == 0, answer.out
+
+
+def difference(_, X, G):
+    return (X * G - X,)
+
+
+def sum_of_both(_, X, G):
+    return (X + G,)
+
+
+def judged(formula, form, X, G):
+    """Judge a formula of one's own that has one other form."""
+    adam = operator_named("Adam")
+    own = replace(
+        adam,
+        formula=formula,
+        scalars=adam.scalars[:1],
+        tensors=("X", "G"),
+        outputs={"Y": "X"},
+        attributes=(),
+        reformulations=(Reformulation("other", form),),
+    )
+    inputs = [np.float32(1), np.float32(X), np.float32(G)]
+    return bound(bind(own, inputs, complete_attributes(own, {})))[0]
+
+
+def test_a_form_of_one_s_own_operator_says_what_is_right():
+    derived_output = judged(
+        difference, {"X * G - X": "X * (G - 1)"}, [np.inf, 1, np.nan], [2, 2, 2]
+    )
+    assert accepted(derived_output, np.float32([np.nan, 1, np.nan])).all()
+    assert accepted(derived_output, np.float32([np.inf, 1, np.nan])).all()
+    assert not accepted(derived_output, np.float32([-np.inf, np.inf, np.inf])).any()
+
+
+def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_too():
+    form = {"X + G": "X + G * (X / X)"}
+    derived_output = judged(sum_of_both, form, [np.inf, 0, 1], [1, 1, 1])
+    assert accepted(derived_output, np.full(3, np.nan, np.float32)).tolist() == [True, False, False]
+    assert accepted(derived_output, np.float32([np.inf, 1, 2])).all()
+
+
+def unity(T, dtype=np.float32, **attributes):
+    """What Adam must yield whose averages do not decay at all."""
+    adam = operator_named("Adam")
+    group = [np.array(it, dtype) for it in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
+    inputs = [np.array(0.5, dtype), np.int64(T), *group]
+    given = {"alpha": 1.0, "epsilon": 0.25, **attributes}
+    return group, bound(bind(adam, inputs, complete_attributes(adam, given)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("T", [1, 7, 10**6, 2**53])
+def test_a_zero_that_comes_from_cancellation_has_no_sign(T, dtype):
+    (X, *_), (X_new, V_new, _) = unity(T, dtype)
+    for zero in (0.0, -0.0):
+        with np.errstate(all="ignore"):
+            rate = 0.5 * np.sqrt(1 - np.float32(0.999) ** np.float64(T)) / np.float64(zero)
+            step = X - rate * V_new.expected / 1
+        assert accepted(X_new, step.astype(dtype)).all()
+    # Only the quotient by zero is in doubt, and it is not finite.
+    for wrong in (X, np.zeros_like(X), np.full_like(X, 3e38)):
+        assert not accepted(X_new, wrong).any()
+    assert not accepted(V_new, -V_new.expected)[[0, 2]].any()
+
+
+def test_a_root_of_such_a_zero_moves_nothing():
+    for zero in (0.0, -0.0):
+        (X, *_), (X_new, *_) = unity(3, alpha=0.5, beta=1.0)
+        assert accepted(X_new, X - np.sqrt(np.float32(zero)) * X).all()
+        _, (both, *_) = unity(3, beta=1.0)
+        assert np.isnan(both.expected).all()
+        assert not accepted(both, np.full(3, np.inf, np.float32)).any()
+
+
+def test_a_power_that_is_computed_by_a_logarithm_is_right_in_a_run(workplace, onnxopt):
+    step = ONE_STEP.replace("alpha: 0.9", "alpha: 1").replace(".inf", "0.5")
+    (workplace / "one.yaml").write_text(step)
+    for name in ("Logarithmic", "PyTorch"):
+        assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:{name}").code == 0
+
+
+def test_a_node_of_finite_inputs_asks_no_form(monkeypatch):
+    def asked(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Reformulation, "written", asked)
+    adam = operator_named("Adam")
+    inputs = [np.float32(1), np.int64(1), *(np.float32([3e38]) for _ in adam.tensors)]
+    assert also_right(bind(adam, inputs, complete_attributes(adam, {}))) == []

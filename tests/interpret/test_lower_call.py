@@ -1,0 +1,254 @@
+"""A lowered node computes what the formula says, on every runtime, within its roundings."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+from rounding_interval import WIDE, Interval
+from runtimes import NEWEST, newest_opset, runtimes
+from training_calls import TRAINING
+
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
+from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.registry import operator_named
+
+F, D = np.float32, np.float64
+
+
+def one_node_model(operator, inputs, attributes, opset=17, *, known=True):
+    """Return a model of one node, with inputs of known shapes, or of known ranks only."""
+    groups = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
+    names = operator.input_names(groups)
+    declared = {
+        name: helper.make_tensor_value_info(
+            name,
+            helper.np_dtype_to_tensor_dtype(value.dtype),
+            value.shape if known else [None] * value.ndim,
+        )
+        for name, value in zip(names, inputs, strict=True)
+    }
+    results = []
+    for name in operator.output_names(groups):
+        like = name.removesuffix("_new")
+        result = onnx.ValueInfoProto(name=name, type=declared[like].type)
+        result.type.tensor_type.shape.CopyFrom(declared["X" + like[1:]].type.tensor_type.shape)
+        results.append(result)
+    node = helper.make_node(
+        operator.name,
+        names,
+        [result.name for result in results],
+        domain=operator.domain,
+        **attributes,
+    )
+    return helper.make_model(
+        helper.make_graph([node], "one_node", declared.values(), results),
+        ir_version=10,
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(operator.domain, 1)],
+    )
+
+
+def bound_call(model, inputs):
+    node = model.graph.node[0]
+    operator = operator_named(node.op_type)
+    return bind(operator, inputs, node_attributes(operator, node), len(node.output))
+
+
+def enclosures(call):
+    """Return, for every output, what results of rounded evaluations lie in."""
+
+    def scalar(value):
+        return Interval.exactly(value.reshape(()), value.dtype if value.dtype.kind == "f" else None)
+
+    def tensor(value):
+        return Interval.exactly(value, value.dtype)
+
+    with np.errstate(all="ignore"):
+        results = call.apply(scalar, tensor, WIDE)
+        return [result.rounded_to(like.dtype) for result, like, _ in results]
+
+
+SHAPES = [(), (0,), (1,), (3,), (2, 3), (2, 0, 3), (4, 1)]
+FACTORS = [0.0, 0.1, 0.3, 0.5, 0.9, 0.95, 0.999, 0.99999]
+magnitudes = st.floats(-10, 3).map(lambda exponent: 10.0**exponent)
+
+
+@st.composite
+def tensors(draw, shape, *, positive=False):
+    # A seed shrinks as well as a list of elements, and covers more of it.
+    random = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
+    scale = draw(magnitudes)
+    values = random.standard_normal(shape) * scale * random.choice([0, 1, 1, 1], shape)
+    return np.asarray(np.abs(values) if positive else values, dtype=draw(st.sampled_from([F, D])))
+
+
+@st.composite
+def narrowed(draw, shape):
+    """Draw a shape that broadcasts to another."""
+    kept = shape[draw(st.integers(0, len(shape))) :]
+    return tuple(1 if draw(st.booleans()) else size for size in kept)
+
+
+@st.composite
+def nodes(draw):
+    """Draw an operator, inputs and attributes of one node of it."""
+    operator = draw(st.sampled_from(TRAINING))
+    one = st.sampled_from([(), (1,), (1, 1)])
+    R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(draw(one))
+    T = np.asarray(draw(st.sampled_from([0, 1, -1, 2, 1000, 2**31 + 5]))).reshape(draw(one))
+    groups = []
+    for _ in range(draw(st.integers(1, 4))):
+        shape = draw(st.sampled_from(SHAPES))
+        groups.append(
+            [
+                draw(tensors(shape if name == "X" else draw(narrowed(shape)), positive=name == "H"))
+                for name in operator.tensors
+            ]
+        )
+    attributes = {
+        attribute.name: draw(st.sampled_from(attribute.choices or FACTORS))
+        for attribute in operator.attributes
+        if attribute.required or draw(st.booleans())
+    }
+    if attributes.get("epsilon") == 0:
+        # A gradient of zero over a root of zero is no number in any evaluation.
+        attributes["epsilon"] = 1e-8
+    columns = [tensor for row in zip(*groups, strict=True) for tensor in row]
+    return operator.name, [R, T, *columns], attributes
+
+
+def assert_holds(model, inputs, results):
+    call = bound_call(model, inputs)
+    expected = evaluate(call)
+    for bounds, want, got in zip(enclosures(call), expected, results, strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        assert np.all(np.isfinite(bounds.high - bounds.low))
+        assert np.all(bounds.holds(want))
+        assert np.all(bounds.holds(got))
+
+
+@runtimes
+@given(node=nodes(), opset=st.integers(13, NEWEST), known=st.booleans())
+def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opset, known):
+    operator, inputs, attributes = node
+    opset = min(opset, newest_opset(runtime))
+    model = one_node_model(operator_named(operator), inputs, attributes, opset, known=known)
+    lowered = lower(model).model
+    onnx.checker.check_model(lowered, full_check=True)
+    assert not formula_operators(lowered)
+    assert_holds(model, inputs, runtime(lowered, inputs))
+
+
+def one_group(operator, dtype, size=2):
+    tensors = [np.ones(size, dtype) for _ in operator_named(operator).tensors]
+    return [F(0.1), np.array(3), *tensors]
+
+
+MOMENTUM = {"alpha": 0.5, "beta": 0.5, "mode": "standard", "norm_coefficient": 0.1}
+
+
+def one_node(operator, inputs, **options):
+    inputs = [np.asarray(value) for value in inputs]
+    attributes = MOMENTUM if operator == "Momentum" else {}
+    return one_node_model(operator_named(operator), inputs, attributes, **options), inputs
+
+
+@pytest.mark.parametrize("operator", ["Adam", "Adagrad", "Momentum"])
+def test_float32_tensors_are_computed_in_float32(operator):
+    model, _ = one_node(operator, one_group(operator, F))
+    inferred = onnx.shape_inference.infer_shapes(lower(model).model).graph
+    shaped = [value for value in inferred.value_info if value.type.tensor_type.shape.dim]
+    assert shaped
+    assert {value.type.tensor_type.elem_type for value in shaped} == {onnx.TensorProto.FLOAT}
+
+
+@runtimes
+def test_what_only_scalars_decide_is_computed_once_for_all_groups(runtime):
+    R, T, *tensors = one_group("Adam", F)
+    model, inputs = one_node("Adam", [R, T, *(tensor for tensor in tensors for _ in range(3))])
+    lowered = lower(model).model
+    counts = [node.op_type for node in lowered.graph.node]
+    assert counts.count("Pow") == 2
+    assert counts.count("Where") == 1
+    assert_holds(model, inputs, runtime(lowered, inputs))
+
+
+def test_no_constant_stands_twice_in_the_nodes_of_a_call():
+    model, _ = one_node("Adam", one_group("Adam", F))
+    constants = [n for n in lower(model).model.graph.node if n.op_type == "Constant"]
+    values = {n.attribute[0].t.raw_data + bytes([n.attribute[0].t.data_type]) for n in constants}
+    assert len(values) == len(constants) > 3
+
+
+@runtimes
+def test_outputs_without_a_name_are_not_computed(runtime):
+    model, inputs = one_node("Adam", one_group("Adam", F))
+    all_nodes = len(lower(model).model.graph.node)
+    model.graph.node[0].output[0] = model.graph.node[0].output[2] = ""
+    del model.graph.output[2], model.graph.output[0]
+    onnx.checker.check_model(model, full_check=True)
+    lowered = lower(model).model
+    assert "Sqrt" not in {node.op_type for node in lowered.graph.node}
+    assert len(lowered.graph.node) < all_nodes / 2
+    (got,) = runtime(lowered, inputs)
+    np.testing.assert_allclose(got, evaluate(bound_call(model, inputs))[1], rtol=1e-6)
+
+
+@runtimes
+@pytest.mark.parametrize("operator", ["Adam", "Adagrad", "Momentum"])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_come_out_where_the_formula_puts_them(runtime, operator, special):
+    base = one_group(operator, F)
+    for place in range(2, len(base)):
+        tensors = [value.copy() for value in base]
+        tensors[place][1] = special
+        model, inputs = one_node(operator, tensors)
+        expected = evaluate(bound_call(model, inputs))
+        for want, got in zip(expected, runtime(lower(model).model, inputs), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, equal_nan=True)
+
+
+@runtimes
+@pytest.mark.parametrize("enlarging", [(3, 2), (1, 3), (3,)])
+def test_an_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
+    X, G = np.ones((1, 2), F), np.ones(enlarging, F)
+    model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
+    lowered = lower(model).model
+    with pytest.raises(Exception, match=r"(?i)reshape|Add"):
+        runtime(lowered, inputs)
+
+
+@runtimes
+def test_an_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runtime):
+    X, G = np.ones((1, 2), F), np.ones((3, 2), F)
+    model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
+    for value in (model.graph.input[2], *model.graph.output):
+        for dimension, size in zip(value.type.tensor_type.shape.dim, X.shape, strict=True):
+            dimension.dim_value = size
+    lowered = lower(model).model
+    with pytest.raises(Exception, match=r"(?i)reshape"):
+        runtime(lowered, inputs)
+
+
+def test_an_operand_that_enlarges_a_tensor_of_known_shape_is_refused():
+    X, G = np.ones((1, 2), F), np.ones((3, 2), F)
+    model, _ = one_node("Momentum", [F(0.1), 3, X, G, X])
+    with pytest.raises(NodeError, match="does not broadcast"):
+        lower(model)
+
+
+@runtimes
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
+    values = one_group("Momentum", F)
+    values[place] = np.resize(values[place], 2)
+    model, inputs = one_node("Momentum", values, known=False)
+    lowered = lower(model).model
+    with pytest.raises(Exception, match=r"(?i)reshape"):
+        runtime(lowered, inputs)

@@ -1,0 +1,263 @@
+"""Whatever model an operator with a formula stands in, lowering replaces it there."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from lowered_models import DOMAIN, HEADER, INPUTS, MOMENTUM, VALUES, checked, momentum, parsed
+from onnx import TensorProto, checker, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+from runtimes import NEWEST, runtimes
+
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.lower.lower_model import lower
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.registry import OPERATORS, operator_named
+
+
+@runtimes
+@pytest.mark.parametrize("condition", [True, False])
+def test_nodes_in_the_branches_of_an_if_take_types_from_outside(runtime, condition):
+    model = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
+        Z = Add (X, G)
+        Y = If (C) <
+            then_branch = one () => (a) {{ a, b = MOMENTUM (R, T, Z, G, V) }},
+            else_branch = two () => (c) {{
+                c = If (C) <
+                    then_branch = three () => (d) {{ d = Identity (X) }},
+                    else_branch = four () => (e) {{ f = Neg (Z)  e, h = MOMENTUM (R, T, f, G, V) }}
+                >
+            }}
+        >
+    }}""")
+    R, T, X, G, V = VALUES
+    (got,) = runtime(checked(model), [*VALUES, np.array(condition)])
+    Z = X + G
+    np.testing.assert_array_equal(got, momentum(R, T, Z if condition else -Z, G, V)[0])
+
+
+@runtimes
+def test_a_node_in_the_body_of_a_loop_carries_its_state(runtime):
+    model = parsed(f"""{HEADER} g (INPUTS, int64 N, bool C) => (float[2] Xn, float[2] Vn) {{
+        Z = Identity (G)
+        Xn, Vn = Loop (N, C, X, V) <body = body (int64 i, bool c, x, v) => (c_out, x_out, v_out) {{
+            c_out = Identity (c)
+            x_out, v_out = MOMENTUM (R, i, x, Z, v)
+        }}>
+    }}""")
+    R, _, X, G, V = VALUES
+    got = runtime(checked(model), [*VALUES, np.array(3), np.array(True)])
+    for step in range(3):
+        X, V = momentum(R, step, X, G, V)
+    np.testing.assert_array_equal(got, [X, V])
+
+
+@runtimes
+def test_a_node_in_the_body_of_a_scan_takes_a_gradient_a_step(runtime):
+    model = parsed(f"""{HEADER}
+    g (INPUTS, float[3, 2] Gs) => (float[2] Xn, float[2] Vn, float[3, 2] Xs) {{
+        Xn, Vn, Xs = Scan <num_scan_inputs = 1,
+            body = body (float[2] x, float[2] v, float[2] g)
+                => (float[2] a, float[2] b, float[2] d) {{
+                a, b = MOMENTUM (R, T, x, g, v)
+                d = Identity (a)
+            }}
+        > (X, V, Gs)
+    }}""")
+    for value in (*model.graph.node[0].attribute[1].g.input,):
+        value.ClearField("type")
+    R, T, X, _, V = VALUES
+    Gs = np.arange(6, dtype=np.float32).reshape(3, 2)
+    got = runtime(checked(model), [*VALUES, Gs])
+    steps = []
+    for G in Gs:
+        X, V = momentum(R, T, X, G, V)
+        steps.append(X)
+    for have, want in zip(got, (X, V, steps), strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+@runtimes
+def test_nodes_in_a_row_with_others_between_are_lowered_together(runtime):
+    model = parser.parse_model(f"""{HEADER}
+    g (float R, int64 T, float[2] X, double[2] Y, float[2] G, double[2] H)
+        => (float[2] Xn, double[2] Yn) {{
+        A, B, C, D, E, F = {DOMAIN}.Adam (R, T, X, Y, G, H, G, H, G, H)
+        S = Neg (A)
+        U = Mul (F, F)
+        Xn, Yn, I, J, K, L = {DOMAIN}.Adam (R, T, S, B, C, D, C, H, E, U)
+    }}""")
+    checker.check_model(model, full_check=True)
+    X, G, _ = VALUES[2:]
+    Y, H = np.float64(X) / 3, np.abs(np.float64(G)) / 3
+    inputs = [VALUES[0], VALUES[1], X, Y, np.abs(G), H]
+    adam = operator_named("Adam")
+
+    def step(*tensors):
+        return evaluate(bind(adam, [*VALUES[:2], *tensors], complete_attributes(adam, {})))
+
+    G = np.abs(G)
+    A, B, C, D, E, F = step(X, Y, G, H, G, H, G, H)
+    want = step(-A, B, C, D, C, H, E, F * F)[:2]
+    got = runtime(checked(model), inputs)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-7)
+
+
+@runtimes
+def test_a_tensor_of_unknown_rank_keeps_its_shape(runtime):
+    model = parsed(f"""{HEADER} g (INPUTS, int64[N] S) => (float[A, B] Y) {{
+        Z = Reshape (X, S)
+        Y, W = MOMENTUM (R, T, Z, G, V)
+    }}""")
+    (got,) = runtime(checked(model), [*VALUES, np.array([1, 2])])
+    R, T, X, G, V = VALUES
+    np.testing.assert_array_equal(got, momentum(R, T, X.reshape(1, 2), G, V)[0])
+
+
+def test_types_that_only_a_lowered_node_reveals_are_inferred_after_it(monkeypatch):
+    # An operator of which ONNX has no schema: what comes out of it is unknown until it is lowered.
+    unknown = {("made.here", "Momentum"): operator_named("Momentum")}
+    known = {(operator.domain, operator.name): operator for operator in OPERATORS}
+    monkeypatch.setattr("onnxopt_cli.operators.registry._BY_NAME", known | unknown)
+    operator = MOMENTUM.replace(DOMAIN, "made.here")
+    model = parsed(f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]>
+    g (INPUTS) => (float[2] Y) {{
+        A, B = {operator} (R, T, X, G, V)
+        C = Neg (A)
+        D, E = {operator} (R, T, C, G, B)
+        Y = Identity (D)
+    }}""")
+    lowered = lower(model)
+    assert lowered.replaced == ("Momentum", "Momentum")
+    (got,) = ReferenceEvaluator(lowered.model).run(None, dict(zip("RTXGV", VALUES, strict=True)))
+    R, T, X, G, V = VALUES
+    A, B = momentum(R, T, X, G, V)
+    np.testing.assert_array_equal(got, momentum(R, T, -A, G, B)[0])
+
+
+def test_a_tensor_whose_type_cannot_be_inferred_is_named():
+    model = parsed(f"""<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1, "made.here": 1]>
+    g (INPUTS) => (float[2] Y) {{
+        mystery = made.here.Unknown (X)
+        Y, W = MOMENTUM (R, T, mystery, G, V)
+    }}""")
+    with pytest.raises(NodeError, match="input mystery cannot be inferred") as caught:
+        lower(model)
+    assert "value_info" in caught.value.hint
+    model.graph.value_info.append(helper.make_tensor_value_info("mystery", TensorProto.FLOAT, None))
+    checked(model)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_initializers_may_be_operands(empty):
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
+    del model.graph.input[4]
+    constant = numpy_helper.from_array(VALUES[4], "V")
+    constant.doc_string = "" if empty else "kept"
+    model.graph.initializer.append(constant)
+    lowered = checked(model)
+    assert lowered.graph.initializer == model.graph.initializer
+    (got,) = ReferenceEvaluator(lowered).run(None, dict(zip("RTXG", VALUES[:4], strict=True)))
+    np.testing.assert_array_equal(got, momentum(*VALUES)[0])
+
+
+@runtimes
+def test_an_output_of_the_graph_may_be_an_operand_too(runtime):
+    model = parsed(f"""{HEADER} g (INPUTS) => (float[2] A, float[2] B, float[2] Y) {{
+        A, B = MOMENTUM (R, T, X, G, V)
+        Y, W = MOMENTUM (R, T, A, G, B)
+    }}""")
+    R, T, X, G, V = VALUES
+    A, B = momentum(R, T, X, G, V)
+    np.testing.assert_array_equal(
+        runtime(checked(model), VALUES), [A, B, momentum(R, T, A, G, B)[0]]
+    )
+
+
+def test_everything_else_stays_as_it_was():
+    model = parsed(
+        f"""{HEADER} g (INPUTS) => (float[2] Y) <float[2] Z, float[2] W, float[7] gone> {{
+        Z, W = MOMENTUM (R, T, X, G, V)
+        Y = Add (Z, X)
+    }}""".replace("Add (Z, offset)", "Add (Z, X)")
+    )
+    model.producer_name, model.doc_string, model.graph.doc_string = "maker", "a model", "a graph"
+    model.metadata_props.add(key="licence", value="free")
+    model.graph.node[1].doc_string = "a node"
+    external = model.graph.initializer.add(name="weights", data_type=TensorProto.FLOAT, dims=[2])
+    external.data_location = TensorProto.EXTERNAL
+    external.external_data.add(key="location", value="weights.bin")
+    lowered = lower(model).model
+    assert lowered.graph.node[-1] == model.graph.node[1]
+    for message in (lowered, model):
+        del message.graph.node[:], message.opset_import[:]
+    assert lowered == model
+
+
+def test_a_model_with_nothing_to_lower_comes_back_equal():
+    model = parser.parse_model(
+        '<ir_version: 4, opset_import: ["": 9]> g (float[2] X) => (float[2] Y) { Y = Neg (X) }'
+    )
+    lowered = lower(model).model
+    assert lowered == model
+    assert lowered is not model
+
+
+@pytest.mark.parametrize("ir_version", range(3, onnx.IR_VERSION + 1))
+@pytest.mark.parametrize("opset", [None, 13, NEWEST])
+def test_the_opset_stays_or_is_added_whatever_the_ir_version(ir_version, opset):
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
+    model.ir_version = ir_version
+    if opset:
+        model.opset_import[0].version = opset
+    else:
+        del model.opset_import[0]
+    lowered = checked(model)
+    assert lowered.ir_version == ir_version
+    assert [(entry.domain, entry.version) for entry in lowered.opset_import] == [("", opset or 13)]
+
+
+def test_an_opset_too_old_is_refused_with_the_way_out():
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
+    model.opset_import[0].version = 12
+    with pytest.raises(NodeError, match=r"ai\.onnx version 12") as caught:
+        lower(model)
+    assert "onnx.version_converter" in caught.value.hint
+
+
+def test_the_domain_stays_imported_where_another_node_of_it_is_left():
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
+    model.graph.node.append(
+        helper.make_node("Gradient", ["X"], ["dX"], domain=DOMAIN, xs=["X"], y="Y")
+    )
+    assert DOMAIN in {entry.domain for entry in lower(model).model.opset_import}
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (MOMENTUM.replace("standard", "bogus") + " (R, T, X, G, V)", "bogus"),
+        (MOMENTUM.replace("alpha", "gamma") + " (R, T, X, G, V)", "no attribute gamma"),
+        (f"{DOMAIN}.Adagrad (R, T, X, G, V, X)", "takes 3 tensors"),
+        (f"{DOMAIN}.Adagrad (R, T, X, , V)", "left out"),
+    ],
+)
+def test_a_node_that_breaks_its_signature_is_refused_by_name(node, message):
+    text = f"{HEADER} g ({INPUTS}) => (float[2] Y) {{ Y, W = {node} }}"
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].name = "the culprit"
+    with pytest.raises(NodeError, match=rf"node the culprit: .*{message}"):
+        lower(model)
+
+
+def test_a_node_in_training_info_is_refused_because_its_types_are_unknown():
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y = Neg (X) }}")
+    node = parsed(
+        f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}"
+    ).graph.node
+    model.training_info.add().algorithm.node.extend(node)
+    with pytest.raises(NodeError, match="training_info"):
+        lower(model)

@@ -1,0 +1,186 @@
+"""Wrong formulas that are made automatically, and which of them equal the right one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
+from onnxopt_cli.mutation.mutants import mutants
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.registry import (
+    OPERATOR_FILES,
+    OPERATORS,
+    operator_named,
+)
+from onnxopt_cli.operators.rewrite import rewrite
+
+# Making the mistakes of an operator takes seconds.
+pytestmark = pytest.mark.slow
+
+each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
+
+ADAM = operator_named("Adam")
+MOMENTUM = operator_named("Momentum")
+
+
+def rewritten(replace):
+    return Implementation("rewritten", change=lambda formula: rewrite(formula, replace))
+
+
+def statements(operator):
+    return {mutant.name.split(", not ")[0] for mutant in mutants(operator)}
+
+
+@each_operator
+def test_there_are_many_with_names_of_their_own(operator):
+    names = [mutant.name for mutant in mutants(operator)]
+    assert len(names) > (300 if operator.counts else 80)
+    assert len(set(names)) == len(names)
+
+
+def test_they_are_the_same_in_every_process():
+    program = (
+        "from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS\n"
+        "from onnxopt_cli.mutation.mutants import mutants\n"
+        "for operator in OPERATORS:\n"
+        "    for mutant in mutants(operator):\n"
+        "        print(mutant.name, '|', mutant.about)\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)},
+    ).stdout
+    # Other tests may have brought operators of their own.
+    ours = [operator for operator in OPERATORS if operator.file not in OPERATOR_FILES]
+    here = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
+    assert printed.splitlines() == here
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "V_new = alpha * V - (1 - alpha) * G_regularized",
+        "V_new = alpha * V",
+        "V_new = alpha * H + (1 - alpha) * G_regularized",
+        "V_new = alpha * V + (1 - beta) * G_regularized",
+        "V_new = alpha * V + (2 - alpha) * G_regularized",
+        "H_new = beta * H + (1 - beta) * (G_regularized * G)",
+        "H_sqrt = H_new + epsilon",
+        "H_sqrt = np.sqrt(H) + epsilon",
+        "R_adjusted = np.where(T >= 0, R * np.sqrt(1 - beta ** T) / (1 - alpha ** T), R)",
+        "R_adjusted = np.where(T > 1, R * np.sqrt(1 - beta ** T) / (1 - alpha ** T), R)",
+        "R_adjusted = np.where(T > 0, R, R * np.sqrt(1 - beta ** T) / (1 - alpha ** T))",
+        "R_adjusted = R * np.sqrt(1 - beta ** T) / (1 - alpha ** T)",
+        "R_adjusted = R",
+        "X_new = X - -R_adjusted * V_new / H_sqrt",
+        "return ((1 - norm_coefficient_post) * X_new, V, H_new)",
+    ],
+)
+def test_each_kind_of_mistake_is_made(statement):
+    assert statement in statements(ADAM)
+
+
+def test_the_branches_of_an_if_are_exchanged_and_changed():
+    assert {"if mode != 'nesterov'", "if True", "if False", "if mode == 'standard'"} <= statements(
+        MOMENTUM
+    )
+    assert "X_new = X - R / V_new" in statements(MOMENTUM)
+
+
+def test_a_name_is_not_used_before_it_is_assigned():
+    assert not any(text.startswith("G_regularized = V_new") for text in statements(ADAM))
+
+
+@each_operator
+def test_only_few_equal_the_formula(operator):
+    share = sum(equivalent(operator, mutant) for mutant in mutants(operator))
+    assert 0 < share < len(mutants(operator)) / 20
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        {"norm_coefficient * X + G": "G + X * norm_coefficient"},
+        {"R_adjusted * V_new / H_sqrt": "V_new / H_sqrt * R_adjusted"},
+        {"R_adjusted * V_new / H_sqrt": "R_adjusted * (V_new / H_sqrt)"},
+        {"alpha * V + (1 - alpha) * G_regularized": "alpha * V - (alpha - 1) * G_regularized"},
+        {"T > 0": "T >= 1"},
+        {"T > 0": "T > 0.5"},
+    ],
+)
+def test_another_way_to_write_the_formula_is_recognised_as_equal(replace):
+    assert equivalent(ADAM, rewritten(replace))
+    assert distinguishing_input(ADAM, rewritten(replace)) is None
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        {"T > 0": "T != 0"},
+        {"T > 0": "T >= 0"},
+        {"T > 0": "T > 1"},
+        {"T > 0": "T > 1.5"},
+        {"T > 0": "T > norm_coefficient"},
+        {"epsilon": "epsilon * 1.00001"},
+        {"np.sqrt(H_new) + epsilon": "np.maximum(np.sqrt(H_new), epsilon)"},
+        {"1 - norm_coefficient_post": "1 - 1.000001 * norm_coefficient_post"},
+    ],
+)
+def test_a_small_difference_is_not_taken_for_equal(replace):
+    assert not equivalent(ADAM, rewritten(replace))
+
+
+def test_what_differs_only_where_the_formula_has_no_value_is_equal():
+    assert equivalent(ADAM, rewritten({"np.sqrt(H_new)": "np.sqrt(np.abs(H_new))"}))
+
+
+def test_an_implementation_that_fails_is_not_equal():
+    assert not equivalent(ADAM, rewritten({"np.sqrt(H_new)": "np.no_such_function(H_new)"}))
+
+
+def test_one_element_tells_a_wrong_formula_apart():
+    wrong = rewritten({"T > 0": "T > 1"})
+    attributes, inputs = distinguishing_input(MOMENTUM, wrong)
+    assert list(inputs) == ["R", "T", "X", "G", "V"]
+    assert [value.size for value in inputs.values()] == [1] * 5
+    assert inputs["T"] == 1
+    call = bind(MOMENTUM, list(inputs.values()), complete_attributes(MOMENTUM, attributes))
+    right = evaluate(call)
+    assert max(abs(a - b) / abs(b) for a, b in zip(wrong.run(call), right, strict=True)) > 0.01
+
+
+def test_a_whole_tensor_is_given_where_one_element_tells_nothing():
+    wrong = rewritten({"norm_coefficient * X + G": "norm_coefficient * X + np.mean(G)"})
+    _, inputs = distinguishing_input(MOMENTUM, wrong)
+    assert 1 < inputs["G"].size < 10
+
+
+def test_a_wrong_default_is_told_apart_by_leaving_the_attribute_out():
+    attributes, _ = distinguishing_input(
+        ADAM, Implementation("wrong default", defaults={"epsilon": 1e-7})
+    )
+    assert "epsilon" not in attributes
+
+
+@each_operator
+def test_what_tells_a_mutant_apart_makes_its_results_differ(operator):
+    for mutant in mutants(operator)[::90]:
+        found = distinguishing_input(operator, mutant)
+        assert (found is None) == equivalent(operator, mutant)
+        if found is not None:
+            attributes, inputs = found
+            call = bind(operator, list(inputs.values()), complete_attributes(operator, attributes))
+            outputs = mutant.run(call)
+            assert not outputs or any(
+                not np.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True)
+                for a, b in zip(outputs, evaluate(call), strict=True)
+            )

@@ -1,0 +1,1071 @@
+"""What is right of a model without a formula of ours, and how far off it may be."""
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops import op_negative_log_likelihood_loss
+
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.tolerance import (
+    Branch,
+    ErrorBound,
+    Provenance,
+)
+from onnxopt_cli.oracle.condition_estimate import (
+    UNITS,
+    NoReferenceError,
+    condition,
+)
+from onnxopt_cli.oracle.corrections.corrected_reference import fast_loss
+from onnxopt_cli.oracle.corrections.replacements import functions
+from onnxopt_cli.oracle.distributions import drawn
+from onnxopt_cli.oracle.rounding.condition_rows import _LISTED
+from onnxopt_cli.oracle.rounding.patched_functions import replaced
+
+
+def model_of(nodes, inputs, outputs=1, opset=22, types=()):
+    """A model of (operator, inputs, attributes) in a row; the last one yields the outputs."""
+    names = [f"y{place}" for place in range(outputs)]
+    made = []
+    for place, (name, given, attributes) in enumerate(nodes):
+        last = place == len(nodes) - 1
+        made.append(helper.make_node(name, given, names if last else [f"t{place}"], **attributes))
+    graph = helper.make_graph(
+        made,
+        "g",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.asarray(it).dtype), np.shape(it)
+            )
+            for name, it in inputs.items()
+        ],
+        [
+            helper.make_tensor_value_info(name, types[at] if types else TensorProto.FLOAT, None)
+            for at, name in enumerate(names)
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def judged(model, inputs, value, at=0):
+    conditioned_output = condition(model, inputs)[at]
+    assert not conditioned_output.reason, conditioned_output.reason
+    branch = None
+    for expected, limit in reversed(conditioned_output.right):
+        branch = Branch(expected, limit, branch)
+    error_bound = ErrorBound(branch.at, UNITS, Provenance.CONDITIONED)
+    value = np.asarray(value, branch.expected.dtype)
+    (diff,) = compare_outputs({"y": branch.expected}, [value], lambda _: error_bound)
+    return diff.agrees
+
+
+def one(name, inputs, value, **attributes):
+    inputs = {key: np.asarray(it) for key, it in inputs.items()}
+    return judged(model_of([(name, list(inputs), attributes)], inputs), inputs, value)
+
+
+def f32(*numbers):
+    return np.array(numbers, np.float32)
+
+
+PROBIT = {"post_transform": "PROBIT"}
+WRONG = {
+    "Erf loses small operands": ("Erf", [f32(1e-8, 0.5)], [0, 0.5204999]),
+    "Log of almost 1 is 0": ("Log", [f32(1 + 2**-20)], [0]),
+    "a difference vanishes": ("Sub", [f32(1.0000001), f32(1)], [0]),
+    "Mish loses small results": ("Mish", [f32(-20.0, 1)], [0, 0.8650984]),
+    "a sine is reduced naively": ("Sin", [f32(1e5)], [np.sin(np.float32(1e5) % 6.2831855)]),
+    "half is rounded away from zero": ("Round", [f32(2.5, -0.5)], [3, -1]),
+    "a whole number is rounded down": ("Floor", [f32(2)], [1]),
+    "neighbours are exchanged": ("Transpose", [f32(1, 1.0000001)], [1.0000001, 1]),
+    "a sum of the small overflows": ("ReduceLogSumExp", [f32(1, 2)], [np.inf]),
+    "neighbours are gathered the other way round": (
+        "Gather",
+        [f32(1, 1.0000001, 3), np.array([0, 1, 2])],
+        [1.0000001, 1, 3],
+    ),
+    "a half is rounded away from an even neighbour": ("Round", [f32(0.5, 1.5)], [1, 2]),
+    "a root of the small is flushed": ("Sqrt", [f32(1e-12)], [0]),
+    "a power is off by 1e-6": ("Pow", [f32(1.5), f32(20)], [3325.2567 * (1 + 1e-6)]),
+    "a maximum is off by an ulp": ("Max", [f32(1, 2), f32(2, 1)], [2, 2.0000002]),
+    "a product is off by 1e-5": ("MatMul", [np.eye(2, dtype="f") + 1, f32(3, 1)], [7, 5.00005]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_answers_fail(name):
+    operator, operands, answer = WRONG[name]
+    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+    extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
+    value = np.reshape(answer, -1) if not extra else answer[0]
+    assert not one(operator, inputs, value, **extra)
+    with_reference = ReferenceEvaluator(model_of([(operator, list(inputs), extra)], inputs))
+    assert one(operator, inputs, with_reference.run(None, inputs)[0], **extra)
+
+
+RIGHT = {
+    "Erf": ("Erf", [f32(1e-8, 0.5)], [1.1283792e-08, 0.5204999]),
+    "a subnormal is flushed": ("Exp", [f32(-95)], [0]),
+    "Gelu by the published body": (
+        "Gelu",
+        [f32(-3.3)],
+        np.float32(0.5) * f32(-3.3) * (1 + np.float32(-0.99903315)),
+    ),
+    "Softplus by the published body": ("Softplus", [f32(-18)], [0]),
+    "a sum that overflows in the published form": ("ReduceLogSumExp", [f32(800, 800)], np.inf),
+    "the same sum as it is": ("ReduceLogSumExp", [f32(800, 800)], 800.693147),
+}
+
+
+def test_what_a_published_body_calls_may_cancel_as_its_own_body_does():
+    x = f32(-2.9941268)
+    sixth = x * np.float32(1 / 6) + np.float32(0.5)
+    assert one("HardSwish", {"x": x}, x * sixth)
+    assert not one("HardSwish", {"x": x}, x * sixth * 1.01)
+    # A sure class: of 30 nothing is left but a rounding.
+    inputs = {"x": f32(0, 30, 5).reshape(1, 3), "label": np.array([1])}
+    assert one("SoftmaxCrossEntropyLoss", inputs, 0.0)
+    assert not one("SoftmaxCrossEntropyLoss", inputs, 1e-4)
+    # Softplus may lose all of what Mish is then without.
+    assert not one("Mish", {"x": f32(-20)}, [0])
+
+
+# Right answers that each look wrong to a rule that is too simple, and a wrong one beside each.
+LIMITS = {
+    "x less its mean, where all are alike": (
+        ("GroupNormalization", {"num_groups": 1}),
+        {"x": np.full((1, 2, 4), 7.7, "f"), "s": f32(1, 1), "b": f32(0, 0)},
+        (np.full((1, 2, 4), 2e-4), np.full((1, 2, 4), 0.1)),
+    ),
+    "a product that is large at generic points": (
+        ("ReduceProd", {"keepdims": 0}),
+        {"x": np.linspace(0.9, 1.1, 500, dtype="f")},
+        (0.432053376 * (1 + 3e-7), 0.432053376 * (1 + 1e-5)),
+    ),
+    "a small logarithm of a sum": (
+        ("ReduceLogSumExp", {"keepdims": 0}),
+        {"x": f32(0, -20)},
+        (0, 1e-5),
+    ),
+    "squares that underflow": (
+        ("ReduceL2", {"keepdims": 0}),
+        {"x": f32(3e-30, 4e-30)},
+        (0, 4e-30),
+    ),
+    "squares of which few digits are left": (
+        ("ReduceL2", {"keepdims": 0}),
+        {"x": f32(1e-21, 2e-21, 3e-21)},
+        (3.741707e-21, 3.79e-21),
+    ),
+    "a variance that overflows": (
+        ("LayerNormalization", {}),
+        {"x": f32(1e20, 1, 2, 3).reshape(1, 4), "s": np.ones(4, "f"), "b": np.full(4, 0.5, "f")},
+        (np.full((1, 4), 0.5), np.full((1, 4), 0.51)),
+    ),
+    "a type to compute in that is spelt out": (
+        ("LayerNormalization", {"stash_type": 1}),
+        {"x": f32(1, 2, 3, 4).reshape(1, 4), "s": np.ones(4, "f")},
+        (
+            [[-1.3416355, -0.44721183, 0.44721183, 1.3416355]],
+            [[-1.3417355, -0.44724183, 0.44724183, 1.3417355]],
+        ),
+    ),
+    "a quotient beyond what int32 holds": (
+        ("QuantizeLinear", {}),
+        {"x": f32(3e9, -3e9, np.inf), "scale": f32(1).reshape(()), "zero": np.int8(0)},
+        ([127, -128, 127], [-128, -128, -128]),
+    ),
+    "an operand that is subnormal": (("Div", {}), {"x": f32(1e-38), "y": f32(0.5)}, ([0], [1e-37])),
+    "its floor": (("Floor", {}), {"x": f32(-1e-40)}, ([0], [-2])),
+    "terms added up in order": (
+        ("GlobalAveragePool", {}),
+        {"x": np.full((1, 1, 300, 300), 0.1, "f")},
+        (np.full((1, 1, 1, 1), 0.10002737), np.full((1, 1, 1, 1), 0.0995)),
+    ),
+    "neighbours of channels, not of batches": (
+        ("LRN", {"size": 3, "alpha": 3.0, "beta": 1.0}),
+        {"x": np.arange(1, 7, dtype="f").reshape(2, 3, 1, 1)},
+        (
+            np.reshape([1 / 6, 2 / 15, 3 / 14, 4 / 42, 5 / 78, 6 / 62], (2, 3, 1, 1)),
+            np.reshape([1 / 6, 2 / 15, 3, 4 / 42, 5 / 78, 6], (2, 3, 1, 1)),
+        ),
+    ),
+    "a norm of magnitudes": (
+        ("LpNormalization", {"p": 1}),
+        {"x": f32(-1, 3)},
+        ([-0.25, 0.75], [-0.5, 1.5]),
+    ),
+    "groups of two channels each, with biases of their own": (
+        ("ConvTranspose", {"group": 2}),
+        {"x": f32(1, 10).reshape(1, 2, 1), "w": f32(1, 2, 3, 4).reshape(2, 2, 1)}
+        | {"b": f32(0.1, 0.2, 0.3, 0.4)},
+        (
+            np.reshape([1.1, 2.2, 30.3, 40.4], (1, 4, 1)),
+            np.reshape([1.1, 2.2, 30.1, 40.2], (1, 4, 1)),
+        ),
+    ),
+    "integers times a scale, in a version before 19": (
+        ("DequantizeLinear", {"opset": 13}),
+        {
+            "x": np.array([[3, 5]], np.int8),
+            "scale": f32(0.1, 0.3),
+            "zero": np.array([1, 2], np.int8),
+        },
+        ([[0.2, 0.9]], [[0.2, 0.90001]]),
+    ),
+    "what version 16 called bilinear": (
+        ("GridSample", {"opset": 16, "mode": "bilinear", "align_corners": 1}),
+        {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
+        (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
+    ),
+    # The first element of a row is in no other sum than its own, which float32 rounds.
+    "sums from the end on": (
+        ("CumSum", {"reverse": 1}),
+        {"x": np.resize(f32(3.0001, -3.3, 0.1, 0.2), (6, 4)), "axis": np.array(1)},
+        (
+            np.cumsum(np.resize(f32(0.2, 0.1, -3.3, 3.0001), (6, 4)), 1)[:, ::-1],
+            np.resize([0.0002, -3, 0.3, 0.2], (6, 4)),
+        ),
+    ),
+    "a product of what is zero at many places": (
+        ("MatMul", {}),
+        {
+            "x": f32(1.1, 0, 0, 0, 0, 1.3, 0, 0, 0, 0).reshape(1, 10),
+            "w": f32(1.3, 0, 0, 0, 0, -1.09999, 0, 0, 0, 0).reshape(10, 1),
+        },
+        ([f32(1.1) * f32(1.3) - f32(1.3) * f32(1.09999)], [[1.6e-5]]),
+    ),
+    "one of a hundred, by fewer indices than rows": (
+        ("GatherElements", {"axis": 1}),
+        {"x": np.arange(200, dtype="f").reshape(2, 100), "i": np.array([[99, -100, 5]])},
+        ([[99, 0, 5]], [[99, 99, 5]]),
+    ),
+    "what is padded by less than nothing": (
+        ("Pad", {"mode": "edge"}),
+        {"x": f32(1, 2, 3), "p": np.array([-1, 2])},
+        ([2, 3, 3, 3], [1, 2, 3, 3]),
+    ),
+    "the largest in three dimensions": (
+        ("GlobalMaxPool", {}),
+        {"x": np.arange(16, dtype="f").reshape(1, 2, 2, 2, 2)},
+        (np.reshape([7, 15], (1, 2, 1, 1, 1)), np.reshape([6, 15], (1, 2, 1, 1, 1))),
+    ),
+    "a norm of all": (
+        ("GlobalLpPool", {}),
+        {"x": f32(3, -4).reshape(1, 1, 2)},
+        (np.reshape(5, (1, 1, 1)), np.reshape(5.0001, (1, 1, 1))),
+    ),
+    # Pixels are measured from their corners, and the last one goes on to its end.
+    "stretched from the corner, by scales that are an attribute": (
+        ("Upsample", {"opset": 7, "mode": "linear", "scales": [1.0, 1.0, 1.0, 2.0]}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3)},
+        ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.25, 1.75, 2.5, 3.5, 4]]]]),
+    ),
+    "stretched from the corner, by scales that are an input": (
+        ("Upsample", {"opset": 9, "mode": "linear"}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 2)},
+        ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.50002, 2, 3, 4, 4]]]]),
+    ),
+    "what version 10 called Resize": (
+        ("Resize", {"opset": 10, "mode": "linear"}),
+        {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 0.5)},
+        ([[[[1]]]], [[[[1.00002]]]]),
+    ),
+    "each pixel twice": (
+        ("Resize", {"opset": 10, "mode": "nearest"}),
+        {"x": f32(1, 2).reshape(1, 1, 1, 2), "s": f32(1, 1, 1, 2)},
+        ([[[[1, 1, 2, 2]]]], [[[[1, 2, 2, 2]]]]),
+    ),
+    "an activation that the reference lacks": (
+        ("RNN", {"hidden_size": 1, "activations": ["Softsign"]}),
+        {"x": f32(1).reshape(1, 1, 1), "w": f32(3).reshape(1, 1, 1)}
+        | {"r": f32(1).reshape(1, 1, 1)},
+        (np.reshape(0.75, (1, 1, 1, 1)), np.reshape(0.7501, (1, 1, 1, 1))),
+    ),
+    "a small share's logarithm": (
+        ("LogSoftmax", {}),
+        {"x": f32(-1000, 0)},
+        ([-1000, 0], [-np.inf, 0]),
+    ),
+    "all axes from one on taken for one": (
+        ("Softmax", {"opset": 11}),
+        {"x": np.zeros((1, 2, 2), "f")},
+        (np.full((1, 2, 2), 0.25), np.full((1, 2, 2), 0.5)),
+    ),
+    "a sum of nothing but zeros": (
+        ("ReduceLogSumExp", {"keepdims": 0}),
+        {"x": f32(-np.inf, -np.inf)},
+        (-np.inf, np.nan),
+    ),
+    "normalized by given statistics": (
+        ("BatchNormalization", {"opset": 9}),
+        {"x": f32(1, 2, 3, 4).reshape(2, 2), "s": f32(1, 1), "b": f32(0, 0)}
+        | {"mean": f32(0, 0), "var": f32(1, 1)},
+        (f32(1, 2, 3, 4).reshape(2, 2) * (1 - 5e-6), np.zeros((2, 2))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
+    (operator, attributes), inputs, (right, wrong) = LIMITS[name]
+    attributes, opset = dict(attributes), attributes.get("opset", 22)
+    attributes.pop("opset", None)
+    model = model_of([(operator, list(inputs), attributes)], inputs, opset=opset)
+    assert judged(model, inputs, right)
+    assert not judged(model, inputs, wrong)
+
+
+# The same of several nodes.
+GRAPHS = {
+    # The exponential is off by nearly nothing here, and by an ulp elsewhere.
+    "a small exponential less one": (
+        [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
+        {"x": f32(-(2**-15))},
+        [([2**-15 - 2**-24], True), ([2**-15 - 2**-19], False)],
+    ),
+    "one and a small exponential under a logarithm": (
+        [("Softplus", ["x"], {}), ("Neg", ["t0"], {})],
+        {"x": f32(-16)},
+        [([-1.1920929e-07], True), ([-1.1253517e-07], True), ([-2.0e-06], False)],
+    ),
+    "the same inside Mish": (
+        [("Softplus", ["x"], {}), ("Tanh", ["t0"], {}), ("Mul", ["x", "t1"], {})],
+        {"x": f32(-16)},
+        [([-16 * 1.1920929e-07], False), ([-16 * 1.1253517e-07], True)],
+    ),
+    "the logarithm of a large share": (
+        [("Neg", ["x"], {}), ("LogSoftmax", ["t0"], {})],
+        {"x": f32(0, 11.7)},
+        [
+            ([-8.2938e-6 + 5e-8, -11.700008], True),
+            ([-8.2938e-6 + 4e-6, -11.700008], False),
+        ],
+    ),
+    "the logarithm of what is subnormal": (
+        [("Exp", ["x"], {}), ("Log", ["t0"], {})],
+        {"x": f32(-100, -3)},
+        [([-99.98309, -3], True), ([-np.inf, -3], True), ([-95, -3], False), ([-100, -4], False)],
+    ),
+    "a norm that overflows taken away": (
+        [("ReduceL2", ["x"], {}), ("Sub", ["x", "t0"], {})],
+        {"x": f32(3e38, 1)},
+        [([0, -3e38], True), ([-np.inf, -np.inf], True), ([1e34, -3e38], False)],
+    ),
+    "a square that overflows, of 16 bits": (
+        [("Mul", ["x", "x"], {}), ("Sqrt", ["t0"], {}), ("Div", ["w", "t1"], {})],
+        {"x": np.float16([300]), "w": np.float16([150])},
+        [([0.5], True), ([0], True), ([0.51], False)],
+    ),
+    "of 16 bits, a few roundings": (
+        [("Neg", ["x"], {}), ("Mul", ["t0", "w"], {})],
+        {"x": np.float16([1.5, -3]), "w": np.float16([0.7, 0.3])},
+        [
+            ([-1.0498, 0.9004], True),
+            ([-1.0498 * 1.002, 0.9004], True),
+            ([-1.0498 * 1.006, 0.9004], False),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_what_leaves_the_range_of_its_type_on_the_way_is_right_as_it_comes(name):
+    nodes, inputs, answers = GRAPHS[name]
+    kind = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
+    model = model_of(nodes, inputs, types=[kind])
+    found = [judged(model, inputs, value) for value, _ in answers]
+    assert found == [right for _, right in answers]
+
+
+def test_windows_are_as_many_at_either_end():
+    x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
+    attributes = {"kernel_shape": [2], "strides": [2]}
+    assert one("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
+    assert one("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
+    # By the specification's formula there are two, by onnx's shape inference three.
+    with pytest.raises(NoReferenceError, match="has fewer windows than onnx's shape inference"):
+        one("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
+
+
+def test_half_a_pixel_is_taken_away_from_version_16_on():
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
+    inputs = {"x": x, "rois": f32(1, 0, 3, 1).reshape(1, 4), "batch": np.array([0])}
+    attributes = {"output_height": 1, "output_width": 1, "sampling_ratio": 1}
+    for opset, middle in ((10, 2), (16, 1.5)):
+        model = model_of([("RoiAlign", list(inputs), attributes)], inputs, opset=opset)
+        assert judged(model, inputs, [[[[middle]]]])
+        assert not judged(model, inputs, [[[[3.5 - middle]]]])
+
+
+@pytest.mark.parametrize(
+    ("operator", "gates", "more", "attributes", "what"),
+    [
+        ("RNN", 1, {"lengths": np.array([1], np.int32)}, {}, "sequence_lens"),
+        ("LSTM", 4, {}, {"clip": 0.5}, "clip"),
+        ("LSTM", 4, {}, {"input_forget": 1}, "input_forget"),
+        ("GRU", 3, {}, {"activations": ["Relu", "Tanh"]}, "activations"),
+        ("GRU", 3, {}, {"activations": ["Sigmoid", "Tanh"]}, ""),
+        ("RNN", 1, {}, {"activations": ["Tanh", "Relu"]}, "activations"),
+        ("LSTM", 4, {}, {"input_forget": 0}, ""),
+    ],
+)
+def test_what_the_reference_takes_no_notice_of_is_not_asked(
+    operator, gates, more, attributes, what
+):
+    inputs = {"x": np.ones((2, 1, 1), np.float32)}
+    inputs |= {name: np.ones((1, gates, 1), np.float32) for name in ("w", "r")}
+    inputs |= more
+    names = [*list(inputs)[:3], *([""] if more else []), *more]
+    model = model_of([(operator, names, {"hidden_size": 1, **attributes})], inputs)
+    if what:
+        with pytest.raises(NoReferenceError, match=f"takes no notice of {what}"):
+            condition(model, inputs)
+    else:
+        assert not condition(model, inputs)[0].reason
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e8m0fnu, np.float64])
+def test_a_cast_to_what_is_subnormal_may_be_flushed(dtype):
+    x = np.array([2.0**-127, 2.0**-126, 4]).astype(dtype)
+    model = model_of([("Cast", ["x"], {"to": TensorProto.FLOAT})], {"x": x}, opset=24)
+    for first, second, passes in (
+        (2.0**-127, 2.0**-126, True),
+        (0, 2.0**-126, True),
+        (2.0**-127, 0, False),
+        (2.0**-126, 2.0**-126, False),
+    ):
+        assert judged(model, {"x": x}, [first, second, 4]) == passes
+
+
+def test_a_classifier_that_the_reference_gets_wrong_is_not_asked():
+    """Its chances of three classes are not those of libsvm; an inverse of erf is a rough one."""
+    x = np.array([[0.3]], np.float32)
+    lines = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
+    machine = {"classlabels_ints": [0, 1, 2], "vectors_per_class": [1, 1, 1]}
+    machine |= {"support_vectors": [0.1, 0.5, 0.9], "coefficients": [1.0] * 6, "rho": [0.1] * 3}
+    for name, attributes, asked in (
+        ("SVMClassifier", {**machine, "kernel_params": [1.0, 0, 0]}, True),
+        ("SVMClassifier", {**machine, "prob_a": [-1.0] * 3, "prob_b": [0.0] * 3}, False),
+        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]}, True),
+        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]} | PROBIT, False),
+    ):
+        about = {**attributes, "domain": "ai.onnx.ml"}
+        model = model_of([(name, ["x"], about)], {"x": x}, 2, types=[TensorProto.INT64, 1])
+        model.opset_import.add(domain="ai.onnx.ml", version=1)
+        if asked:
+            assert not any(it.reason for it in condition(model, {"x": x}))
+        else:
+            with pytest.raises(NoReferenceError, match=r"couples|erf"):
+                condition(model, {"x": x})
+
+
+def test_what_moves_by_a_root_does_not_leap():
+    x = np.full((1, 4), 0.5, np.float32)
+    nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]
+    model = model_of(nodes, {"x": x}, outputs=1)
+    for steps, passes in ((0, True), (1, True), (2, True), (2000, False)):
+        assert judged(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
+
+
+def test_what_moves_by_a_square_does_not_leap():
+    x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
+    inputs = {"x": x, "s": ones}
+    model = model_of([("LayerNormalization", ["x", "s"], {})], inputs, outputs=3, types=[1, 1, 1])
+    for deviation, passes in ((316.2278, True), (315.992, True), (300, False)):
+        assert judged(model, inputs, [[deviation]], at=2) == passes
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_pass(name):
+    operator, operands, answer = RIGHT[name]
+    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+    extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
+    assert one(operator, inputs, answer, **extra)
+
+
+def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
+    x, z = f32(1.0000001), f32(1)
+    nodes = [("Mul", ["x", "x"], {}), ("Mul", ["z", "z"], {}), ("Sub", ["t0", "t1"], {})]
+    inputs = {"x": x, "z": z}
+    model = model_of(nodes, inputs)
+    assert judged(model, inputs, [float(x[0]) ** 2 - 1])
+    assert judged(model, inputs, x * x - z * z)
+    assert not judged(model, inputs, [1e-5])
+
+
+def test_sums_of_many_terms_pass_in_any_order():
+    x = np.random.default_rng(3).uniform(0, 1, 1_000_000).astype(np.float32)
+    inputs = {"x": x}
+    model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs)
+    blocked = x.reshape(-1, 32).cumsum(axis=1)[:, -1].cumsum()[-1]
+    for total in (x.cumsum()[-1], x[::-1].cumsum()[-1], blocked, x.sum()):
+        assert judged(model, inputs, total)
+    assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_of_16_bits_sums_are_added_up_in_float32(dtype):
+    x = np.random.default_rng(3).uniform(0, 0.01, 2048).astype(dtype)
+    inputs, element = {"x": x}, helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs, types=[element])
+    total = x.astype(np.float32).cumsum()[-1]
+    assert judged(model, inputs, total)
+    few = 24 * float(ml_dtypes.finfo(dtype).eps)
+    for wrong in (0, total * (1 + few), x.cumsum(dtype=dtype)[-1] if few > 0.1 else 0):
+        assert not judged(model, inputs, wrong)
+    if dtype is np.float16:
+        expected, limit = condition(model, inputs, "float16-sums")[0].right[0]
+        assert abs(float(expected) - float(x.cumsum(dtype=dtype)[-1])) < limit
+    once = model_of([("Add", ["x", "x"], {})], inputs, types=[element])
+    assert judged(once, inputs, x + x)
+    assert not judged(once, inputs, ((x + x).astype("f4") * (1 + few / 4)).astype(dtype))
+
+
+@pytest.mark.parametrize("count", [1000, 30_000])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
+def test_equal_terms_pass_when_they_are_summed_in_order_and_in_any_other(operator, count):
+    x = np.full((1, count), 0.1, np.float32)
+    inputs, attributes = {"x": x}, {"keepdims": 0}
+    if operator == "MatMul":
+        inputs, attributes = {"x": x, "ones": np.ones((count, 1), np.float32)}, {}
+    total = x.cumsum(dtype=np.float32)[-1]
+    pairs = x.sum()
+    share = np.float32(count if operator == "ReduceMean" else 1)
+    shape = (1, 1) if operator == "MatMul" else ()
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    scaled = (x * (1 / share)).cumsum(dtype=np.float32)[-1]
+    for value in (total / share, pairs / share, scaled):
+        assert judged(model, inputs, np.reshape(value, shape))
+    assert not judged(model, inputs, np.reshape(pairs * 1.002 / share, shape))
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [("LpNormalization", {"axis": 1, "p": 1}), ("LpNormalization", {"axis": 1}), ("ReduceL2", {})],
+)
+def test_an_operator_that_divides_or_takes_powers_rounds_even_one_element(operator, attributes):
+    x = f32(3.3, 41, 49)[:, None]
+    inputs = {"x": x} if operator == "LpNormalization" else {"x": x, "axes": np.array([1])}
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    value = np.ones_like(x) if operator == "LpNormalization" else x
+    for steps, passes in ((0, True), (1, True), (-1, True), (200, False)):
+        assert judged(model, inputs, value * np.float32(1 + steps * 2.0**-23)) == passes
+
+
+def test_a_quotient_of_two_long_sums_passes_when_both_are_summed_in_order():
+    random = np.random.default_rng(0)
+    values = f32(0.11, 0.71, 0.32, 0.59, 0.13)[random.integers(0, 5, 6480)]
+    inputs = {"x": values * random.uniform(-1, 0, 6480).astype("f"), "w": values}
+    nodes = [("ReduceSum", [name], {"keepdims": 0}) for name in inputs]
+    model = model_of([*nodes, ("Div", ["t0", "t1"], {})], inputs)
+    x, w = (it.cumsum(dtype=np.float32)[-1] for it in inputs.values())
+    assert judged(model, inputs, x / w)
+    right = inputs["x"].astype("f8").sum() / inputs["w"].astype("f8").sum()
+    assert not judged(model, inputs, right * (1 + 1e-3))
+
+
+def test_a_tie_that_the_model_computes_may_fall_either_way_and_a_given_one_may_not():
+    node = ("QuantizeLinear", ["x", "s"], {})
+    inputs = {"x": f32(0.75, 2.2), "s": np.array(0.3, np.float32)}
+    model = model_of([node], inputs, types=[TensorProto.UINT8])
+    assert judged(model, inputs, np.uint8([2, 7]))
+    assert judged(model, inputs, np.uint8([3, 7]))
+    assert not judged(model, inputs, np.uint8([2, 8]))
+    # Divided by a power of two it is as exact as an input.
+    halves = {"x": f32(3, 14.6), "s": np.array(2, np.float32)}
+    assert judged(model, halves, np.uint8([2, 7]))
+    assert not judged(model, halves, np.uint8([1, 7]))
+    inputs = {"x": f32(2.5, 7.3), "s": np.array(1, np.float32)}
+    rounded = model_of([("Mul", ["x", "s"], {}), ("Round", ["t0"], {})], inputs)
+    assert judged(rounded, inputs, f32(3, 7))
+    assert judged(rounded, inputs, f32(2, 7))
+    assert not judged(rounded, inputs, f32(2, 8))
+    assert not judged(rounded, inputs, f32(2.5, 7))
+
+
+@pytest.mark.parametrize(("scale", "either"), [(0.5, False), (0.3, True)])
+def test_ties_of_integer_products_are_decided_where_scales_are_powers_of_two(scale, either):
+    zero, one = np.array(0, np.uint8), np.array(scale, np.float32)
+    a, b = np.array([[9, 1]], np.uint8), np.array([[1], [0]], np.uint8)
+    names = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
+    product = np.array(2 * scale * scale, np.float32)
+    inputs = dict(zip(names, (a, one, zero, b, one, zero, product, zero), strict=True))
+    model = model_of([("QLinearMatMul", names, {})], inputs, types=[TensorProto.UINT8])
+    assert judged(model, inputs, np.uint8([[4]]))
+    assert judged(model, inputs, np.uint8([[5]])) == either
+    assert not judged(model, inputs, np.uint8([[3]]))
+
+
+def test_cancelling_terms_are_found_whatever_the_signs():
+    x = np.array([[1e6, 1.0, -1e6, 1e-3]], np.float32)
+    inputs = {"x": x, "w": np.ones((4, 1), np.float32)}
+    model = model_of([("MatMul", ["x", "w"], {})], inputs)
+    assert judged(model, inputs, [[1.0625]])
+    assert not judged(model, inputs, [[30.0]])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_other_types_are_judged_by_their_own_roundings(dtype):
+    x = np.array([[0.3, 1.7, -0.2]], dtype)
+    inputs = {"x": x}
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = model_of([("Softmax", ["x"], {})], inputs, types=[element])
+    right = np.exp(x.astype("f8")) / np.exp(x.astype("f8")).sum()
+    ulp = float(ml_dtypes.finfo(dtype).eps)
+    assert judged(model, inputs, right.astype(dtype))
+    assert judged(model, inputs, (right * (1 + ulp)).astype(dtype))
+    assert not judged(model, inputs, (right * (1 + 300 * ulp)).astype(dtype))
+
+
+def test_an_infinite_answer_is_not_one_of_many():
+    assert one("Exp", {"x": f32(100)}, [np.inf])
+    assert not one("Exp", {"x": f32(80)}, [np.inf])
+    assert not one("Log", {"x": f32(-1)}, [0])
+
+
+def test_a_mask_of_attention_may_be_the_lowest_number():
+    shape = (1, 1, 3, 4)
+    values = np.random.default_rng(0).uniform(size=shape).astype(np.float32)
+    inputs = {"q": values, "k": values + 1, "v": values}
+    node = helper.make_node(
+        "Attention", ["q", "k", "v"], ["y", "", "", "s"], is_causal=1, qk_matmul_output_mode=2
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "s")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    scores = condition(model, inputs)[1].right[0][0]
+    if np.isneginf(scores).any():
+        lowest = np.where(np.isneginf(scores), np.finfo(np.float32).min, scores)
+        assert judged(model, inputs, lowest, at=1)
+    assert not judged(model, inputs, np.where(np.isneginf(scores), 0, scores + 1), at=1)
+
+
+def test_what_the_reference_lacks_cannot_be_asked():
+    inputs = {"x": f32(1)}
+    with pytest.raises(NoReferenceError, match="NoSuchOperator"):
+        condition(model_of([("NoSuchOperator", ["x"], {})], inputs), inputs)
+
+
+def _law(name, inputs, opset=22, outputs=1, **attributes):
+    model = model_of([(name, list(inputs), attributes)], inputs, opset=opset, outputs=outputs)
+    return drawn(model, inputs)["y0"].test
+
+
+# Of so many elements 99 in 100 wrong samples are rejected.
+CONTINUOUS = {
+    "a mean that is off by 0.1": ("RandomNormalLike", 9000, lambda it: it[0] + 0.1),
+    "half the variance": ("RandomNormalLike", 450, lambda it: it[0] * 0.5**0.5),
+    "a narrow range": ("RandomUniformLike", 200, lambda it: (it[1] - 0.5) * 0.5**0.5 + 0.5),
+    "a range with an end that is cut off": ("RandomUniformLike", 9000, lambda it: it[1] * 0.97),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_samples_of_another_distribution_are_rejected_and_right_ones_are_not(name):
+    operator, count, wrong = CONTINUOUS[name]
+    test = _law(operator, {"x": np.zeros(count, np.float32)})
+    random = np.random.default_rng(5)
+    at = operator == "RandomUniformLike"
+    for _ in range(15):
+        drawn_both = random.standard_normal(count), random.uniform(size=count)
+        assert test(drawn_both[at].astype("f")) == ""
+        assert test(wrong(drawn_both).astype("f"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("count", [1, 1000, 100_000])
+def test_right_samples_of_few_digits_are_accepted(dtype, count):
+    random, x = np.random.default_rng(9), {"x": np.zeros(count, dtype)}
+    bits = 11 if dtype is np.float16 else 8
+    whole = np.floor(random.uniform(size=count) * 2**bits) / 2**bits
+    for sample in (whole, random.uniform(size=count)):
+        assert _law("RandomUniformLike", x)(sample.astype(dtype)) == ""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    near = _law("RandomUniformLike", x, low=0.3, high=0.7, dtype=element)
+    assert near((0.3 + 0.4 * random.uniform(size=count)).astype(dtype)) == ""
+    assert _law("RandomNormalLike", x)(random.standard_normal(count).astype(dtype)) == ""
+
+
+def test_a_distribution_of_no_width_is_one_number():
+    x = {"x": np.zeros(3, np.float32)}
+    for test in (
+        _law("RandomNormalLike", x, mean=2.5, scale=0.0),
+        _law("RandomUniformLike", x, low=2.5, high=2.5),
+    ):
+        assert test(f32(2.5, 2.5, 2.5)) == ""
+        assert test(f32(2.5, 2.5, 2.6))
+
+
+@pytest.mark.parametrize(
+    ("chance", "wrong", "count"),
+    [
+        (0.4, 0.5, 2400),
+        (0.5, 0.6, 2400),
+        (0.1, 0.2, 1300),
+        (0.05, 0.15, 800),
+        (0.01, 0.11, 400),
+        (0.001, 0.101, 400),
+        (0.1, 0.0, 400),
+        (0.9, 1.0, 400),
+        (0.99, 0.89, 400),
+    ],
+)
+def test_coins_of_another_chance_are_rejected(chance, wrong, count):
+    test = _law("Bernoulli", {"x": np.full(count, chance, np.float32)})
+    random = np.random.default_rng(6)
+    assert not any(test((random.uniform(size=count) < chance).astype("f")) for _ in range(50))
+    assert all(test((random.uniform(size=count) < wrong).astype("f")) for _ in range(50))
+    assert test(np.full(count, 0.4, "f")) == "has elements that are neither 0 nor 1"
+
+
+def test_coins_that_take_the_chances_of_others_are_rejected():
+    chances = np.linspace(0.01, 0.99, 300, dtype=np.float32)
+    test = _law("Bernoulli", {"x": chances})
+    random = np.random.default_rng(6)
+    for _ in range(20):
+        levels = random.uniform(size=300)
+        assert not test((levels < chances).astype("f"))
+        assert test((levels > chances).astype("f"))
+        assert test((levels < chances[::-1]).astype("f"))
+
+
+def test_classes_of_other_chances_are_rejected_in_one_long_row_and_in_many_short_ones():
+    random = np.random.default_rng(6)
+    logits = np.log(f32(0.2, 0.3, 0.5))
+    for rows, each in ((1, 3000), (3000, 1)):
+        test = _law("Multinomial", {"x": np.tile(logits, (rows, 1))}, sample_size=each)
+        for _ in range(5):
+            right = random.choice(3, (rows, each), p=[0.2, 0.3, 0.5])
+            assert not test(right.astype(np.int32))
+            assert test(random.choice(3, (rows, each), p=[0.3, 0.2, 0.5]).astype(np.int32))
+        assert test(np.full((rows, each), 3, np.int32)) == "has elements that are not classes"
+
+
+def test_dropout_keeps_scaled_elements_at_the_stated_rate():
+    x = np.linspace(1, 2, 4000, dtype=np.float32)
+    given = {"x": x, "r": np.array(0.25, np.float32), "t": np.asarray(True)}
+    test = _law("Dropout", given)
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
+    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(kept, x, 0).astype("f"))
+    assert test(np.where(kept[::-1] & kept, x / np.float32(0.75), 0).astype("f"))
+    assert drawn(model_of([("Dropout", ["x"], {})], {"x": x}), {"x": x}) == {}
+    mask = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)["y1"].beside
+    y = np.where(kept, x / np.float32(0.75), 0).astype("f")
+    assert not mask({"y0": y, "y1": kept})
+    assert mask({"y0": y, "y1": ~kept})
+    assert mask({"y0": y, "y1": np.roll(kept, 1)})
+
+
+def test_early_dropout_says_by_attributes_what_it_keeps_and_whether_it_drops():
+    x = np.linspace(1, 2, 4000, dtype=np.float32)
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
+    test = _law("Dropout", {"x": x}, opset=6, ratio=0.25)
+    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(kept, x / np.float32(0.75), 0).astype("f")[::-1])
+    assert _law("Dropout", {"x": x}, opset=6)(np.where(kept, x * 2, 0).astype("f"))
+    tested = model_of([("Dropout", ["x"], {"is_test": 1})], {"x": x}, opset=6)
+    assert drawn(tested, {"x": x}) == {}
+    # What the mask holds the specification did not say then.
+    masked = drawn(model_of([("Dropout", ["x"], {})], {"x": x}, opset=6, outputs=2), {"x": x})
+    assert masked["y1"].distribution == "any values of this type and shape"
+
+
+def test_dropout_of_what_is_not_finite_is_no_failure():
+    x = np.tile(f32(np.nan, np.inf, -np.inf, 1e-40), 1000)
+    given = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}
+    kept = np.random.default_rng(7).uniform(size=4000) < 0.5
+    laws = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)
+    with np.errstate(all="ignore"):
+        for y in (x * kept * 2, np.where(kept, x * 2, 0), np.where(kept & (x > 1), x * 2, 0)):
+            assert not laws["y0"].test(y.astype("f"))
+            assert not laws["y1"].beside({"y0": y, "y1": kept})
+
+
+@hypothesis.given(
+    shape=st.sampled_from([(3, 4), (2, 5, 3), (2, 3, 2, 4)]),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
+    reduction=st.sampled_from(["none", "sum", "mean"]),
+    ignored=st.sampled_from([None, -1, 1]),
+    weighted=st.booleans(),
+)
+@hypothesis.example(shape=(3, 4), dtype="float64", reduction="mean", ignored=-1, weighted=False)
+@hypothesis.example(shape=(3, 4), dtype="float16", reduction="mean", ignored=None, weighted=False)
+def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, ignored, weighted):
+    random = np.random.default_rng(1)
+    x = random.standard_normal(shape).astype(dtype)
+    target = random.integers(0, shape[1], (shape[0], *shape[2:]))
+    if ignored is not None:
+        target.flat[::2] = ignored
+    weight = random.uniform(0.5, 2, shape[1]).astype(dtype) if weighted else None
+    slow = op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss
+    # Nothing is left where all are ignored: 0/0.
+    with np.errstate(invalid="ignore"):
+        (mine,) = fast_loss(slow, x, target, weight, reduction, ignored)
+        (theirs,) = slow(x, target, weight, reduction, ignored)
+    assert mine.dtype == theirs.dtype
+    assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+@st.composite
+def windows(draw):
+    """Attributes of windows none of which lies beside all elements, and the elements."""
+    rank = draw(st.integers(1, 3))
+    sizes, kernel, strides, dilations = (
+        [draw(st.integers(*limits)) for _ in range(rank)]
+        for limits in ((3, 8), (1, 3), (1, 3), (1, 2))
+    )
+    reach = [(size - 1) * apart + 1 for size, apart in zip(kernel, dilations, strict=True)]
+    pads = [draw(st.integers(0, min(it - 1, 2))) for it in (*reach, *reach)]
+    widest = [it + a + b for it, a, b in zip(sizes, pads[:rank], pads[rank:], strict=True)]
+    hypothesis.assume(all(it >= size for it, size in zip(widest, reach, strict=True)))
+    x = np.random.default_rng(draw(st.integers(0, 99))).standard_normal((2, 2, *sizes))
+    about = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    return about, x.astype(draw(st.sampled_from(["float32", "float64"])))
+
+
+def at_once(model, inputs):
+    """What onnx's reference yields, and what it yields of all windows at once."""
+    slow = ReferenceEvaluator(model).run(None, inputs)
+    with replaced(*functions()):
+        fast = ReferenceEvaluator(model).run(None, inputs)
+    return [(it.dtype, it.shape, it.tobytes()) for it in (*slow, *fast)]
+
+
+@hypothesis.given(windows(), st.sampled_from([1, 2]))
+def test_columns_of_all_windows_at_once_are_the_references_to_the_bit(drawn, group):
+    attributes, x = drawn
+    w = np.ones((2, 2 // group, *attributes["kernel_shape"]), x.dtype) / 3
+    inputs = {"x": x, "w": w}
+    slow, fast = at_once(
+        model_of([("Conv", ["x", "w"], attributes | {"group": group})], inputs), inputs
+    )
+    assert slow == fast
+
+
+@hypothesis.given(windows(), st.booleans())
+def test_columns_are_added_up_at_once_as_the_reference_does_to_the_bit(drawn, biased):
+    attributes, x = drawn
+    w = np.random.default_rng(3).standard_normal((2, 2, *attributes["kernel_shape"]))
+    inputs = {"x": x, "w": w.astype(x.dtype), "b": np.ones(2, x.dtype) / 3}
+    given = list(inputs)[: 2 + biased]
+    inputs = {name: inputs[name] for name in given}
+    model = model_of([("ConvTranspose", given, attributes)], inputs)
+    # What pads cut off may be more than there is.
+    names = "strides", "kernel_shape", "dilations"
+    strides, kernel, apart = (np.array(attributes[name]) for name in names)
+    whole = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * apart + 1
+    hypothesis.assume((whole > np.reshape(attributes["pads"], (2, -1)).sum(axis=0)).all())
+    slow, fast = at_once(model, inputs)
+    assert slow == fast
+
+
+X = np.random.default_rng(4).uniform(0.1, 4, (1, 2, 3, 4)).astype(np.float32)
+ROW = X[:, :, :1] + 1
+LISTED = {
+    **dict.fromkeys(("Exp", "Log", "Sqrt", "Flatten", "Transpose"), (X,)),
+    **dict.fromkeys(("Add", "Div", "Mul", "Pow", "Sub"), (X, ROW)),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), (X, [0])),
+    "Concat": (X, ROW),
+    "Expand": (X, [5, 2, 3, 4]),
+    "Gather": (X, [2, 0]),
+    "Reshape": (X, [4, 3, 2]),
+    "Slice": (X, [0, 1], [1, 2]),
+    "Split": (X,),
+    "Where": (X > 2, X, ROW),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_is_listed_of_common_operators_is_what_asking_finds(monkeypatch, name):
+    inputs = {f"x{at}": np.asarray(it) for at, it in enumerate(LISTED[name])}
+    attributes = {"Concat": {"axis": 2}, "Gather": {"axis": 2}, "Split": {"num_outputs": 1}}
+    node = name, list(inputs), attributes.get(name, {})
+    for nodes in ([node], [node, ("Softmax", ["t0"], {})]):
+        model = model_of(nodes, inputs)
+        listed = condition(model, inputs)
+        with monkeypatch.context() as patch:
+            patch.delitem(_LISTED, name)
+            asked = condition(model, inputs)
+        for mine, theirs in zip(listed[0].right, asked[0].right, strict=True):
+            assert [it.tobytes() for it in mine] == [it.tobytes() for it in theirs]
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sums_of_16_bits_are_added_up_in_float32(operator, dtype):
+    ones = np.ones((1, 5000)).astype(dtype)
+    inputs = {"x": ones, "w": ones.reshape(5000, 1)}
+    _, fast = at_once(model_of([(operator, ["x", "w"], {})], inputs), inputs)
+    assert np.frombuffer(fast[2], dtype) == dtype(5000)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_interpolated_values_may_be_off_by_roundings_of_coordinates_alone(mode):
+    x = np.random.default_rng(9).standard_normal((1, 1, 9, 31)).astype(np.float32)
+    inputs = {"x": x, "sizes": np.array([1, 1, 7, 29], np.int64)}
+    model = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], inputs)
+    exact = condition(model, inputs)[0].right[0][0].astype(np.float64)
+    assert judged(model, inputs, exact * (1 + 1e-7))
+    assert not judged(model, inputs, exact * (1 + 1e-5))
+    # A reference that computes coefficients in float32 is off by more than a rounding of double.
+    twice = {**inputs, "x": x.astype(np.float64)}
+    double = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], twice)
+    expected, limit = condition(double, twice)[0].right[0]
+    assert np.abs(expected - exact).max() < 1e-6
+    assert np.median(limit / np.abs(expected)) < 1e-12
+
+
+def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 1, 12)
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
+    for scale, at, either in ((1 / 3, 1, True), (1 / 3, 0, False), (2.0, 2, False)):
+        inputs = {"x": x, "s": np.array([1, 1, 1, scale], np.float32)}
+        model = model_of([("Resize", ["x", "", "s"], nearest | {"nearest_mode": "ceil"})], inputs)
+        right = condition(model, inputs)[0].right[0][0]
+        for change, passes in ((0, True), (1, either), (-1, False), (1e-4, False)):
+            wrong = right.copy()
+            wrong[0, 0, 0, at] += change
+            assert judged(model, inputs, wrong) == passes
+
+
+@pytest.mark.parametrize(
+    ("mode", "scale", "right"),
+    [
+        # 1.5 (1 - 2 / 2.1) + (x + 0.5) / 0.7 - 0.5 = 0.286 and 1.714
+        ("half_pixel_symmetric", 0.7, [0.28571427, 1.7142857]),
+        # Of one element it is the first.
+        ("pytorch_half_pixel", 0.4, [0]),
+    ],
+)
+def test_coordinates_are_those_of_the_specification(mode, scale, right):
+    inputs = {"x": f32(0, 1, 2).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, scale)}
+    attributes = {"mode": "linear", "coordinate_transformation_mode": mode}
+    model = model_of([("Resize", ["x", "", "s"], attributes)], inputs)
+    assert judged(model, inputs, np.reshape(right, (1, 1, 1, -1)))
+    assert not judged(model, inputs, np.reshape(right, (1, 1, 1, -1)) + 1e-3)
+    nearest = model_of([("Resize", ["x", "", "s"], attributes | {"mode": "nearest"})], inputs)
+    assert judged(nearest, inputs, np.reshape(np.round(right), (1, 1, 1, -1)))
+
+
+def test_a_product_is_off_by_roundings_of_its_own_however_many_its_factors():
+    x = np.random.default_rng(9).uniform(0.5, 2, 100).astype(np.float32)
+    model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": x})
+    exact = np.prod(x.astype(np.float64))
+    assert judged(model, {"x": x}, np.multiply.accumulate(x)[-1])
+    assert judged(model, {"x": x}, np.prod(x[:50]) * np.prod(x[50:]))
+    assert not judged(model, {"x": x}, exact * (1 + 1e-5))
+    alike = np.full(100_000, 1 - 2.0**-24, np.float32)
+    model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": alike})
+    assert judged(model, {"x": alike}, np.multiply.accumulate(alike)[-1])
+
+
+def test_the_largest_elements_may_come_in_any_order_where_none_is_stated():
+    inputs = {"x": f32(3, 1, 4, 4, 5)[None], "k": np.array([3], np.int64)}
+    laws = {}
+    for is_sorted in (0, 1):
+        model = model_of([("TopK", ["x", "k"], {"sorted": is_sorted})], inputs, outputs=2)
+        laws[is_sorted] = drawn(model, inputs)
+    values, places = laws[0]["y0"].test, laws[0]["y1"].test
+    assert not values(f32(4, 5, 4)[None])
+    assert values(f32(5, 4, 3)[None])
+    assert not places(np.array([[3, 4, 2]]))
+    assert places(np.array([[4, 2, 0]]))
+    together = laws[0]["y1"].beside
+    assert not together({"y0": f32(4, 5, 4)[None], "y1": np.array([[3, 4, 2]])})
+    assert not together({"y0": f32(4, 5, 4)[None], "y1": np.array([[2, 4, 3]])})
+    assert together({"y0": f32(4, 5, 4)[None], "y1": np.array([[4, 2, 3]])})
+    assert laws[1] == {}
+    assert drawn(model_of([("TopK", ["x", "k"], {"sorted": 0})], inputs, outputs=2), {}) == {}
+
+
+def test_the_mean_of_nothing_may_be_anything():
+    for name, shape, known in (("ReduceMean", (0, 2), 1), ("ReduceMean", (1, 2), 0)):
+        inputs = {"x": np.zeros(shape, np.float32), "axes": np.array([0])}
+        found = drawn(model_of([(name, ["x", "axes"], {"keepdims": 0})], inputs), inputs)
+        assert len(found) == known
+        assert not any(distribution.test(f32(7, np.nan)) for distribution in found.values())
+
+
+def test_what_is_not_subnormal_is_not_excused_by_flushing():
+    x = np.array([0.010002136, -9.0], np.float16)
+    square = x.astype(np.float64) ** 2
+    assert one_of_halves("Mul", {"a": x, "b": x}, square)
+    # Half the smallest normal number: 30 % of the first square.
+    assert not one_of_halves("Mul", {"a": x, "b": x}, square + 3e-5)
+    small = np.array([2.0**-15, 0.5], np.float16)
+    assert one_of_halves("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
+
+
+def one_of_halves(name, inputs, value):
+    model = model_of([(name, list(inputs), {})], inputs, types=[TensorProto.FLOAT16])
+    return judged(model, inputs, value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "others", "attributes"),
+    [
+        ("Conv", {"w": np.ones((1, 1, 3), "f")}, {}),
+        ("ConvTranspose", {"w": np.ones((1, 1, 3), "f")}, {}),
+        ("DFT", {"length": np.array(8), "axis": np.array(1)}, {}),
+        ("STFT", {"step": np.array(4), "window": np.ones(4, "f")}, {}),
+    ],
+)
+def test_a_small_image_is_not_excused_by_a_large_one(operator, others, attributes):
+    random = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
+    x = random * np.float32([[[1e6]], [[1]]])
+    x = x if "Conv" in operator else x.reshape(2, 8, 1)
+    inputs = {"x": x, **others}
+    model = model_of([(operator, list(inputs), attributes)], inputs)
+    (right,) = ReferenceEvaluator(model).run(None, inputs)
+    assert judged(model, inputs, right)
+    wrong = right.copy()
+    wrong[1] *= np.float32(1.001)
+    assert not judged(model, inputs, wrong)
+
+
+def test_a_small_logarithm_is_not_excused_by_a_large_one():
+    inputs = {"x": np.array([[1e6, 1e6], [0.5, 0.7]], np.float32), "axes": np.array([1])}
+    right = np.logaddexp.reduce(inputs["x"].astype(np.float64), axis=1)
+    assert one("ReduceLogSumExp", inputs, right, keepdims=0)
+    assert not one("ReduceLogSumExp", inputs, right + np.array([0, 1e-4]), keepdims=0)
+
+
+def cubic_weights(ratio, form):
+    """Return what a cubic interpolation weighs four pixels by, in float32."""
+    a, one_, x = np.float32(-0.75), np.float32(1), np.float32(ratio)
+    far, near = [x + one_, 2 - x], [x, one_ - x]
+    if form == "Horner":
+        outer = [((a * t - 5 * a) * t + 8 * a) * t - 4 * a for t in far]
+        inner = [((a + 2) * t - (a + 3)) * t * t + one_ for t in near]
+    else:
+        outer = [a * t * t * t - 5 * a * t * t + 8 * a * t - 4 * a for t in far]
+        inner = [(a + 2) * t * t * t - (a + 3) * t * t + one_ for t in near]
+    return np.array([outer[0], *inner, outer[1]], np.float32)
+
+
+@pytest.mark.parametrize(("form", "seed"), [("Horner", 0), ("expanded", 13), ("expanded", 25)])
+def test_weights_of_a_cubic_resize_may_be_rounded(form, seed):
+    pixels = np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)
+    scales = f32(1.7, 2.3)
+    weights = []
+    for scale in scales:
+        at = (np.arange(int(8 * scale), dtype="f") + np.float32(0.5)) / scale - np.float32(0.5)
+        whole = np.zeros((len(at), 8), np.float32)
+        for row, place in zip(whole, at, strict=True):
+            near = np.clip(int(np.floor(place)) + np.arange(-1, 3), 0, 7)
+            np.add.at(row, near, cubic_weights(place - np.floor(place), form))
+        weights.append(whole)
+    right = (weights[0] @ (pixels @ weights[1].T))[None, None]
+    inputs = {"x": pixels[None, None], "roi": np.zeros(0, "f"), "scales": f32(1, 1, *scales)}
+    assert one("Resize", inputs, right, mode="cubic")
+    assert not one("Resize", inputs, right * (1 + 3e-5), mode="cubic")

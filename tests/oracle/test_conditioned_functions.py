@@ -1,0 +1,151 @@
+"""Models with functions of their own, judged as the same nodes without functions are."""
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators.functions import with_bound_functions
+from onnxopt_cli.oracle.condition_estimate import NoReferenceError, condition
+from onnxopt_cli.oracle.distributions import drawn
+
+X = np.array([0.5, 1.25, -3, 100], np.float32)
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
+IMPORTS = '<domain: "my", opset_import: ["" : 21, "my" : 1]>\n'
+GRAPH = HEAD + "g (float[4] x) => (float[4] y) { %s }\n"
+
+
+def model(*functions: str, call: str = "y = my.F <k = 0.3> (x)") -> onnx.ModelProto:
+    return onnx.parser.parse_model(GRAPH % call + "".join(IMPORTS + it + "\n" for it in functions))
+
+
+LEAKY = "F <k>(x) => (y) { y = LeakyRelu <alpha: float = @k> (x) }"
+INNER = "G <slope>(x) => (y) { y = LeakyRelu <alpha: float = @slope> (x) }"
+PLAIN_NODE = "y = LeakyRelu <alpha = 0.3> (x)"
+ALIKE = {
+    "an attribute": (model(LEAKY), PLAIN_NODE),
+    "one left out, for the operator's default": (
+        model(LEAKY, call="y = my.F (x)"),
+        "y = LeakyRelu (x)",
+    ),
+    "a default of the function": (
+        model("F <k: float = 0.3>(x) => (y) { y = LeakyRelu <alpha: float = @k> (x) }",
+              call="y = my.F (x)"),
+        PLAIN_NODE,
+    ),
+    "one that replaces a default": (
+        model("F <k: float = 0.1>(x) => (y) { y = LeakyRelu <alpha: float = @k> (x) }"),
+        PLAIN_NODE,
+    ),
+    "a constant number": (
+        model("F <k>(x) => (y) { c = Constant <value_float: float = @k> () y = Mul(x, c) }"),
+        "c = Constant <value = float {0.3}> () y = Mul(x, c)",
+    ),
+    "a constant tensor": (
+        model(
+            "F <k>(x) => (y) { c = Constant <value: tensor = @k> () y = Mul(x, c) }",
+            call="y = my.F <k = float {0.3}> (x)",
+        ),
+        "c = Constant <value = float {0.3}> () y = Mul(x, c)",
+    ),
+    "a type by another name": (
+        model(
+            "F <k>(x) => (y) { c = Cast <to: int = @k> (x) d = Exp(c) y = Cast <to = 1> (d) }",
+            call="y = my.F <k = 10> (x)",
+        ),
+        "c = Cast <to = 10> (x) d = Exp(c) y = Cast <to = 1> (d)",
+    ),
+    "nested functions, the caller first": (
+        model("F <k>(x) => (y) { y = my.G <slope: float = @k> (x) }", INNER),
+        PLAIN_NODE,
+    ),
+    "nested functions, the caller last": (
+        model(INNER, "F <k>(x) => (y) { y = my.G <slope: float = @k> (x) }"),
+        PLAIN_NODE,
+    ),
+    "two calls with two values": (
+        model(LEAKY, call="t = my.F <k = 0.3> (x) y = my.F <k = 0.5> (t)"),
+        "t = LeakyRelu <alpha = 0.3> (x) y = LeakyRelu <alpha = 0.5> (t)",
+    ),
+    "inside a subgraph": (
+        model(
+            """F <k>(x) => (y) {
+                c = Constant <value = bool {1}> ()
+                y = If (c) <
+                    then_branch = a () => (float[4] u) { u = LeakyRelu <alpha: float = @k> (x) },
+                    else_branch = b () => (float[4] v) { v = Neg (x) }>
+            }"""
+        ),
+        PLAIN_NODE,
+    ),
+    "a function called in a subgraph": (
+        model(
+            LEAKY,
+            call="""c = Constant <value = bool {1}> ()
+                y = If (c) <
+                    then_branch = a () => (float[4] u) { u = my.F <k = 0.3> (x) },
+                    else_branch = b () => (float[4] v) { v = Neg (x) }>""",
+        ),
+        PLAIN_NODE,
+    ),
+    "inputs and outputs left out at the end": (
+        model(
+            "F <k>(x, least) => (y, z) { y = Clip (x, least) z = Neg (x) }",
+            call="y = my.F <k = 0.3> (x)",
+        ),
+        "y = Clip (x)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_function_is_judged_as_its_nodes_are(name):
+    with_functions, nodes = ALIKE[name]
+    plain = onnx.parser.parse_model(GRAPH % nodes)
+    (found,) = condition(with_functions, {"x": X})
+    (wanted,) = condition(plain, {"x": X})
+    assert found.right, found.reason
+    for mine, theirs in zip(found.right, wanted.right, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_overloads_are_told_apart():
+    made = model(LEAKY, LEAKY.replace("LeakyRelu", "Elu"), call="y = my.F <k = 0.3> (x)")
+    made.functions[0].overload = "other"
+    (found,) = condition(made, {"x": X})
+    expected = np.where(X > 0, X, np.float64(np.float32(0.3)) * np.expm1(X.astype("d")))
+    np.testing.assert_allclose(found.right[0][0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        (["F (x) => (y) { y = my.F (x) }"], "calls itself"),
+        (["F (x) => (y) { y = my.G (x) }", "G (x) => (y) { y = my.F (x) }"], "calls itself"),
+    ],
+)
+def test_functions_without_an_end_are_refused(functions, said):
+    made = model(*functions, call="y = my.F (x)")
+    with pytest.raises(NodeError, match=said):
+        with_bound_functions(made)
+    with pytest.raises(NoReferenceError, match=said):
+        condition(made, {"x": X})
+
+
+def test_functions_that_double_are_refused_at_once():
+    doubling = [
+        f"F{at} <k>(x) => (y) {{ t = my.F{at + 1} <k = {at}.1> (x) "
+        f"y = my.F{at + 1} <k = {at}.2> (t) z = LeakyRelu <alpha: float = @k> (y) }}"
+        for at in range(40)
+    ]
+    # Of equal calls one function is made, and of others two: these are 80, not 2^40.
+    made = model(*doubling, "F40 <k>(x) => (y) { y = Neg (x) }", call="y = my.F0 <k = 0.5> (x)")
+    assert len(with_bound_functions(made).functions) < 100
+
+
+def test_what_no_node_calls_draws_nothing():
+    made = model(LEAKY, "G (x) => (y) { y = RandomNormalLike (x) }")
+    assert drawn(made, {"x": X}) == {}
+    called = model("F (x) => (y) { y = RandomNormalLike (x) }", call="y = my.F (x)")
+    assert drawn(called, {"x": X})

@@ -1,0 +1,225 @@
+"""Questions that two published sources of ONNX answer differently: either reading is right."""
+
+import inspect
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.backend.test.case.node import maxunpool
+from onnx.reference import ReferenceEvaluator
+from places import REPOSITORY
+
+from onnxopt_cli.cases.onnx.data_set import write_directory
+from onnxopt_cli.core.case import Content
+from onnxopt_cli.oracle.corrections.contested import CONTESTED, contested_table
+from onnxopt_cli.oracle.corrections.replacements import reference_modules
+
+BACKEND = """
+import numpy as np
+from pathlib import Path
+
+def stored(name):
+    return [np.load(Path(__file__).parent / f"{name}.npy")]
+
+def first(model, inputs): return stored("first")
+def second(model, inputs): return stored("second")
+def off(model, inputs): return [stored("second")[0] * np.float32(1 + 1e-4)]
+def mixed(model, inputs):
+    (one,), (other,) = stored("first"), stored("second")
+    mixed = one.copy()
+    mixed.reshape(-1)[1::2] = other.reshape(-1)[1::2]
+    return [mixed]
+"""
+
+
+def single_words(text):
+    return " ".join(text.split())
+
+
+def published(link):
+    """The text of a source of the installed onnx."""
+    place = link.rsplit("/", 1)[-1]
+    if place.startswith("onnx_"):
+        domain = "ai.onnx.ml" if "aionnxml" in place else ""
+        schema = onnx.defs.get_schema(place.split("_")[-1].removesuffix(".html"), domain=domain)
+        told = (*schema.inputs, *schema.outputs, *schema.attributes.values())
+        return "\n".join([schema.doc, *(it.description for it in told)])
+    if place == "maxunpool.py":
+        return inspect.getsource(maxunpool)
+    if place == "defs.cc":
+        node = helper.make_node("Clip", ["x", "min", "max"], ["y"])
+        scalar = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, []).SerializeToString()
+        schema = onnx.defs.get_schema("Clip", 13, "")
+        body = onnx.FunctionProto()
+        text = schema.get_context_dependent_function(node.SerializeToString(), [scalar] * 3)
+        body.ParseFromString(text)
+        return onnx.printer.to_text(body)
+    modules = reference_modules()
+    within = modules.aionnxml if "/aionnxml/" in link else modules
+    return inspect.getsource(getattr(within, place.removesuffix(".py")))
+
+
+@pytest.mark.parametrize("entry", CONTESTED, ids=lambda entry: entry.name)
+def test_both_sources_say_what_is_quoted(entry):
+    first, second = entry.readings
+    assert first.link != second.link
+    for source in entry.readings:
+        assert source.says in single_words(published(source.link))
+
+
+def test_the_document_has_the_list():
+    assert contested_table() in (REPOSITORY / "docs" / "conditioned.md").read_text()
+
+
+def resized_by_text(x, scale):
+    """The text of Resize: linear, from corner to corner of what there is."""
+    for axis in (2, 3):
+        length = x.shape[axis]
+        resized = int(np.floor(length * np.float64(np.float32(scale))))
+        at = np.arange(resized) * (length - 1) / max(resized - 1, 1)
+        low = np.minimum(at.astype(int), length - 1)
+        high = np.minimum(low + 1, length - 1)
+        share = (at - low).reshape([-1 if it == axis else 1 for it in range(4)])
+        x = np.take(x, low, axis) * (1 - share) + np.take(x, high, axis) * share
+    return x
+
+
+def largest_interpolated(x, roi, ratio, height, width):
+    """The text of RoiAlign: the largest of what is interpolated at the points of each bin."""
+    channels, rows, columns = x.shape
+    (left, top, right, bottom) = roi.astype(np.float64)
+    tall, wide = max(bottom - top, 1) / height, max(right - left, 1) / width
+    found = np.full((channels, height, width), -np.inf)
+    for row, column, i, j in np.ndindex(height, width, ratio, ratio):
+        y = min(max(top + (row + (i + 0.5) / ratio) * tall, 0), rows - 1)
+        z = min(max(left + (column + (j + 0.5) / ratio) * wide, 0), columns - 1)
+        weights = [
+            np.maximum(0, 1 - abs(at - np.arange(length)))
+            for at, length in ((y, rows), (z, columns))
+        ]
+        value = np.einsum("crs,r,s->c", x.astype(np.float64), *weights)
+        found[:, row, column] = np.maximum(found[:, row, column], value)
+    return found[np.newaxis]
+
+
+def resize_case():
+    x = np.arange(1, 31, dtype=np.float32).reshape(1, 1, 5, 6) ** 1.5
+    inputs = {"X": x, "scales": np.array([1, 1, 0.7, 0.7], np.float32)}
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    node = helper.make_node("Resize", ["X", "", "scales"], ["Y"], **attributes)
+    return node, inputs, resized_by_text(x.astype(np.float64), 0.7)
+
+
+def roi_case():
+    x = np.cos(np.arange(2 * 6 * 7, dtype=np.float32)).reshape(1, 2, 6, 7)
+    inputs = {
+        "X": x,
+        "rois": np.array([[0.7, 0.4, 5.2, 4.9]], np.float32),
+        "batches": np.array([0], np.int64),
+    }
+    attributes = {"mode": "max", "output_height": 3, "output_width": 2, "sampling_ratio": 2}
+    node = helper.make_node(
+        "RoiAlign",
+        list(inputs),
+        ["Y"],
+        coordinate_transformation_mode="output_half_pixel",
+        **attributes,
+    )
+    return node, inputs, largest_interpolated(x[0], inputs["rois"][0], 2, 3, 2)
+
+
+def clip_case():
+    x = np.array([0.5, -3, 11, 2], np.float32)
+    inputs = {"x": x, "min": np.array(0, np.float32), "max": np.array(np.nan, np.float32)}
+    return helper.make_node("Clip", list(inputs), ["Y"]), inputs, np.array([0.5, 0, 11, 2])
+
+
+def unpool_case():
+    inputs = {
+        "X": np.array([[[[5, 6], [7, 8]]]], np.float32),
+        "I": np.array([[[[5, 7], [13, 15]]]], np.int64),
+        "shape": np.array([1, 1, 5, 5], np.int64),
+    }
+    flat = np.zeros(25)
+    flat[[5, 7, 13, 15]] = [5, 6, 7, 8]
+    node = helper.make_node("MaxUnpool", list(inputs), ["Y"], kernel_shape=[2, 2], strides=[2, 2])
+    return node, inputs, flat.reshape(1, 1, 5, 5)
+
+
+def normalizer_case():
+    x = np.array([[1, -4, 2], [-2, 3, -9]], np.float32)
+    node = helper.make_node("Normalizer", ["x"], ["Y"], domain="ai.onnx.ml", norm="MAX")
+    return node, {"x": x}, x / np.array([[2], [3]])
+
+
+CASES = {
+    "Resize": resize_case,
+    "RoiAlign": roi_case,
+    "Clip": clip_case,
+    "MaxUnpool": unpool_case,
+    "Normalizer": normalizer_case,
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def written(request, tmp_path):
+    """A directory of cases, and backends that return the first reading, the second and others."""
+    node, inputs, second = CASES[request.param]()
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for name, value in inputs.items()
+        ],
+        [helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, second.shape)],
+    )
+    imports = [helper.make_opsetid("", 22), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    (first,) = ReferenceEvaluator(model).run(None, inputs)
+    second = second.astype(np.float32)
+    assert not np.allclose(first, second)
+    for name, expected in {"first": first, "second": second, "neither": second + 0.37}.items():
+        folder = tmp_path / "cases" / name / "node" / "test_it"
+        write_directory(folder, Content(model, inputs, {"Y": expected}))
+        np.save(tmp_path / f"{name}.npy", expected)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    return tmp_path
+
+
+def outcomes(onnxopt, folder, stored, *names):
+    """The outcome and note of each backend, as the log has them."""
+    log = folder / "run.log"
+    log.unlink(missing_ok=True)
+    backends = [it for name in names for it in ("-b", f"python:{folder / 'backend.py'}:{name}")]
+    told = onnxopt(
+        "run", str(folder / "cases" / stored), *backends, "--log", log, "--isolation", "none", "-v"
+    )
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    results = [it["result"] for it in records if "result" in it]
+    return {
+        it["backend"].rsplit(":", 1)[-1]: (it["outcome"], it["note"].partition(" (")[0])
+        for it in results
+    }, told
+
+
+@pytest.mark.slow
+def test_either_reading_passes_as_a_whole(onnxopt, written):
+    for stored in ("first", "second"):
+        found, told = outcomes(onnxopt, written, stored, "first", "second", "off", "mixed")
+        assert found == {
+            "first": ("pass", ""),
+            "second": ("pass", "contested: reading 2 of 2"),
+            "off": ("fail", "contested: by no reading of 2"),
+            "mixed": ("fail", "contested: by no reading of 2"),
+        }
+        assert "pass (contested: reading 2 of 2)" in told.out
+
+
+def test_what_neither_reading_yields_is_invalid(onnxopt, written):
+    found, _ = outcomes(onnxopt, written, "neither", "first")
+    assert found["first"][0] == "invalid"

@@ -1,0 +1,79 @@
+"""Cancellation shows wherever terms lie: the design of the roundings that are put in."""
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.rounding.perturbations import (
+    DISTINCT_PLACES,
+    LEVELS,
+    RUNS,
+    roundings,
+)
+
+
+def columns(first, count):
+    return np.array([roundings(run, first, count) for run in range(RUNS)])
+
+
+@pytest.mark.parametrize("first", [0, 40_000, 123_456_789])
+def test_of_many_places_in_a_row_no_two_move_alike_in_all_runs(first):
+    found = columns(first, DISTINCT_PLACES)
+    assert len(np.unique(found, axis=1).T) == DISTINCT_PLACES
+    # Whatever differs at all differs by a quarter of a rounding.
+    assert np.diff(LEVELS) == pytest.approx(0.25)
+    assert (np.abs(found).max(axis=0) == 1).all()
+
+
+def test_places_farther_apart_move_alike_with_a_probability_below_1e_6():
+    # Only at multiples of this distance can they be alike.
+    assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
+    first = columns(0, 10_000)
+    shares = [
+        (columns(times * DISTINCT_PLACES, 10_000) == first).all(axis=0).mean()
+        for times in range(1, 200)
+    ]
+    assert np.mean(shares) / DISTINCT_PLACES < 1e-6
+
+
+@pytest.mark.parametrize("terms", [2, 3, 4, 6, 8, 16])
+def test_terms_that_cancel_are_seen_to_move_wherever_they_lie(terms):
+    random = np.random.default_rng(terms)
+    all_columns = columns(0, 500_000)
+    places = random.integers(0, all_columns.shape[1], (20_000, terms))
+    signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
+    moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
+    # A limit of 16 units is a rounding of each term at least; of half of them it is 16 and more.
+    assert moved.min() * 16 >= np.sqrt(terms)
+    assert np.median(moved) >= np.sqrt(terms)
+
+
+@pytest.mark.parametrize("ratio", [1, 10, 1000, 1e5])
+@pytest.mark.parametrize("shape", [(8, 16, 7, 7), (2, 35, 11), (1, 70, 35), (4, 3, 1)])
+def test_batch_normalization_folded_to_scale_and_shift_passes_in_every_element(shape, ratio):
+    random = np.random.default_rng(int(ratio) + shape[1])
+    draw = lambda *size: random.uniform(0.5, 2, size).astype(np.float32)  # noqa: E731
+    channels = shape[1]
+    inputs = {"x": (random.standard_normal(shape) + ratio).astype(np.float32)}
+    inputs |= {"scale": draw(channels), "bias": draw(channels) - np.float32(1)}
+    inputs |= {"mean": np.full(channels, ratio, np.float32), "var": draw(channels)}
+    node = helper.make_node("BatchNormalization", list(inputs), ["y"], epsilon=1e-5)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, 1, it.shape) for name, it in inputs.items()],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=10)
+    right = Branch(*condition(model, inputs)[0].right[0])
+    x, scale, bias, mean, variance = (
+        it if it.ndim > 1 else it.reshape(-1, *[1] * (len(shape) - 2)) for it in inputs.values()
+    )
+    factor = scale / np.sqrt(variance + np.float32(1e-5))
+    assert not right.wrong(x * factor + (bias - mean * factor)).any()
+    assert not right.wrong((x - mean) * factor + bias).any()
+    # What is off by ten times as much as that is not.
+    off = 20 * 2.0**-24 * np.abs(x * factor).max()
+    assert np.mean(right.wrong(right.expected + np.float32(10 * off))) > 0.95

@@ -1,0 +1,178 @@
+"""Determinants by elimination, reflections or cofactors pass at any rank, and wrong ones fail."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.oracle.condition_estimate import condition
+
+F = np.float32
+
+
+def eliminated(matrix, complete=False):
+    """LU with partial or complete pivoting, in the type of the matrix."""
+    a, count, found = matrix.copy(), len(matrix), matrix.dtype.type(1)
+    for place in range(count):
+        rest = np.abs(a[place:, place:])
+        if complete:
+            row, column = np.unravel_index(np.argmax(rest), rest.shape)
+        else:
+            row, column = int(np.argmax(rest[:, 0])), 0
+        for axis, other in ((0, place + row), (1, place + column)):
+            if other != place:
+                view = a if axis == 0 else a.T
+                view[[place, other]] = view[[other, place]]
+                found = -found
+        found = found * a[place, place]
+        if found == 0:
+            return found
+        factors = a[place + 1 :, place] / a[place, place]
+        a[place + 1 :, place:] -= np.outer(factors, a[place, place:])
+    return found
+
+
+def reflected(matrix):
+    """QR by Householder's reflections."""
+    a, sign = matrix.copy(), F(1)
+    for place in range(len(a) - 1):
+        mirror = a[place:, place].copy()
+        mirror[0] += np.copysign(np.sqrt((mirror * mirror).sum(dtype=F)), mirror[0])
+        length = (mirror * mirror).sum(dtype=F)
+        if length:
+            shares = (F(2) / length) * (mirror @ a[place:, place:])
+            a[place:, place:] -= np.outer(mirror, shares)
+            sign = -sign
+    return sign * np.multiply.reduce(np.diag(a))
+
+
+def expanded(matrix):
+    """Laplace's expansion by cofactors of the first row."""
+    if len(matrix) == 1:
+        return matrix[0, 0]
+    total = F(0)
+    for place, factor in enumerate(matrix[0]):
+        term = factor * expanded(np.delete(matrix[1:], place, 1))
+        total = total - term if place % 2 else total + term
+    return total
+
+
+def without_fractions(matrix):
+    """Bareiss' elimination, with pivots."""
+    a, before, sign = matrix.copy(), F(1), F(1)
+    for place in range(len(a) - 1):
+        row = place + int(np.argmax(np.abs(a[place:, place])))
+        if not a[row, place]:
+            return F(0)
+        if row != place:
+            a[[place, row]], sign = a[[row, place]], -sign
+        crossed = np.outer(a[place + 1 :, place], a[place, place + 1 :])
+        a[place + 1 :, place + 1 :] *= a[place, place]
+        a[place + 1 :, place + 1 :] -= crossed
+        a[place + 1 :, place + 1 :] /= before
+        before = a[place, place]
+    return sign * a[-1, -1]
+
+
+REFORMULATIONS = {
+    "partial pivots": eliminated,
+    "complete pivots": lambda it: eliminated(it, complete=True),
+    "by columns": lambda it: eliminated(it.T.copy()),
+    "in double": lambda it: F(eliminated(it.astype(np.float64))),
+    "LAPACK": np.linalg.det,
+    "reflections": reflected,
+    "cofactors": expanded,
+    "without fractions": without_fractions,
+}
+
+
+def of_rank(count, deficit, seed, whole=False):
+    random = np.random.default_rng(seed)
+    if whole:
+        rows = random.integers(-4, 5, (count - deficit, count))
+        return np.concatenate([rows, random.integers(-2, 3, (deficit, count - deficit)) @ rows])
+    left = random.standard_normal((count, count - deficit))
+    return left @ random.standard_normal((count - deficit, count)) if deficit else left
+
+
+def right_of(x):
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [helper.make_node("Det", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", element, x.shape)],
+        [helper.make_tensor_value_info("y", element, x.shape[:-2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    branch = None
+    for expected, limit in reversed(condition(model, {"x": x})[0].right):
+        branch = Branch(expected, limit, branch)
+    return branch
+
+
+def check_reformulations(x, forms=REFORMULATIONS):
+    right = right_of(x)
+    for name in forms:
+        found = np.array([REFORMULATIONS[name](it.astype(F)) for it in x])
+        assert not right.wrong(found.astype(x.dtype)).any(), name
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_right_forms_pass_at_any_rank(count, whole):
+    for deficit in range(count):
+        check_reformulations(np.array([of_rank(count, deficit, it, whole) for it in range(8)], F))
+
+
+@pytest.mark.parametrize("count", [7, 20])
+@pytest.mark.parametrize("deficit", [0, 1, 3, 5])
+def test_larger_matrices_pass_by_factorization(count, deficit):
+    x = np.array([of_rank(count, deficit, it) for it in range(4)], F)
+    check_reformulations(x, REFORMULATIONS.keys() - {"cofactors", "without fractions"})
+
+
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 2**31), st.floats(-3, 3))
+def test_scaled_matrices_pass(count, deficit, seed, power):
+    x = of_rank(count, min(deficit, count - 1), seed)
+    scales = 10.0 ** (power * np.linspace(-1, 1, count))
+    check_reformulations(
+        (scales[:, None] * x)[None].astype(F), {"partial pivots", "cofactors", "in double"}
+    )
+
+
+def test_scaled_matrices_of_full_rank_are_judged_as_strictly():
+    scales = np.array([1e-4, 1, 1e4])[:, None]
+    x = np.array([scales * of_rank(3, 0, it) * scales.T for it in range(30)], F)
+    exact = np.linalg.det(x.astype(np.float64))
+    assert right_of(x).wrong((exact * (1 + 1e-3)).astype(F)).mean() > 0.9
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_wrong_determinants_of_full_rank_fail(count):
+    x = np.array([of_rank(count, 0, it) for it in range(30)], F)
+    right = right_of(x)
+    exact = np.linalg.det(x.astype(np.float64))
+    scale = np.sqrt(np.mean(exact**2))
+    for wrong in (-exact, 0 * exact, exact * (1 + 1e-4), exact + 1e-4 * scale):
+        assert right.wrong(wrong.astype(F)).mean() > 0.9
+
+
+def test_a_determinant_of_low_rank_is_zero_to_its_scale():
+    x = np.array([of_rank(7, 3, it) for it in range(30)], F)
+    assert right_of(x).wrong(np.full(30, F(0.1))).mean() > 0.8
+    zeros = np.ones((1, 3, 3), F)
+    zeros[0, 1] = 0
+    assert not right_of(zeros).wrong(F([1e-8])).any()
+    assert right_of(zeros).wrong(F([1e-4])).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_types_are_as_strict(dtype):
+    x = np.array([of_rank(3, it % 3, it) for it in range(9)], dtype)
+    exact = np.linalg.det(x.astype(np.float64))
+    right = right_of(x)
+    assert not right.wrong(exact.astype(dtype)).any()
+    off = 100 * np.finfo(dtype).eps
+    assert right.wrong((exact * (1 + off)).astype(dtype))[::3].all()

@@ -1,0 +1,428 @@
+"""Convolutions and transforms by fast algorithms are right; wrong ones beside them are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from onnxopt_cli.oracle.condition_estimate import condition
+
+# Lavin and Gray 2016, section 4, and their wincnn: what transforms back, the kernel, the tile.
+F2 = (
+    [[1, 1, 1, 0], [0, 1, -1, -1]],
+    [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
+    [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+)
+F4 = (
+    [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+    [
+        [1 / 4, 0, 0],
+        [-1 / 6, -1 / 6, -1 / 6],
+        [-1 / 6, 1 / 6, -1 / 6],
+        [1 / 24, 1 / 12, 1 / 6],
+        [1 / 24, -1 / 12, 1 / 6],
+        [0, 0, 1],
+    ],
+    [
+        [4, 0, -5, 0, 1, 0],
+        [0, -4, -4, 1, 1, 0],
+        [0, 4, -4, -1, 1, 0],
+        [0, -2, -1, 2, 1, 0],
+        [0, 2, -1, -2, 1, 0],
+        [0, 4, 0, -5, 0, 1],
+    ],
+)
+F6 = (
+    [
+        [1, 1, 1, 1, 1, 32, 32, 0],
+        [0, 1, -1, 2, -2, 16, -16, 0],
+        [0, 1, 1, 4, 4, 8, 8, 0],
+        [0, 1, -1, 8, -8, 4, -4, 0],
+        [0, 1, 1, 16, 16, 2, 2, 0],
+        [0, 1, -1, 32, -32, 1, -1, 1],
+    ],
+    [
+        [1, 0, 0],
+        [-2 / 9, -2 / 9, -2 / 9],
+        [-2 / 9, 2 / 9, -2 / 9],
+        [1 / 90, 1 / 45, 2 / 45],
+        [1 / 90, -1 / 45, 2 / 45],
+        [1 / 45, 1 / 90, 1 / 180],
+        [1 / 45, -1 / 90, 1 / 180],
+        [0, 0, 1],
+    ],
+    [
+        [1, 0, -21 / 4, 0, 21 / 4, 0, -1, 0],
+        [0, 1, 1, -17 / 4, -17 / 4, 1, 1, 0],
+        [0, -1, 1, 17 / 4, -17 / 4, -1, 1, 0],
+        [0, 1 / 2, 1 / 4, -5 / 2, -5 / 4, 2, 1, 0],
+        [0, -1 / 2, 1 / 4, 5 / 2, -5 / 4, -2, 1, 0],
+        [0, 2, 4, -5 / 2, -5, 1 / 2, 1, 0],
+        [0, -2, 4, 5 / 2, -5, -1 / 2, 1, 0],
+        [0, -1, 0, 21 / 4, 0, -21 / 4, 0, 1],
+    ],
+)
+TILES = {"F(2, 3)": F2, "F(4, 3)": F4, "F(6, 3)": F6}
+
+
+def multiplied(matrix, array, axis):
+    """Multiply along an axis, term after term, in the array's type."""
+    moved = np.moveaxis(array, axis, 0)
+    rows = []
+    for row in np.asarray(matrix, array.dtype):
+        terms = [weight * part for weight, part in zip(row, moved, strict=True) if weight]
+        rows.append(sum(terms[1:], terms[0]))
+    return np.moveaxis(np.array(rows), 0, axis)
+
+
+def winograd(x, w, group, tile):
+    """Convolve padded images, or signals, with kernels of 3 elements along each axis."""
+    back, kernel, data = tile
+    kept, reach, axes = len(back), len(data), range(2, x.ndim)
+    sizes = [n - 2 for n in x.shape[2:]]
+    counts = [-(-n // kept) for n in sizes]
+    more = [(0, n * kept - size) for n, size in zip(counts, sizes, strict=True)]
+    x = np.pad(x, [(0, 0), (0, 0), *more])
+    for axis in axes:
+        w = multiplied(kernel, w, axis)
+    outputs = len(w) // group
+    y = np.zeros((len(x), len(w), *(n * kept for n in counts)), x.dtype)
+    for place in np.ndindex(*counts):
+        starts = [kept * at for at in place]
+        tiles = x[(..., *(slice(it, it + reach) for it in starts))]
+        for axis in axes:
+            tiles = multiplied(data, tiles, axis)
+        for to in range(len(w)):
+            first = to // outputs * w.shape[1]
+            product = tiles[:, first] * w[to, 0]
+            for channel in range(1, w.shape[1]):
+                product = product + tiles[:, first + channel] * w[to, channel]
+            for axis in axes:
+                product = multiplied(back, product, axis - 1)
+            y[(slice(None), to, *(slice(it, it + kept) for it in starts))] = product
+    return y[(..., *map(slice, sizes))]
+
+
+def by_fourier(x, w, group, power_of_two):
+    """Convolve padded images, whatever the kernels' size."""
+    axes = tuple(range(2, x.ndim))
+    sizes = x.shape[2:]
+    if power_of_two:
+        sizes = [1 << (n - 1).bit_length() for n in sizes]
+    spectrum, kernels = (np.fft.rfftn(it, sizes, axes) for it in (x, np.flip(w, axes)))
+    outputs = len(w) // group
+    found = []
+    for to in range(len(w)):
+        first = to // outputs * w.shape[1]
+        terms = spectrum[:, first : first + w.shape[1]] * kernels[to]
+        total = terms[:, 0]
+        for channel in range(1, w.shape[1]):
+            total = total + terms[:, channel]
+        found.append(np.fft.irfftn(total, sizes, tuple(range(1, x.ndim - 1))))
+    whole = np.stack(found, 1)
+    kept = zip(w.shape[2:], x.shape[2:], strict=True)
+    return whole[(..., *(slice(k - 1, n) for k, n in kept))].astype(x.dtype)
+
+
+def direct(x, w, group, places):
+    """Convolve padded images by adding up one place of the kernels after the other."""
+    sizes = [n - k + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
+    y = np.zeros((len(x), len(w), *sizes), x.dtype)
+    outputs = len(w) // group
+    for channel, *place in places:
+        part = x[(..., *(slice(at, at + n) for at, n in zip(place, sizes, strict=True)))]
+        for to in range(len(w)):
+            weight = w[(to, channel, *place)]
+            y[:, to] += weight * part[:, to // outputs * w.shape[1] + channel]
+    return y
+
+
+def orders(w):
+    """Two orders in which terms may be added up."""
+    places = list(np.ndindex(*w.shape[1:]))
+    return {"direct": places, "direct, backwards": places[::-1]}
+
+
+def model_of(operator, inputs, opset=22, **attributes):
+    def told(name, dtype, shape):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    node = helper.make_node(operator, list(inputs), ["y"], **attributes)
+    given = [told(name, it.dtype, it.shape) for name, it in inputs.items()]
+    dtype = next(iter(inputs.values())).dtype
+    graph = helper.make_graph([node], "g", given, [told("y", dtype, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def shares(model, inputs, value):
+    """Return what share of its limit each element is off; of several right values the least."""
+    (conditioned_output,) = condition(model, inputs)
+    assert not conditioned_output.reason, conditioned_output.reason
+    found = np.full(np.shape(value), np.inf)
+    wide = np.asarray(value)
+    for expected, limit in conditioned_output.right:
+        with np.errstate(all="ignore"):
+            share = np.abs(wide.astype(float) - expected.astype(float)) / limit
+        alike = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
+        share = np.where(alike, 0, np.where(np.isnan(share), np.inf, share))
+        found = np.minimum(found, share)
+    return found
+
+
+KINDS = {
+    "normal": lambda it: it,
+    "positive": lambda it: 1 + np.abs(it),
+    "far from zero": lambda it: 1000 + it,
+    "mostly zero": lambda it: np.where(np.abs(it) > 1.5, it, 0),
+    "an outlier": lambda it: np.where(it == it.max(), 1e5, it),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    channels=st.sampled_from([(1, 1), (3, 1), (4, 4), (12, 2), (32, 1)]),
+    size=st.tuples(st.integers(3, 14), st.integers(3, 14)),
+    dtype=st.sampled_from([np.float32, np.float32, np.float64]),
+    stride=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_no_right_convolution_is_rejected(kind, channels, size, dtype, stride, seed):
+    random = np.random.default_rng(seed)
+    count, group = channels
+    x = KINDS[kind](random.standard_normal((2, count, *size))).astype(dtype)
+    w = random.standard_normal((2 * group, count // group, 3, 3)).astype(dtype)
+    pads = random.integers(0, 3, 4).tolist()
+    attributes = {"pads": pads, "group": group, "strides": [stride, stride]}
+    inputs = {"x": x, "w": w}
+    model = model_of("Conv", inputs, **attributes)
+    padded = np.pad(x, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    found = {name: direct(padded, w, group, it) for name, it in orders(w).items()}
+    for power_of_two in (False, True):
+        found[f"Fourier, {power_of_two}"] = by_fourier(padded, w, group, power_of_two)
+    if stride == 1:
+        found |= {name: winograd(padded, w, group, it) for name, it in TILES.items()}
+    for name, value in found.items():
+        kept = value[:, :, ::stride, ::stride]
+        assert shares(model, inputs, kept).max() <= 1, name
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_a_winograd_convolution_of_an_image_is_right_and_ten_times_its_error_is_not(name):
+    random = np.random.default_rng(len(name))
+    x = random.standard_normal((1, 8, 18, 18)).astype(np.float32)
+    w = random.standard_normal((4, 8, 3, 3)).astype(np.float32)
+    inputs, padded = {"x": x, "w": w}, np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    model = model_of("Conv", inputs, pads=[1] * 4)
+    exact = direct(padded.astype(float), w.astype(float), 1, np.ndindex(8, 3, 3))
+    value = winograd(padded, w, 1, TILES[name])
+    assert shares(model, inputs, value).max() <= 1
+    largest = max(np.abs(winograd(padded, w, 1, it) - exact).max() for it in TILES.values())
+    assert (shares(model, inputs, exact + 10 * largest) > 1).mean() > 0.95
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_a_winograd_convolution_of_signals_or_volumes_is_right(tile):
+    random = np.random.default_rng(7)
+    x = random.standard_normal((2, 3, 25)).astype(np.float32)
+    w = random.standard_normal((4, 3, 3)).astype(np.float32)
+    value = winograd(x, w, 1, TILES[tile])
+    assert shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
+    # In space a kernel is a sum of planes.
+    x = random.standard_normal((1, 2, 4, 9, 10)).astype(np.float32)
+    w = random.standard_normal((3, 2, 3, 3, 3)).astype(np.float32)
+    value = np.zeros((1, 3, 2, 7, 8), np.float32)
+    for at in range(2):
+        for depth in range(3):
+            plane = winograd(x[:, :, at + depth], w[:, :, depth], 1, TILES[tile])
+            value[:, :, at] += plane
+    assert shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_a_transposed_convolution_by_winograd_is_right(tile):
+    random = np.random.default_rng(3)
+    x = random.standard_normal((1, 4, 9, 9)).astype(np.float32)
+    w = random.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    around = np.pad(x, [(0, 0), (0, 0), (2, 2), (2, 2)])
+    value = winograd(around, np.flip(w.swapaxes(0, 1), (2, 3)), 1, TILES[tile])
+    for cut in (0, 1):
+        model = model_of("ConvTranspose", {"x": x, "w": w}, pads=[cut] * 4)
+        kept = value[:, :, cut : 11 - cut, cut : 11 - cut]
+        assert shares(model, {"x": x, "w": w}, kept).max() <= 1
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("size", [3, 4, 6, 7])
+def test_tiles_larger_than_an_image_or_laid_after_a_crop_are_right(tile, size):
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        x = random.standard_normal((1, 3, size, size)).astype(np.float32)
+        w = random.standard_normal((3, 3, 3, 3)).astype(np.float32)
+        inputs, padded = {"x": x, "w": w}, np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+        value = winograd(padded, w, 1, TILES[tile])
+        assert shares(model_of("Conv", inputs, pads=[1] * 4), inputs, value).max() <= 1
+        value = winograd(padded, np.flip(w.swapaxes(0, 1), (2, 3)), 1, TILES[tile])
+        model = model_of("ConvTranspose", inputs, pads=[1] * 4)
+        assert shares(model, inputs, value).max() <= 1
+
+
+def test_tiles_of_numbers_with_few_digits_are_transformed_exactly():
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    w = np.ones((1, 1, 3, 3), np.float32)
+    rounded = np.nextafter(x, np.float32(np.inf))
+    # The same numbers with more digits have wider limits.
+    limits = [
+        condition(model_of("Conv", inputs), inputs)[0].right[0][1]
+        for inputs in ({"x": x, "w": w}, {"x": rounded, "w": w})
+    ]
+    assert (limits[1] > 1.1 * limits[0]).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_transposed_convolution_by_fourier_is_right(stride):
+    random = np.random.default_rng(5)
+    x = random.standard_normal((1, 4, 8, 8)).astype(np.float32)
+    w = random.standard_normal((4, 2, 5, 5)).astype(np.float32)
+    spread = np.zeros((1, 4, 8 * stride - stride + 1, 8 * stride - stride + 1), np.float32)
+    spread[:, :, ::stride, ::stride] = x
+    around = np.pad(spread, [(0, 0), (0, 0), (4, 4), (4, 4)])
+    value = by_fourier(around, np.flip(w.swapaxes(0, 1), (2, 3)), 1, True)
+    model = model_of("ConvTranspose", {"x": x, "w": w}, strides=[stride] * 2)
+    assert shares(model, {"x": x, "w": w}, value).max() <= 1
+
+
+def test_what_a_stride_leaves_out_is_mixed_all_the_same():
+    # What is large lies where no output is kept.
+    x = np.full((1, 1, 16, 16), 1e-3, np.float32)
+    x[:, :, 1::2, 1::2] = 1000 * np.random.default_rng(0).standard_normal((1, 1, 8, 8))
+    w = np.zeros((1, 1, 3, 3), np.float32)
+    w[0, 0, 0, 0], w[0, 0, 2, 2] = 0.3, 0.7
+    model = model_of("Conv", {"x": x, "w": w}, strides=[2, 2])
+    value = by_fourier(x, w, 1, True)[:, :, ::2, ::2]
+    assert shares(model, {"x": x, "w": w}, value).max() <= 1
+    assert shares(model, {"x": x, "w": w}, value + 1).min() > 1
+
+
+def test_dilated_and_large_kernels_by_fourier_are_right():
+    random = np.random.default_rng(11)
+    x = random.standard_normal((2, 3, 17, 19)).astype(np.float32)
+    w = random.standard_normal((4, 3, 5, 5)).astype(np.float32)
+    spread = np.zeros((4, 3, 9, 9), np.float32)
+    spread[:, :, ::2, ::2] = w
+    model = model_of("Conv", {"x": x, "w": w}, dilations=[2, 2])
+    assert shares(model, {"x": x, "w": w}, by_fourier(x, spread, 1, False)).max() <= 1
+    # Padding that is larger than the kernel.
+    model = model_of("Conv", {"x": x, "w": w}, pads=[7] * 4)
+    around = np.pad(x, [(0, 0), (0, 0), (7, 7), (7, 7)])
+    assert shares(model, {"x": x, "w": w}, by_fourier(around, w, 1, True)).max() <= 1
+
+
+def test_a_convolution_of_16_bits_is_computed_in_float32():
+    random = np.random.default_rng(2)
+    x = random.standard_normal((1, 4, 12, 12)).astype(np.float16)
+    w = random.standard_normal((2, 4, 3, 3)).astype(np.float16)
+    model = model_of("Conv", {"x": x, "w": w})
+    wide = winograd(x.astype(np.float32), w.astype(np.float32), 1, F4).astype(np.float16)
+    assert shares(model, {"x": x, "w": w}, wide).max() <= 1
+    assert shares(model, {"x": x, "w": w}, winograd(x, w, 1, F4)).max() > 1
+
+
+@pytest.mark.parametrize("count", [8, 17, 100, 1024])
+def test_a_transform_by_stages_or_by_sums_is_right(count):
+    random = np.random.default_rng(count)
+    for mean in (0, 100):
+        x = (mean + random.standard_normal((2, count, 1))).astype(np.float32)
+        inputs = {"x": x}
+        model = model_of("DFT", inputs, opset=19, axis=1)
+        fast = np.fft.fft(x[..., 0], axis=1).astype(np.complex64)
+        turns = np.outer(np.arange(count), np.arange(count)) % count / count
+        matrix = np.exp(-2j * np.pi * turns).astype(np.complex64)
+        slow = np.zeros((2, count), np.complex64)
+        for at in range(count):
+            slow += x[:, at] * matrix[at]
+        for found in (fast, slow):
+            value = np.stack([found.real, found.imag], -1)
+            assert shares(model, inputs, value).max() <= 1
+            wrong = value + np.float32(1e-4 * np.abs(value).max())
+            assert shares(model, inputs, wrong).min() > 1
+
+
+def test_a_frame_whose_length_is_a_power_of_two_needs_no_chirp():
+    x = np.random.default_rng(3).standard_normal((1, 256, 1)).astype(np.float32)
+    limits = {}
+    for length in (32, 31):
+        inputs = {"x": x, "step": np.array(length), "window": np.ones(length, np.float32)}
+        expected, limit = condition(model_of("STFT", inputs, opset=17), inputs)[0].right[0]
+        frame = x[0, :length, 0]
+        fast = np.fft.rfft(frame).astype(np.complex64)
+        turns = np.outer(np.arange(length // 2 + 1), np.arange(length)) % length / length
+        matrix = np.exp(-2j * np.pi * turns).astype(np.complex64)
+        slow = np.zeros(length // 2 + 1, np.complex64)
+        for at in range(length):
+            slow += matrix[:, at] * frame[at]
+        for found in (fast, slow):
+            value = np.stack([found.real, found.imag], -1)
+            assert (np.abs(value - expected[0, 0]) <= limit[0, 0]).all()
+        limits[length] = limit
+    assert np.median(limits[32]) < np.median(limits[31])
+    # An error of 1e-4 is seen wherever it is not lost beside the rest of its line.
+    assert (1e-4 * np.abs(expected) > limits[31]).mean() > 0.8
+
+
+def test_a_small_relative_error_of_a_plain_convolution_is_seen_in_nearly_all_elements():
+    x = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
+    w = np.ones((1, 1, 3, 3), np.float32)
+    for pads in ([0] * 4, [1] * 4):
+        padded = np.pad(x, [(0, 0), (0, 0), (pads[0],) * 2, (pads[1],) * 2])
+        right = direct(padded, w, 1, np.ndindex(1, 3, 3))
+        model = model_of("Conv", {"x": x, "w": w}, pads=pads)
+        wrong = right * np.float32(1 + 1e-5)
+        assert (shares(model, {"x": x, "w": w}, wrong) > 1).mean() >= 0.95
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_what_is_not_finite_may_spread_over_an_image_and_no_further(special):
+    random = np.random.default_rng(1)
+    x = random.standard_normal((2, 2, 12, 12)).astype(np.float32)
+    w = random.standard_normal((2, 1, 3, 3)).astype(np.float32)
+    x[0, 0, 3, 4] = special
+    model, inputs = model_of("Conv", {"x": x, "w": w}, group=2), {"x": x, "w": w}
+    with np.errstate(all="ignore"):
+        found = {name: winograd(x, w, 2, it) for name, it in TILES.items()}
+        found["Fourier"] = by_fourier(x, w, 2, True)
+        found["direct"] = direct(x, w, 2, np.ndindex(1, 3, 3))
+    for name, value in found.items():
+        assert shares(model, inputs, value).max() <= 1, name
+    plain = found["direct"]
+    # Finite where it must not be, elsewhere not finite, or off.
+    lost = np.where(np.isfinite(plain), plain, 0)
+    assert (shares(model, inputs, lost) > 1).sum() == 9
+    for place in ((0, 1), (1, 0)):
+        spread = plain.copy()
+        spread[place] = np.nan
+        assert (shares(model, inputs, spread) > 1).sum() == 100
+    assert shares(model, inputs, plain + 1)[np.isfinite(plain)].min() > 1
+
+
+def test_a_line_that_holds_an_infinity_is_not_finite():
+    x = np.random.default_rng(4).standard_normal((2, 9, 1)).astype(np.float32)
+    x[0, 3] = np.inf
+    model = model_of("DFT", {"x": x}, opset=19, axis=1)
+    exact = np.fft.fft(x[1:, :, 0]).astype(np.complex64)
+    value = np.full((2, 9, 2), np.nan, np.float32)
+    value[1:] = np.stack([exact.real, exact.imag], -1)
+    for special in (np.nan, np.inf, -np.inf):
+        value[0] = special
+        found = shares(model, {"x": x}, value)
+        assert found[1].max() <= 1
+        # What is NaN by the formula is no infinity.
+        assert np.isinf(special) or found[0].max() <= 1
+    value[0] = 0
+    # Imaginary parts add up zeros alone, at some places.
+    assert (shares(model, {"x": x}, value)[0, :, 0] > 1).all()

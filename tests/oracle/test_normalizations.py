@@ -1,0 +1,178 @@
+"""Right forms of normalizations pass at any ratio of mean to deviation, and wrong ones do not."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from normalizing_reformulations import APPLICATIONS, STATISTICS, F, one_pass
+from onnx import helper
+
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.oracle.condition_estimate import condition
+
+# Operator, version, attributes, and the axes that stay.
+OPERATORS = {
+    "instance": ("InstanceNormalization", 22, {}),
+    "batch": ("BatchNormalization", 15, {"training_mode": 1}),
+    "mean and variance": ("MeanVarianceNormalization", 13, {"axes": [0, 2]}),
+    "layer": ("LayerNormalization", 17, {}),
+    "group": ("GroupNormalization", 21, {"num_groups": 2}),
+    "group, a scale for each": ("GroupNormalization", 18, {"num_groups": 2}),
+}
+EPSILON = 1e-5
+# The published body of MeanVarianceNormalization adds it to the deviation.
+MVN_EPSILON = 1e-9
+
+
+class Case:
+    """A normalization of random numbers, and what is right of it."""
+
+    def __init__(self, kind, ratio, shape, dtype=np.float32, seed=0, affine=True):
+        self.kind, self.shape = kind, shape
+        random = np.random.default_rng(seed)
+        self.x = (random.standard_normal(shape) + ratio).astype(dtype)
+        operator, opset, attributes = OPERATORS[kind]
+        affine = affine and kind != "mean and variance"
+        count = {"layer": shape[2], "group, a scale for each": 2}.get(kind, shape[1])
+        self.scale = (random.uniform(0.5, 2, count) if affine else np.ones(count)).astype(dtype)
+        self.bias = (random.standard_normal(count) * affine).astype(dtype)
+        inputs = {"x": self.x}
+        if kind != "mean and variance":
+            inputs |= {"scale": self.scale, "bias": self.bias}
+        if kind == "batch":
+            inputs |= {name: np.ones(count, dtype) for name in ("mean", "var")}
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        outputs = ["y", "m", "v"][: 3 if kind == "batch" else 1]
+        graph = helper.make_graph(
+            [helper.make_node(operator, list(inputs), outputs, **attributes)],
+            "g",
+            [helper.make_tensor_value_info(name, element, it.shape) for name, it in inputs.items()],
+            [helper.make_tensor_value_info(name, element, None) for name in outputs],
+        )
+        imports = [helper.make_opsetid("", opset)]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        branch = None
+        for expected, limit in reversed(condition(model, inputs)[0].right):
+            branch = Branch(expected, limit, branch)
+        self.right = branch
+
+    def computed(self, statistics, application):
+        """Normalize in float32 and round to the type of the input."""
+        x, (batches, channels, length) = self.x.astype(F), self.shape
+        scale, bias = self.scale.astype(F), self.bias.astype(F)
+        across = self.kind in ("batch", "mean and variance")
+        groups = 2 if self.kind.startswith("group") else channels
+        if across:
+            rows = x.transpose(1, 0, 2).reshape(channels, -1)
+        else:
+            rows = x.reshape(batches * groups, -1)
+        mean, variance = statistics(rows)
+        if self.kind == "mean and variance":
+            variance = (np.sqrt(variance) + F(MVN_EPSILON)) ** 2
+        else:
+            variance = variance + F(EPSILON)
+        if across:
+            mean, variance = (it.reshape(1, channels, 1) for it in (mean, variance))
+        else:
+            repeats = channels // groups
+            mean, variance = (
+                np.repeat(it.reshape(batches, groups, 1), repeats, 1) for it in (mean, variance)
+            )
+        if self.kind == "layer":
+            shape = (1, 1, length)
+        else:
+            shape = (1, channels, 1)
+            scale, bias = (np.repeat(it, channels // it.size) for it in (scale, bias))
+        scale, bias = scale.reshape(shape), bias.reshape(shape)
+        return application(x, mean, variance, scale, bias).astype(self.x.dtype)
+
+    def forms(self):
+        for name, statistics in STATISTICS.items():
+            for how, application in APPLICATIONS.items():
+                yield f"{name}, {how}", self.computed(statistics, application)
+
+    def off(self, value):
+        difference = value.astype(np.float64) - self.right.expected.astype(np.float64)
+        return float(np.abs(difference).max())
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("ratio", [0, 0.7, 30, 1e4, 1e6])
+@pytest.mark.parametrize("length", [2, 3, 33])
+def test_right_forms_pass_at_any_ratio(kind, ratio, length):
+    for affine in (True, False):
+        case = Case(kind, ratio, (2, 4, length), seed=length, affine=affine)
+        for name, value in case.forms():
+            assert not case.right.wrong(value).any(), name
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("length", [2, 4, 7])
+@pytest.mark.parametrize("ratio", [5.6e5, 1e7])
+def test_right_forms_pass_where_elements_are_one_representable_value_apart(kind, length, ratio):
+    for seed in range(4):
+        case = Case(kind, ratio, (1, 2, length), seed=seed)
+        for name, value in case.forms():
+            assert not case.right.wrong(value).any(), name
+        not_a_number = np.full(case.x.shape, np.nan, F)
+        assert case.right.wrong(not_a_number).all()
+
+
+ratios = st.floats(-1, 7).map(lambda it: 10**it) | st.just(0.0)
+shapes = st.tuples(st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(2, 300))
+
+
+@pytest.mark.slow
+@given(st.sampled_from(sorted(OPERATORS)), ratios, shapes, st.integers(0, 2**31), st.booleans())
+def test_right_forms_of_any_shape_pass_at_any_ratio(kind, ratio, shape, seed, affine):
+    case = Case(kind, ratio, shape, seed=seed, affine=affine)
+    for name, value in case.forms():
+        assert not case.right.wrong(value).any(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("ratio", [0.3, 1e4, 1e6])
+def test_right_forms_of_long_rows_pass(kind, ratio):
+    case = Case(kind, ratio, (2, 4, 2000))
+    for name, value in case.forms():
+        assert not case.right.wrong(value).any(), name
+
+
+@pytest.mark.parametrize("ratio", [170, 1.3e4, 7.7e5])
+def test_what_is_ten_times_as_far_off_as_any_right_form_fails(ratio):
+    shares = []
+    for kind in OPERATORS:
+        for length in (16, 60, 500):
+            case = Case(kind, ratio, (2, 4, length))
+            largest = max(case.off(value) for _, value in case.forms())
+            expected = case.right.expected.astype(np.float64)
+            shares += [case.right.wrong(expected + it * 10 * largest).mean() for it in (1, -1)]
+    assert np.mean(shares) >= 0.95
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("ratio", [1000, 1e4, 1e5])
+def test_a_variance_by_one_pass_fails_where_it_cancels(kind, ratio):
+    case = Case(kind, ratio, (2, 4, 64))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = case.computed(one_pass, APPLICATIONS["quotient"])
+    assert case.right.wrong(value).mean() > 0.5
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize(("dtype", "ratio"), [(np.float16, 300), (ml_dtypes.bfloat16, 20)])
+@pytest.mark.parametrize("length", [5, 100])
+def test_of_16_bits_forms_in_float32_pass_and_those_far_off_fail(kind, dtype, ratio, length):
+    case = Case(kind, ratio, (2, 4, length), dtype)
+    values = dict(case.forms())
+    for name, value in values.items():
+        assert not case.right.wrong(value).any(), name
+    expected = case.right.expected.astype(np.float64)
+    for wrong in (-expected, expected / 2, np.full(expected.shape, np.nan)):
+        assert case.right.wrong(wrong.astype(dtype)).mean() > 0.9
+    # Few elements may all be rounded as the exact ones are.
+    least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
+    largest = max(least, *map(case.off, values.values()))
+    assert case.right.wrong(expected + 10 * largest).mean() >= 0.95

@@ -1,0 +1,190 @@
+"""Identities that keep absolute accuracy: right by their own roundings, and named in the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.rounding.operator_identities import IDENTITIES, identities
+
+DOCS = Path(__file__).parents[2] / "docs" / "conditioned.md"
+ABSOLUTE = "absolute accuracy only"
+
+
+def by_tanh(x):
+    half = x.dtype.type(0.5)
+    return np.tanh(x * half) * half + half
+
+
+def by_tanh_of_float32(x):
+    return by_tanh(x.astype(np.float32)).astype(x.dtype)
+
+
+def exact(x):
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+def logistic(*nodes, dtype=np.float32, opset=24):
+    """A model that yields y from x, by nodes of (operator, inputs, output, attributes)."""
+    made = [helper.make_node(op, taken, [name], **rest) for op, taken, name, rest in nodes]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    x, y = (helper.make_tensor_value_info(name, kind, ["N"]) for name in "xy")
+    graph = helper.make_graph(made, "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def allowed(right, value):
+    """Tell of each element whether it is right."""
+    found = np.zeros(np.shape(value), bool)
+    for expected, limit in right:
+        wide = expected.astype(np.float64)
+        found |= (np.abs(np.asarray(value, np.float64) - wide) <= limit) | (value == expected)
+    return found
+
+
+SIGMOID = ("Sigmoid", ["x"], "y", {})
+# What contains a sigmoid, and what it makes of x.
+MODELS = {
+    "alone": ([SIGMOID], lambda x, sigma: sigma(x)),
+    "Swish": ([("Swish", ["x"], "y", {"alpha": 1.0})], lambda x, sigma: x * sigma(x)),
+    "in two nodes": (
+        [("Sigmoid", ["x"], "s", {}), ("Mul", ["x", "s"], "y", {})],
+        lambda x, sigma: x * sigma(x),
+    ),
+    "times its complement": (
+        [
+            ("Sigmoid", ["x"], "s", {}),
+            ("Neg", ["x"], "n", {}),
+            ("Sigmoid", ["n"], "o", {}),
+            ("Mul", ["s", "o"], "y", {}),
+        ],
+        lambda x, sigma: sigma(x) * sigma(-x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(
+    scale=st.sampled_from([0.01, 1, 8, 30, 200]),
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 99),
+)
+def test_a_sigmoid_by_tanh_is_right_at_all_sizes(name, scale, seed, count):
+    nodes, function = MODELS[name]
+    x = np.random.default_rng(seed).uniform(-scale, scale, count).astype(np.float32)
+    (conditioned_output,) = condition(logistic(*nodes), {"x": x})
+    right = conditioned_output.reformulated or conditioned_output.right
+    assert allowed(right, function(x, by_tanh)).all()
+    # Without the identity the formula's accuracy is asked for, in the tail as well.
+    assert allowed(
+        conditioned_output.right, function(x.astype(float), exact).astype(np.float32)
+    ).all()
+    wrong = function(x.astype(float), exact) * (1 + 1e-5)
+    assert not allowed(right, wrong.astype(np.float32))[
+        (np.abs(x) < 1.5) & (np.abs(x) > 1e-3)
+    ].any()
+
+
+def test_the_tail_of_an_identity_is_no_excuse_for_more_than_its_roundings():
+    x = np.float32([-20, -9, -6])
+    (conditioned_output,) = condition(logistic(SIGMOID), {"x": x})
+    assert not allowed(conditioned_output.right, by_tanh(x)).any()
+    assert allowed(conditioned_output.reformulated, by_tanh(x)).all()
+    # As far off as some polynomials are.
+    assert not allowed(conditioned_output.reformulated, exact(x) + 1.5e-6).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_of_other_types_too_and_16_bits_are_computed_in_float32(dtype):
+    x = np.linspace(-20, 12, 65).astype(dtype)
+    model = logistic(SIGMOID, dtype=dtype)
+    (conditioned_output,) = condition(model, {"x": x})
+    right = conditioned_output.reformulated
+    if dtype is np.float64:
+        assert allowed(right, by_tanh(x)).all()
+        assert not allowed(right, by_tanh_of_float32(x)).all()
+    else:
+        assert allowed(right, by_tanh_of_float32(x)).all()
+        # Computed in 16 bits, nothing is left of the tail.
+        assert not allowed(right, by_tanh(x)).all()
+
+
+def test_other_operators_are_held_to_what_they_were():
+    x = np.linspace(-4, 4, 33, dtype=np.float32)
+    for name in ("Tanh", "Erf", "HardSigmoid", "Softplus", "Exp"):
+        (conditioned_output,) = condition(logistic((name, ["x"], "y", {})), {"x": x})
+        assert conditioned_output.reformulated == ()
+    # Erf by a polynomial that is right to 2e-6 of its range.
+    (conditioned_output,) = condition(logistic(("Erf", ["x"], "y", {})), {"x": x})
+    assert not allowed(
+        conditioned_output.right, np.float32(conditioned_output.right[0][0] + 2e-6)
+    ).any()
+
+
+def test_each_entry_is_an_identity_and_stands_in_the_document():
+    text = DOCS.read_text()
+    for entry in IDENTITIES:
+        assert entry.reason
+        assert entry.sources
+        for told in (entry.formula, *(source.partition(": ")[0] for source in entry.sources)):
+            assert told in text
+        assert all(f"`{name}`" in text for name in (entry.operator, *entry.within))
+        function = identities()[entry.operator]
+        assert {node.op_type for node in function.node}.isdisjoint(identities())
+
+
+@pytest.fixture
+def stored(workplace):
+    """Write a model with its data as a directory, and return its path."""
+
+    def write(nodes, function):
+        x = np.linspace(-8, 8, 33, dtype=np.float32)
+        y = function(x.astype(float), exact).astype(np.float32)
+        folder = workplace / "test_logistic"
+        data = folder / "test_data_set_0"
+        data.mkdir(parents=True)
+        onnx.save(logistic(*nodes), folder / "model.onnx")
+        for name, array in (("input", x), ("output", y)):
+            tensor = numpy_helper.from_array(array, "x" if name == "input" else "y")
+            (data / f"{name}_0.pb").write_bytes(tensor.SerializeToString())
+        return folder
+
+    return write
+
+
+BACKEND = """
+import numpy as np
+
+class ByTanh:
+    off = 0.0
+
+    def run(self, model, inputs):
+        x, half = inputs["x"], np.float32(0.5)
+        s = np.tanh(x * half) * half + half
+        y = s if len(model.graph.node) == 1 and model.graph.node[0].op_type == "Sigmoid" else x * s
+        return [(y * np.float32(1 + self.off)).astype(np.float32)]
+
+class Off(ByTanh):
+    off = 1e-5
+"""
+
+
+@pytest.mark.parametrize("name", ["alone", "in two nodes"])
+def test_a_run_says_that_a_result_has_absolute_accuracy_only(name, stored, workplace, onnxopt):
+    (workplace / "backend.py").write_text(BACKEND)
+    folder, backend = stored(*MODELS[name]).name, "python:backend.py"
+    answer = onnxopt("run", folder, "-b", f"{backend}:ByTanh", "--report", "markdown=out.md")
+    assert answer.code == 0
+    assert f"passes 1 with {ABSOLUTE}" in answer.out
+    accuracy = (workplace / "out.md").read_text().partition("Accuracy")[2]
+    assert f"y, {ABSOLUTE}" in accuracy
+    assert onnxopt("run", folder, "-b", f"{backend}:Off", "--no-explain").code == 1
+    assert ABSOLUTE not in onnxopt("run", folder, "-b", "onnx-reference").out

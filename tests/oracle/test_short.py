@@ -1,0 +1,164 @@
+"""Models of 16 bits: their sums are added up in float32, whatever onnx's reference does."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.tolerance import (
+    Branch,
+    ErrorBound,
+    Provenance,
+)
+from onnxopt_cli.oracle.condition_estimate import UNITS, condition
+
+HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+
+
+def judge(inputs, values, *nodes, opset=23):
+    """Return how many elements of some values are wrong as what a chain of nodes yields."""
+    dtype = next(iter(inputs.values())).dtype
+    kind = helper.np_dtype_to_tensor_dtype(dtype)
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(it.dtype), it.shape)
+        for name, it in inputs.items()
+    ]
+    made, taken = [], list(inputs)
+    for place, (name, attributes) in enumerate(nodes):
+        made.append(helper.make_node(name, taken, [f"t{place}"], **attributes))
+        taken = [f"t{place}"]
+    output = helper.make_tensor_value_info(taken[0], kind, None)
+    graph = helper.make_graph(made, "g", infos, [output])
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    (found,) = condition(model, inputs)
+    assert found.right, found.reason
+    branch = None
+    for expected, limit in reversed(found.right):
+        branch = Branch(expected, limit, branch)
+    error_bound = ErrorBound(branch.at, UNITS, Provenance.CONDITIONED)
+    value = np.reshape(values, branch.expected.shape).astype(branch.expected.dtype)
+    (diff,) = compare_outputs({"y": branch.expected}, [value], lambda _: error_bound)
+    return diff.mismatches
+
+
+def h(*numbers, dtype=HALF):
+    return np.array(numbers, dtype)
+
+
+AXES = {"keepdims": 1}
+# What overflows or is zero in float16: the operator, its inputs, what is right, what is not.
+NO_EVIDENCE = {
+    "LayerNormalization": (
+        [("LayerNormalization", {})],
+        {"x": h([600, -400]), "s": h(1, 1)},
+        [1, -1],
+        [0, -0.0],
+    ),
+    "RMSNormalization": (
+        [("RMSNormalization", {})],
+        {"x": h([600, -600]), "s": h(1, 1)},
+        [1, -1],
+        [0, -0.0],
+    ),
+    "InstanceNormalization": (
+        [("InstanceNormalization", {})],
+        {"x": h([[600, -400]]), "s": h(1), "b": h(0)},
+        [1, -1],
+        [0, -0.0],
+    ),
+    "LpNormalization": ([("LpNormalization", {})], {"x": h(300, 400)}, [0.6, 0.8], [0, 0]),
+    "LpNormalization of small numbers": (
+        [("LpNormalization", {})],
+        {"x": h(1e-4, 1e-4)},
+        [0.7071, 0.7071],
+        [np.inf, np.inf],
+    ),
+    "ReduceL2": ([("ReduceL2", AXES)], {"x": h(300, 400)}, 500, np.inf),
+    "ReduceL2 of small numbers": ([("ReduceL2", AXES)], {"x": h(3e-4, 4e-4)}, 5e-4, 0),
+    "ReduceMean": ([("ReduceMean", AXES)], {"x": h(6e4, 6e4, 5e4, 4e4)}, 52500, np.inf),
+    "ReduceSum": ([("ReduceSum", AXES)], {"x": h(6e4, 6e4, -6e4)}, 6e4, np.inf),
+    "ReduceProd": ([("ReduceProd", AXES)], {"x": h(300, 300, 0.01)}, 900, np.inf),
+    "ReduceLogSumExp": ([("ReduceLogSumExp", AXES)], {"x": h(12, 12)}, 12.693, np.inf),
+    "ReduceLogSum": ([("ReduceLogSum", AXES)], {"x": h(6e4, 6e4)}, 11.695, np.inf),
+    "MatMul": (
+        [("MatMul", {})],
+        {"x": h([300, 300]), "w": np.array([[300], [-300]], HALF)},
+        0,
+        np.nan,
+    ),
+    "GlobalAveragePool": ([("GlobalAveragePool", {})], {"x": h([[6e4, 5e4]])}, 55000, np.inf),
+    "Sum": ([("Sum", {})], {"x": h(6e4), "y": h(6e4), "z": h(-6e4)}, 6e4, np.inf),
+    "in a graph": (
+        [("ReduceMean", AXES), ("Neg", {})],
+        {"x": h(6e4, 6e4, 5e4, 4e4)},
+        -52500,
+        -np.inf,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_EVIDENCE)
+def test_what_overflows_or_vanishes_in_16_bits_is_wrong(name):
+    nodes, inputs, right, wrong = NO_EVIDENCE[name]
+    assert judge(inputs, right, *nodes) == 0
+    assert judge(inputs, wrong, *nodes) == np.size(wrong)
+
+
+def test_what_is_itself_too_large_is_infinite():
+    assert judge({"x": h(12, 1)}, [np.inf, np.e], ("Exp", {})) == 0
+    assert judge({"x": h(6e4, 6e4)}, [np.inf], ("ReduceSum", AXES)) == 0
+    # An intermediate result of the model has the model's own type.
+    squared = [("Exp", {}), ("ReduceSum", AXES), ("Log", {})]
+    assert judge({"x": h(12, 12)}, [np.inf], *squared) == 0
+    assert judge({"x": h(12, 12)}, [12.693], *squared) == 0
+
+
+def normalized(x):
+    x = x.astype(np.float64)
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+FAR_RESULTS = {
+    "LayerNormalization": lambda x: {"x": x, "s": np.ones(x.shape[-1], x.dtype)},
+    "InstanceNormalization": lambda x: {
+        "x": x[None],
+        "s": np.ones(len(x), x.dtype),
+        "b": np.zeros(len(x), x.dtype),
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
+@pytest.mark.parametrize("name", FAR_RESULTS)
+def test_small_differences_beside_a_large_mean_are_judged(name, dtype):
+    random = np.random.default_rng(3)
+    x = (100 + random.standard_normal((3, 16))).astype(dtype)
+    inputs, right = FAR_RESULTS[name](x), normalized(x)
+    assert judge(inputs, right, (name, {})) == 0
+    for wrong in (right / 2, -right, right * np.nan):
+        assert judge(inputs, wrong, (name, {})) >= 0.9 * right.size
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("ReduceSum", np.sum),
+        ("ReduceMean", np.mean),
+        ("ReduceL1", lambda x, **how: np.sum(np.abs(x), **how)),
+        ("ReduceL2", lambda x, **how: np.sqrt(np.sum(x * x, **how))),
+        ("ReduceSumSquare", lambda x, **how: np.sum(x * x, **how)),
+    ],
+)
+def test_reductions_are_judged_by_float32(name, compute, dtype):
+    random = np.random.default_rng(4)
+    x = random.standard_normal((20, 50)).astype(dtype)
+    right = compute(x.astype(np.float32), axis=1, keepdims=True).astype(np.float64)
+    attributes = {"axes": [1], "keepdims": 1}
+    opset = 11
+    assert judge({"x": x}, right, (name, attributes), opset=opset) == 0
+    ten = 10 * float(ml_dtypes.finfo(dtype).eps) / 2
+    for wrong in (right * (1 + ten), right / 2, -right, right * np.nan):
+        assert judge({"x": x}, wrong, (name, attributes), opset=opset) == right.size

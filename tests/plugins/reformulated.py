@@ -1,0 +1,209 @@
+"""Adam as public libraries write it: right, and with NaN where they subtract infinity from itself.
+
+Epsilon is added where ONNX adds it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx.numpy_helper import to_array
+
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.registry import operator_named
+
+_BETWEEN = {
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Identity": np.copy,
+    "Transpose": np.transpose,
+    "Reshape": np.reshape,
+}
+
+
+class _Adam:
+    """Computes each tensor in its own type; what comes from R and T in double."""
+
+    def run(self, model, inputs):
+        if len(model.graph.node) == 1:
+            results = self.optimized(sole_call(model, inputs))
+            named = dict(zip(model.graph.node[0].output, results, strict=True))
+            return [named[value.name] for value in model.graph.output]
+        known = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
+        for node in model.graph.node:
+            taken = [known[name] for name in node.input]
+            if node.op_type in _BETWEEN:
+                results = [_BETWEEN[node.op_type](*taken)]
+            else:
+                operator = operator_named(node.op_type)
+                call = bind(operator, taken, node_attributes(operator, node), len(node.output))
+                results = self.optimized(call)
+            known |= dict(zip(node.output, results, strict=True))
+        return [known[value.name] for value in model.graph.output]
+
+    def optimized(self, call):
+        R, T = (scalar.reshape(()).item() for scalar in call.scalars)
+        with np.errstate(all="ignore"):
+            results = [self.step(R, T, *group, **call.attributes) for group in call.groups]
+            return [
+                np.broadcast_to(output, group[0].shape).astype(like.dtype)
+                for place, column in enumerate(zip(*results, strict=True))
+                for output, group in zip(column, call.groups, strict=True)
+                for like in [group[0] if place == 0 else group[place + 1]]
+            ]
+
+    def step(self, R, T, X, G, V, H, *, alpha, beta, epsilon, norm_coefficient, **post):
+        G = norm_coefficient * X + G
+        V, H = self.averages(G, V, H, alpha, beta)
+        rate = R * np.sqrt(self.rest(beta, T)) / self.rest(alpha, T) if T > 0 else R
+        return self.decayed(self.moved(X, rate, V, np.sqrt(H) + epsilon), **post), V, H
+
+    def rest(self, decay, T):
+        return 1 - np.power(decay, T)
+
+    def averages(self, G, V, H, alpha, beta):
+        return alpha * V + (1 - alpha) * G, beta * H + (1 - beta) * (G * G)
+
+    def moved(self, X, rate, V, root):
+        return X - rate * V / root
+
+    def decayed(self, X, norm_coefficient_post):
+        return (1 - norm_coefficient_post) * X
+
+
+class PyTorch(_Adam):
+    """``exp_avg.lerp_``, ``exp_avg_sq.addcmul_``, ``param.addcdiv_``."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return lerp(V, G, 1 - alpha), beta * H + (1 - beta) * G * G
+
+    def moved(self, X, rate, V, root):
+        return X + -rate * V / root
+
+
+class PyTorchWithTensorRates(PyTorch):
+    """As PyTorch does where rates are tensors."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return lerp(V, G, 1 - alpha), lerp(H, G * G, 1 - beta)
+
+    def moved(self, X, rate, V, root):
+        return X + V / (root / -rate)
+
+
+class TensorFlow(_Adam):
+    """``m += (g - m) * (1 - beta1)``."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
+
+
+class TensorFlowBesideInfinity(_Adam):
+    """As TensorFlow where it makes a difference that no rounding explains."""
+
+    def averages(self, G, V, H, alpha, beta):
+        pairs = zip(
+            super().averages(G, V, H, alpha, beta),
+            TensorFlow.averages(self, G, V, H, alpha, beta),
+            ((V, G), (H, G)),
+            strict=True,
+        )
+        return [
+            np.where(np.isinf(old) | np.isinf(new), moved, plain)
+            for plain, moved, (old, new) in pairs
+        ]
+
+
+class Keras(TensorFlow):
+    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if not nearly all."""
+
+    def decayed(self, X, norm_coefficient_post):
+        if abs(1 - norm_coefficient_post) < 0.5:
+            return super().decayed(X, norm_coefficient_post)
+        return X - X * norm_coefficient_post
+
+
+class Logarithmic(_Adam):
+    """``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
+
+    def rest(self, decay, T):
+        return -np.expm1(T * np.log(decay)) if decay > 0 else super().rest(decay, T)
+
+
+class Fused(_Adam):
+    """``fma(-p, x, x)``, and the averages in the same way."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return (
+            fused(1 - alpha, G, fused(-(1 - alpha), V, V)),
+            fused(1 - beta, G * G, fused(-(1 - beta), H, H)),
+        )
+
+    def decayed(self, X, norm_coefficient_post):
+        return fused(-norm_coefficient_post, X, X)
+
+
+def fused(a, b, c):
+    """a * b + c, rounded once."""
+    b, c = np.broadcast_arrays(b, c)
+    dtype = np.result_type(b, c)
+    if dtype == np.float32:
+        return np.asarray(np.float64(a) * b + c, dtype)
+    sums = [_exact(a, *pair) for pair in zip(b.ravel(), c.ravel(), strict=True)]
+    return np.array(sums, dtype).reshape(b.shape)
+
+
+def _exact(a, b, c):
+    if not (math.isfinite(b) and math.isfinite(c)):
+        return a * b + c
+    # Python rounds the quotient of integers once. Fractions would be reduced first, for long.
+    (one, by), (two, over), (more, under) = (float(it).as_integer_ratio() for it in (a, b, c))
+    return (one * two * under + more * by * over) / (by * over * under)
+
+
+def lerp(start, end, weight):
+    """As in ATen/native/Lerp.h."""
+    if abs(weight) < 0.5:
+        return start + weight * (end - start)
+    return end - (end - start) * (1 - weight)
+
+
+class ForgetsSmall(_Adam):
+    """Averages without the gradient, whatever the states are."""
+
+    def averages(self, G, V, H, alpha, beta):
+        return super().averages(G * 0, V, H, alpha, beta)
+
+
+class AlwaysNan(_Adam):
+    """NaN for every new parameter."""
+
+    def decayed(self, X, norm_coefficient_post):
+        return X * np.nan
+
+
+class NanForInfinity(_Adam):
+    """NaN in every element of every tensor that has an infinite one."""
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        infinite = any(np.isinf(value).any() for value in inputs.values())
+        return [output * np.nan if infinite else output for output in outputs]
+
+
+class NanForInfiniteGradient(_Adam):
+    """NaN in V where the gradient is infinite, which no right form yields."""
+
+    def averages(self, G, V, H, alpha, beta):
+        V, H = super().averages(G, V, H, alpha, beta)
+        return np.where(np.isinf(G), np.nan, V), H
+
+
+class ZeroForInfinity(_Adam):
+    """Zero in place of what is infinite."""
+
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        return [np.where(np.isinf(output), 0, output).astype(output.dtype) for output in outputs]

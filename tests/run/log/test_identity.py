@@ -1,0 +1,250 @@
+"""A log goes on, and shards join, only for what was tested: files, backends, suites."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from demo import records
+from forked import run_command
+from onnx import TensorProto, helper
+from places import REPOSITORY
+
+pytestmark = pytest.mark.slow
+
+FIVE = np.array([5.0, 6.0], np.float32)
+YAML = """\
+onnxopt: 1
+suite: named
+cases:
+  - name: {name}
+    model: m{name}.onnx
+    inputs: {{x: {{file: x.npy}}}}
+    outputs: {{y: {{file: y.npy}}}}
+"""
+PLUGIN = """\
+import helper
+from package import part
+
+
+class Backend:
+    def run(self, model, inputs):
+        return [inputs["x"] + helper.ONE * part.ONE]
+"""
+EXEC = "tests/plugins/exec/command.py"
+
+
+def write_model(path, amount=None):
+    """Write x + 1; with an amount, where that one is external data."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    if amount is not None:
+        one.ClearField("float_data")
+        one.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": "one.bin", "length": "4"}.items():
+            one.external_data.add(key=key, value=value)
+        (path.parent / "one.bin").write_bytes(np.float32(amount).tobytes())
+    node = helper.make_node("Add", ["x", "one"], ["y"])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [one])
+    opset = [helper.make_opsetid("", 18)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opset).SerializeToString())
+
+
+def write_place(folder):
+    """Write cases of every kind that read files, and a plugin of three files."""
+    for name in "ab":
+        (folder / f"{name}.yaml").write_text(YAML.format(name=name))
+        write_model(folder / f"m{name}.onnx", 1.0 if name == "b" else None)
+    np.save(folder / "x.npy", FIVE)
+    np.save(folder / "y.npy", FIVE + 1)
+    data = folder / "node" / "test_add" / "test_data_set_0"
+    data.mkdir(parents=True)
+    write_model(data.parent / "model.onnx", 1.0)
+    for name, value in (("input_0", FIVE), ("output_0", FIVE + 1)):
+        (data / f"{name}.pb").write_bytes(onnx.numpy_helper.from_array(value).SerializeToString())
+    (folder / "plugin.py").write_text(PLUGIN)
+    (folder / "helper.py").write_text("ONE = 1\n")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "part.py").write_text("ONE = 1\n")
+
+
+@pytest.fixture
+def place(workplace):
+    write_place(workplace)
+    return workplace
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A place with the log of a run, and of the first half of one."""
+    folder = tmp_path_factory.mktemp("tested")
+    write_place(folder)
+    for name, arguments in (("", ARGUMENTS), ("light-", LIGHT)):
+        log, first = ("--log", f"{name}run.jsonl"), ("--log", f"{name}1.jsonl")
+        for options in (log, ("--shard", "1/2", *first)):
+            run_command(*arguments, "-j", "1", *options, cwd=folder).check_returncode()
+    return folder
+
+
+@pytest.fixture
+def again(tested, workplace):
+    """Another such place."""
+    shutil.copytree(tested, workplace, dirs_exist_ok=True)
+    return workplace
+
+
+FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
+ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
+# Where nothing is asked of the plugin, no process is started for it.
+LIGHT = (*FILES, "-b", "onnx-reference", "--isolation", "none")
+
+
+def interrupt(path):
+    """Let a log end as that of a run that was killed before the last case."""
+    lines = path.read_text().splitlines(keepends=True)
+    ends = [number for number, line in enumerate(lines) if line.startswith('{"record":"end"')]
+    path.write_text("".join(lines[: ends[-1]]))
+
+
+def change(path):
+    """Change a file so that nothing but its content tells."""
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+CHANGES = {
+    "a case file": ("a.yaml", lambda path: path.write_text(f"{path.read_text()}# \n")),
+    "an array": ("x.npy", change),
+    "an expected array": ("y.npy", change),
+    "a model": ("ma.onnx", lambda path: write_model(path, 2.0)),
+    "external data": ("one.bin", change),
+    "a directory's model": ("node/test_add/model.onnx", write_model),
+    "a directory's external data": ("node/test_add/one.bin", change),
+    "a directory's input": ("node/test_add/test_data_set_0/input_0.pb", change),
+    "a directory's output": ("node/test_add/test_data_set_0/output_0.pb", change),
+    "a directory's tolerance": (
+        "node/test_add/data.json",
+        lambda path: path.write_text('{"rtol": 1.0}'),
+    ),
+    "the plugin": ("plugin.py", lambda path: path.write_text(f"{PLUGIN}\n# 2")),
+    "what it imports": ("helper.py", lambda path: path.write_text("ONE = 2\n")),
+    "a package that it imports": ("package/part.py", lambda path: path.write_text("ONE = 2\n")),
+}
+
+
+def of_what(name):
+    """Return what to run, and how its logs begin, to see that a file has changed."""
+    return (ARGUMENTS, "") if name.endswith(".py") else (LIGHT, "light-")
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_log_of_other_files_is_not_resumed(again, onnxopt, what, finished):
+    name, alter = CHANGES[what]
+    arguments, kind = of_what(name)
+    log = again / f"{kind}run.jsonl"
+    if not finished:
+        interrupt(log)
+    before = log.read_bytes()
+    alter(again / name)
+    answer = onnxopt(*arguments, "--resume", log)
+    assert answer.code == 2
+    assert f"the content of {name}" in answer.err
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["an array", "the plugin", "a directory's output"])
+def test_shards_of_other_files_are_not_merged(again, onnxopt, what):
+    name, alter = CHANGES[what]
+    arguments, kind = of_what(name)
+    alter(again / name)
+    onnxopt(*arguments, "--shard", "2/2", "--log", "2.jsonl")
+    answer = onnxopt("report", "merge", f"{kind}1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    assert answer.code == 2
+    assert f"the content of {name}" in answer.err
+    assert not (again / "all.jsonl").exists()
+
+
+def test_files_that_were_only_touched_or_moved_are_the_same(tested, again, onnxopt):
+    for name, _ in CHANGES.values():
+        if (again / name).exists():
+            (again / name).touch()
+    (again / "notes.txt").write_text("no case\n")
+    assert tested != again
+    assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
+
+
+def test_cases_that_are_not_selected_may_change(place, onnxopt):
+    arguments = [*LIGHT, "-k", "named/a/a"]
+    assert onnxopt(*arguments, "--log", "run.jsonl").code == 0
+    change(place / "one.bin")
+    assert onnxopt(*arguments, "--resume", "run.jsonl").code == 0
+
+
+@pytest.mark.parametrize("name", ["program", "config.json"])
+def test_a_command_is_its_program_and_its_files(place, onnxopt, name):
+    program = place / "program"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {REPOSITORY / EXEC} well\n")
+    program.chmod(0o755)
+    (place / "config.json").write_text("{}")
+    arguments = ["run", "a.yaml", "-b", "exec:./program --config=config.json", "--no-explain"]
+    onnxopt(*arguments, "--log", "run.jsonl")
+    (place / name).write_text((place / name).read_text() + "\n")
+    answer = onnxopt(*arguments, "--resume", "run.jsonl")
+    assert (answer.code, f"the content of {name}" in answer.err) == (2, True)
+
+
+MEDDLER = """\
+import numpy as np
+
+class Backend:
+    def run(self, model, inputs):
+        {change}
+        return [inputs["x"] + 1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("np.save('y.npy', np.float32([9, 9]))", "y.npy"),
+        ("open('node/test_add/data.json', 'w').write('{\"rtol\": 9.0}')", "data.json"),
+        ("open('plugin.py', 'a').write('#')", "plugin.py"),
+    ],
+)
+def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, change, named):
+    (place / "plugin.py").write_text(MEDDLER.format(change=change))
+    answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
+    assert answer.code == 2
+    assert "changed while the run went on" in answer.out
+    assert named in answer.out
+    (place / "plugin.py").write_text(MEDDLER.format(change=change))
+    assert onnxopt(*ARGUMENTS, "-j", "1", "--resume", "run.jsonl").code == 2
+
+
+def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxopt):
+    early = "np.save('y.npy', np.float32([9, 9]))\n\nclass"
+    plugin = MEDDLER.format(change="").replace("class", early).replace("] + 1", "] * 0 + 9")
+    (place / "plugin.py").write_text(plugin)
+    answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
+    assert (answer.code, "y.npy: changed while the run" in answer.out) == (2, True)
+
+
+def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.run.log.log_contents._MOST_NAMED", 6)
+    onnxopt(*LIGHT, "--log", "run.jsonl")
+    files = records(place / "run.jsonl")[0]["contents"]["files"]
+    assert "node/test_add/test_data_set_0" in files
+    change(place / "node/test_add/test_data_set_0/output_0.pb")
+    answer = onnxopt(*LIGHT, "--resume", "run.jsonl")
+    assert (answer.code, "the content of node/test_add/test_data_set_0" in answer.err) == (2, True)
+
+
+def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.run.log.log_contents._look", None)
+    assert onnxopt(*LIGHT).code == 0

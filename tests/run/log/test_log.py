@@ -1,0 +1,277 @@
+"""The log of a run: what is in it, and what becomes of one that is not whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from demo import NAMES, backend, records, run_arguments, write_demo
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.record import BackendIdentity
+from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.result import (
+    Outcome,
+    Result,
+    Standing,
+)
+from onnxopt_cli.core.tolerance import (
+    Provenance,
+    Relative,
+    Ulps,
+)
+from onnxopt_cli.run.log.log_contents import Contents
+from onnxopt_cli.run.log.log_header import CaseList, Header
+from onnxopt_cli.run.log.log_reader import read_log
+from onnxopt_cli.run.log.log_writer import LogWriter
+
+
+@pytest.fixture
+def demo(workplace):
+    return write_demo(workplace)
+
+
+def test_a_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, onnxopt):
+    answer = onnxopt(*run_arguments("OffAtC", "-b", "numpy", "--log", "run.jsonl"))
+    header, *middle, footer = records(demo / "run.jsonl")
+    assert answer.code == footer["exit_code"] == 1
+    assert header["schema"] == "onnxopt.log/1"
+    assert header["backends"][0] == {"name": backend("OffAtC"), "version": "vendor 1.5.0"}
+    assert header["cases"]["count"] == len(NAMES)
+    assert header["options"]["lowering"] == "auto"
+    pairs = {(f"demo/demo/{name}", it["name"]) for name in NAMES for it in header["backends"]}
+    starts = [(it["case"], it["backend"]) for it in middle if it["record"] == "start"]
+    ends = [it["result"] for it in middle if it["record"] == "end"]
+    assert sorted(starts) == sorted(pairs)
+    assert sorted((it["case"], it["backend"]) for it in ends) == sorted(pairs)
+    assert footer["counts"] == {"fail": 1, "pass": 11}
+    assert [it["case"] for it in ends if it["outcome"] == "fail"] == ["demo/demo/c"]
+
+
+def test_every_record_keeps_to_the_published_schema(demo, onnxopt):
+    schema = json.loads(onnxopt("schema", "log").out)
+    validator = jsonschema_rs.validator_for(schema)
+    (demo / "e.yaml").write_text(
+        "onnxopt-expect: 1\nexpect: [{case: demo/demo/gone, outcome: fail}]\n"
+    )
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--rerun", "1", "--expect", "e.yaml"))
+    onnxopt(*run_arguments("RaisesAtB", "--log", "b.jsonl", "-b", "onnx-reference"))
+    for record in records(demo / "run.jsonl") + records(demo / "b.jsonl"):
+        assert validator.is_valid(record), record
+        assert not validator.is_valid({**record, "record": "beginning"})
+
+
+def test_a_log_is_never_overwritten(demo, onnxopt):
+    (demo / "run.jsonl").write_text("precious")
+    answer = onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
+    assert answer.code == 2
+    assert "never overwritten" in answer.err
+    assert (demo / "run.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize("path", ["no/such/run.jsonl", "."])
+def test_a_log_that_cannot_be_begun_stops_the_run_before_it_starts(demo, onnxopt, path):
+    answer = onnxopt(*run_arguments("numpy", "--log", path))
+    assert answer.code == 2
+    assert f"cannot write the log {path}" in answer.err
+    assert answer.out == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_named(demo, onnxopt):
+    (demo / "fixed").mkdir(mode=0o500)
+    answer = onnxopt(*run_arguments("numpy", "--log", "fixed/run.jsonl"))
+    assert (answer.code, "Permission denied" in answer.err) == (2, True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_loses_no_verdict(demo, onnxopt):
+    answer = onnxopt(*run_arguments("OffAtC", "--log", "/dev/full"))
+    assert answer.code == 2
+    assert "does not conform: 5 pass, 1 fail" in answer.out
+    assert "is not complete: No space left on device" in answer.err
+
+
+def test_what_was_half_written_when_the_disk_was_full_is_taken_back(demo, monkeypatch):
+    writer = LogWriter.create(demo / "run.jsonl")
+    writer.write({"record": "start", "case": "a", "backend": "b"})
+    real = os.write
+
+    def full(descriptor, data):
+        monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        return real(descriptor, data[:5])
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write({"record": "start", "case": "a", "backend": "c"})
+    assert writer.failure == "full"
+    monkeypatch.undo()
+    writer.write({"record": "start", "case": "a", "backend": "d"})
+    writer.close()
+    assert [it["backend"] for it in records(demo / "run.jsonl")] == ["b"]
+
+
+def test_two_runs_do_not_write_one_log(demo, onnxopt):
+    writer = LogWriter.create(demo / "run.jsonl")
+    try:
+        answer = onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
+    finally:
+        writer.close()
+    assert (answer.code, "another run is writing run.jsonl" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "says"),
+    [
+        (1, "{}", "found no record of a log"),
+        (1, '{"record":"start","case":"x","backend":"y"}', "found start, expected the header"),
+        (2, "nonsense", "found no JSON"),
+        (2, "[" * 100_000, "nesting"),
+        (2, '{"record":"start","case":3,"backend":"x"}', "case: 3 is not of type"),
+        (2, '{"record":"start","case":"x"}', "backend"),
+        (2, '{"record":"end","result":{}}', "result: "),
+        (2, '{"record":"start","case":NaN}', "NaN"),
+        (2, '{"record":["start"]}', "found no record of a log"),
+        (3, None, "found a second header"),
+        (99, '{"record":"start","case":"x","backend":"y"}', "found start after the footer"),
+    ],
+)
+def test_a_wrong_line_is_named(demo, onnxopt, line, text, says):
+    path = demo / "run.jsonl"
+    onnxopt(*run_arguments("numpy", "--log", path))
+    lines = path.read_text().splitlines()
+    number = min(line, len(lines) + 1)
+    lines[number - 1 : number] = [lines[0] if text is None else text]
+    path.write_text("\n".join(lines) + "\n")
+    answer = onnxopt("report", "render", path, "--report", "json=-")
+    assert answer.code == 2
+    assert f"run.jsonl:{number}: " in answer.err
+    assert says in answer.err
+
+
+def test_bytes_that_are_no_text_are_named(demo, onnxopt):
+    (demo / "run.jsonl").write_bytes(b"\xff\xfe\n")
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
+    assert (answer.code, "run.jsonl:1: found bytes" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["hello", "{}", '{"record":"header","schema":"onnxopt.log/2"'])
+def test_another_file_is_no_log_that_was_cut_off(demo, onnxopt, text):
+    (demo / "notes").write_text(text)
+    answer = onnxopt(*run_arguments("numpy", "--resume", "notes"))
+    assert (answer.code, "found no log" in answer.err) == (2, True)
+    assert (demo / "notes").read_text() == text
+
+
+def test_a_report_from_a_log_is_the_report_of_the_run(demo, onnxopt):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--report", "json=live.json"))
+    assert onnxopt("report", "render", "run.jsonl", "--report", "json=log.json").code == 0
+    assert json.loads((demo / "log.json").read_text()) == json.loads(
+        (demo / "live.json").read_text()
+    )
+
+
+NUMBERS = st.floats(width=64) | st.sampled_from([math.inf, math.nan, 0.0])
+TEXTS = st.text(max_size=8)
+TOLERANCES = st.one_of(
+    st.none(),
+    st.builds(Relative, st.floats(0, 1), st.floats(0, 1), st.sampled_from(Provenance)),
+    st.builds(Ulps, st.integers(0, 9), st.sampled_from(Provenance)),
+)
+ELEMENTS = st.builds(
+    Element,
+    st.tuples(st.integers(0, 9)),
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    st.none() | st.integers(0, 2**70),
+    st.none() | NUMBERS,
+    st.booleans(),
+)
+DIFFS = st.builds(
+    Diff,
+    TEXTS,
+    st.just("float32[9]"),
+    structure=st.none() | TEXTS,
+    tolerance=TOLERANCES,
+    elements=st.integers(0, 9),
+    max_absolute=NUMBERS,
+    max_ulp=st.none() | st.integers(0, 2**70),
+    needed_rtol=st.none() | NUMBERS,
+    worst=st.lists(ELEMENTS, max_size=2).map(tuple),
+)
+VALUES = st.sampled_from(
+    [
+        None,
+        np.float32([1, math.nan]),
+        np.array(["a", "nan"], dtype=object),
+        [np.int8(3).reshape(1, 1), None],
+        {"k": np.zeros((0, 2))},
+    ]
+)
+RESULTS = st.builds(
+    Result,
+    TEXTS,
+    st.builds(Location, TEXTS.map(Path), st.none() | st.integers(1, 99)),
+    st.lists(TEXTS, max_size=2).map(tuple),
+    st.just("numpy"),
+    st.sampled_from(Outcome),
+    lowered=st.booleans(),
+    message=TEXTS,
+    diffs=st.lists(DIFFS, max_size=2).map(tuple),
+    seconds=st.floats(0, 99).map(lambda seconds: round(seconds, 6)),
+    returned=st.lists(VALUES, max_size=3).map(tuple),
+    flaky=TEXTS,
+    standing=st.none() | st.sampled_from(Standing),
+    expectation=TEXTS,
+)
+
+
+@given(results=st.lists(RESULTS, max_size=3, unique_by=lambda result: result.case))
+def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
+    path = tmp_path_factory.mktemp("log") / "run.jsonl"
+    identity = BackendIdentity("numpy", "numpy 2")
+    contents = Contents("0" * 32, {"a.yaml": "1" * 16})
+    cases = CaseList(3, "0" * 32)
+    versions = {"onnxopt": "1"}
+    header = Header(
+        "2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, "", contents
+    )
+    # What was not run says nothing, so it contradicts nothing.
+    results = [replace(it, outcome=Outcome.NOT_RUN, standing=None, flaky="") for it in results]
+    writer = LogWriter.create(path)
+    writer.write(header.to_json())
+    for result in results:
+        writer.write({"record": "end", "result": result_to_json(result)})
+    writer.close()
+    log = read_log(path)
+    assert log.header == header
+    assert list(map(result_to_json, log.record.results)) == list(map(result_to_json, results))
+
+
+@pytest.mark.slow
+@given(data=st.data())
+def test_a_log_cut_off_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
+    whole = demo / "whole.jsonl"
+    if not whole.exists():
+        onnxopt(*run_arguments("OffAtC", "--log", whole))
+    cut = data.draw(st.integers(0, whole.stat().st_size))
+    path = demo / "cut.jsonl"
+    path.write_bytes(whole.read_bytes()[:cut])
+    answer = onnxopt(*run_arguments("OffAtC", "--resume", path))
+    assert answer.code == 1, answer.err
+    assert "does not conform: 5 pass, 1 fail" in answer.out
+    before, after = (
+        {(it.case, it.outcome) for it in read_log(log).record.results} for log in (whole, path)
+    )
+    assert before == after
+    assert read_log(path).finished

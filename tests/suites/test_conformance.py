@@ -1,0 +1,68 @@
+"""What the suite ``conformance`` asks of every operator: each dimension of its inputs alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from made_operators import operator_of
+
+from onnxopt_cli.interpret.evaluate import evaluate, nonnegative_tensors
+from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.suites.collect import collect
+
+# Where a result may be wrong: of a call, and of the tensors of one of its groups.
+WHERE = {
+    **{f"rank {rank}": lambda _, group, rank=rank: group[0].ndim == rank for rank in range(8)},
+    "one element": lambda _, group: group[0].shape == (1,),
+    "one row and column": lambda _, group: group[0].shape == (1, 1),
+    "more than 256 rows": lambda _, group: group[0].ndim == 2 and len(group[0]) > 256,
+    "more than 256 columns": lambda _, group: group[0].ndim == 2 and group[0].shape[1] > 256,
+    "64 rows": lambda _, group: group[0].ndim == 2 and len(group[0]) == 64,
+    "128 columns": lambda _, group: group[0].ndim == 2 and group[0].shape[1] == 128,
+    "a multiple of 1024": lambda _, group: group[0].size and not group[0].size % 1024,
+    "one element beyond a vector": lambda _, group: group[0].shape == (33,),
+    "from the ninth tensor on": lambda call, _: len(call.groups) > 8,
+    "from the 65th tensor on": lambda call, _: len(call.groups) > 64,
+    "no dimensions beside others": lambda _, group: narrow(group, ()),
+    "lower rank": lambda _, group: narrow(group, (3,)),
+    "one row": lambda _, group: narrow(group, (1, 3)),
+    "one column": lambda _, group: narrow(group, (3, 1)),
+    "beyond float32": lambda _, group: any(np.any(abs(it) == np.float64(1e60)) for it in group),
+}  # fmt: skip
+
+
+def narrow(group, shape):
+    return group[0].shape == (3, 3) and any(it.shape == shape for it in group[1:])
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Return for each operator where a result stands that would be seen if it were zero."""
+    found = defaultdict(set)
+    for case in collect(["conformance", "pruning"]).cases:
+        content = case.read()
+        call = None if content.rejects else sole_call(content.model, content.inputs)
+        if call is None or call.groups[0][0].size > 100_000:
+            continue
+        outputs, count = evaluate(call), len(call.groups)
+        for place, group in enumerate(call.groups):
+            if any(output.any() for output in outputs[place % len(outputs) :: count]):
+                found[call.operator].update(
+                    name for name, here in WHERE.items() if here(call, group)
+                )
+    return found
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda it: it.name)
+def test_each_dimension_is_asked_for_where_it_is_seen(operator, seen):
+    beside = {"no dimensions beside others", "lower rank", "one row", "one column"}
+    alone = len(operator.tensors) == 1
+    assert seen[operator] >= set(WHERE) - (beside if alone else set())
+
+
+def test_a_state_under_a_root_is_not_negative_even_where_the_first_step_forgets_it():
+    made = operator_of(lambda T, X, Y: (X - np.sqrt((1 - 1 / T) * Y + X * X),), 1)
+    assert nonnegative_tensors(made) == ("Y",)

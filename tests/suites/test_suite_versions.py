@@ -1,0 +1,178 @@
+"""Versions of suites: stated, recorded, pinned; and ids that are never used for something else."""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
+from onnxopt_cli.suites.catalogue import suites
+
+CASES = Path(__file__).parents[2] / "cases"
+# What makes a case another one; the words about it do not, nor its outputs, which follow.
+FIELDS = ("attributes", "inputs", "graph", "steps", "rejects")
+DIGESTS = Path(__file__).parent / "suite_digests.json"
+
+MINE = """\
+onnxopt: 1
+suite: mine{version}
+operator: Momentum
+cases:
+  - name: first
+    attributes: {{alpha: 0.9, beta: 0.1, mode: standard, norm_coefficient: 0.0}}
+    inputs: {{R: 0.1, T: 0, X: [1.0], G: [0.5], V: [0.25]}}
+"""
+EXPECT = "onnxopt-expect: 1\nsuites: [mine@{version}]\n"
+
+
+def digests():
+    """Return a digest of what each case of our files asks, by suite with version, and id."""
+    found = {}
+    for path in sorted(CASES.glob("*/*.yaml")):
+        root, errors = parse_yaml(path.read_text())
+        suite = str(root.field("suite").scalar)
+        if suite.partition("@")[0] not in suites():
+            continue
+        assert not errors
+        mine = found.setdefault(suite, {})
+        for case in root.field("cases").items:
+            asked = [(it, plain(case.field(it))) for it in FIELDS if case.field(it)]
+            digest = blake2b(json.dumps(asked).encode(), digest_size=6).hexdigest()
+            mine[f"{path.stem}/{case.field('name').scalar}"] = digest
+    return found
+
+
+def recorded_digests():
+    """Return the digests of all versions that there have been, as :func:`digests` returns them.
+
+    The file has a line for each case and digest, which says the versions that have it.
+    """
+    found = {}
+    for line, versions in json.loads(DIGESTS.read_text()).items():
+        suite, name, digest = re.fullmatch(r"([^/]+)/(\S+) (\S+)", line).groups()
+        for version in versions.split():
+            found.setdefault(f"{suite}@{version}", {})[name] = digest
+    return found
+
+
+def record(known):
+    """Write the digests of versions down."""
+    lines = {}
+    for suite, cases in known.items():
+        name, version = suite.split("@")
+        for case, digest in cases.items():
+            lines.setdefault(f"{name}/{case} {digest}", []).append(version)
+    versions = {line: " ".join(its) for line, its in lines.items()}
+    DIGESTS.write_text(json.dumps(versions, indent=0) + "\n")
+
+
+def plain(node):
+    """Return what stands at a node of a file."""
+    if node.fields is not None:
+        return {name: plain(it) for name, it in node.fields.items()}
+    return list(map(plain, node.items)) if node.items is not None else repr(node.scalar)
+
+
+def test_a_suite_of_one_version_always_has_the_same_cases():
+    """What to do: count the version up in suites.py, generate, and run this file as a script."""
+    recorded = recorded_digests()
+    for suite, cases in digests().items():
+        assert recorded[suite] == cases, f"{suite} has changed: give it another version"
+
+
+def test_no_id_stands_for_other_content_in_a_later_version():
+    seen = {}
+    for suite, cases in recorded_digests().items():
+        for name, digest in cases.items():
+            case = f"{suite.partition('@')[0]}/{name}"
+            first, before = seen.setdefault(case, (suite, digest))
+            assert before == digest, f"{case} of {suite} is another case than in {first}"
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(version):
+        Path("mine.yaml").write_text(MINE.format(version=version))
+
+    return write
+
+
+def test_the_version_of_a_suite_is_in_the_log_and_in_every_report(onnxopt, mine):
+    mine("@7")
+    formats = ("json", "junit", "xunit", "markdown", "badge", "html")
+    reports = [f"--report={it}={it}.out" for it in formats]
+    answer = onnxopt("run", "mine.yaml", "--log", "run.jsonl", *reports)
+    assert answer.code == 0
+    assert "mine@7" in answer.out
+    assert (
+        json.loads(Path("run.jsonl").read_text().splitlines()[0])["versions"]["suite mine"] == "7"
+    )
+    assert json.loads(Path("json.out").read_text())["versions"]["suite mine"] == "7"
+    for it in set(formats) - {"json"}:
+        assert "mine@7" in Path(f"{it}.out").read_text(), it
+
+
+def test_a_pinned_suite_of_another_version_is_exit_2_with_what_to_do(onnxopt, tmp_path):
+    version = suites()["spec"].version
+    assert onnxopt("run", f"spec@{version}/adam/adam").code == 0
+    answer = onnxopt("run", f"spec@{version}9")
+    assert answer.code == 2
+    assert f"spec@{version}9 is asked for, here is spec@{version}" in answer.err
+    assert "install the onnxopt that has it" in answer.err
+    answer = onnxopt("run", "onnx-light@0.1")
+    assert answer.code == 2
+    assert "install the onnx that has it" in answer.err
+
+
+def test_an_expectation_file_for_another_version_is_exit_2_until_it_is_updated(onnxopt, mine):
+    mine("@2")
+    Path("expect.yaml").write_text(EXPECT.format(version=1))
+    answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
+    assert answer.code == 2
+    assert "expect.yaml:2: mine@1 is asked for, here is mine@2" in answer.err
+    answer = onnxopt("run", "mine.yaml", "--update-expect", "expect.yaml")
+    assert answer.code == 0
+    assert Path("expect.yaml").read_text() == 'onnxopt-expect: 1\nsuites: ["mine@2"]\n'
+    assert onnxopt("run", "mine.yaml", "--expect", "expect.yaml").code == 0
+
+
+def test_a_new_expectation_file_says_for_which_version_it_is(onnxopt, mine):
+    mine("@3")
+    onnxopt("run", "mine.yaml", "-b", "onnx-reference", "--update-expect", "e.yaml")
+    assert 'suites: ["mine@3"]' in Path("e.yaml").read_text()
+
+
+def test_a_log_of_one_version_is_not_resumed_with_another(onnxopt, mine):
+    mine("@1")
+    assert onnxopt("run", "mine.yaml", "--log", "run.jsonl").code == 0
+    mine("@2")
+    answer = onnxopt("run", "mine.yaml", "--resume", "run.jsonl")
+    assert answer.code == 2
+    assert "suite mine (1, now 2)" in answer.err
+
+
+def test_two_versions_of_a_suite_do_not_run_together(onnxopt, mine):
+    mine("@1")
+    Path("other.yaml").write_text(MINE.format(version="@2"))
+    answer = onnxopt("run", "mine.yaml", "other.yaml")
+    assert answer.code == 2
+    assert "two versions of the suite mine" in answer.err
+
+
+@pytest.mark.parametrize("version", ["@", "@ 2", "@-1", "@2@3", "@" + "1" * 40])
+def test_a_version_that_is_none_is_refused_with_its_line(onnxopt, mine, version):
+    mine(version)
+    answer = onnxopt("run", "mine.yaml")
+    assert answer.code == 2
+    assert "mine.yaml:2" in answer.err
+
+
+if __name__ == "__main__":
+    # python tests/suites/test_suite_versions.py adds the digests of the versions of now.
+    record({**recorded_digests(), **digests()})

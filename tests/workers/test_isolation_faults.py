@@ -1,0 +1,225 @@
+"""What a backend may do to the runner, and what is reported: the real command, in processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from isolated import require, run_in_turn, run_to_end, write_cases
+from onnx import TensorProto
+from onnx_directories import identity, make_directory, tensor, tensor_type
+
+from onnxopt_cli.workers.worker_process import Printed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Three cases, of which the second is the one to misbehave at."""
+    write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
+    return tmp_path
+
+
+def check(demo, backend, outcome, says, *options, code=1):
+    """Run the backend; only the bad case may suffer, and nothing may be left."""
+    run = run_to_end(demo, backend, *options)
+    assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
+    assert says in run.results["bad"]["message"], run.results["bad"]["message"]
+    assert run.code == code
+    assert run.survivors() == []
+    return run
+
+
+CRASHES = {
+    "exits": "ended with exit code 0",
+    "segfaults": "was killed by SIGSEGV",
+    "aborts": "was killed by SIGABRT",
+    "kills_itself": "was killed by SIGKILL",
+    "kills_its_supervisor": "was killed by SIGKILL",
+    "closes_channel": "closed its channel",
+}
+ERRORS = {
+    "sys_exits": "SystemExit: 0",
+    "interrupts": "KeyboardInterrupt",
+    "raises_base": r"BaseException: odd\x1b[31m",
+    "raises_bad_text": "its message raises SystemExit",
+}
+LEAKS = {
+    "grows": "MiB of memory behind each time",
+    "leaks_threads": "1 threads behind each time",
+    "leaks_descriptors": "1 file descriptors behind each time",
+    "leaves_child": "1 child processes behind each time",
+    "leaves_daemon": "leaves processes behind: sleep",
+}
+NO_LEAKS = ("starts_a_helper_once", "keeps_much_once")
+BREACHES = {
+    "sends_garbage": "no line of JSON",
+    "sends_huge": "are accepted",
+    "sends_bad_json": "too much nesting",
+    "answers_another": "answered the request 9999, but was asked",
+    "answers_too_much": "were announced",
+    "answers_the_last": "",
+    "answers_twice_later": "asked",
+}
+TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
+HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
+# A worker that is forked in tests prints all frames of the runner when it crashes.
+STARTED = ("env",)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory):
+    ways = [*CRASHES, *ERRORS, *LEAKS, *NO_LEAKS, *BREACHES, "floods"]
+    run = run_in_turn(tmp_path_factory.mktemp("faults"), ways, "-v")
+    assert run.code == 1
+    return run
+
+
+def test_nothing_is_left_of_backends_that_misbehave(faults):
+    assert faults.survivors() == []
+
+
+@pytest.mark.parametrize(("way", "says"), CRASHES.items())
+def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
+    require(faults, way, "crash", says)
+
+
+def test_a_backend_that_dies_after_its_answer_is_one_crash_wherever_that_is_seen(demo):
+    run = run_to_end(demo, "DiesAfterTheAnswer")
+    # The case is asked again, as its thread may be a leak; on a slow machine it dies only later,
+    # between cases or in the next one.
+    (died,) = [it for it in run.results.values() if it["outcome"] != "pass"]
+    assert died["outcome"] == "crash"
+    assert "ended with exit code 3" in died["message"]
+    assert run.outcomes["first"] == "pass"
+    assert run.code == 1
+    assert run.survivors() == []
+
+
+def test_what_a_dying_backend_printed_is_shown_with_the_failure(tmp_path):
+    run = run_in_turn(tmp_path, ["segfaults"], "-v", prefix=STARTED)
+    assert "about to fall" in run.results["segfaults"]["printed"]
+    assert "Fatal Python error" in run.results["segfaults"]["printed"]
+    assert "about to fall" in run.out
+
+
+@pytest.mark.parametrize(("way", "says"), ERRORS.items())
+def test_a_backend_that_raises_anything_is_an_error(faults, way, says):
+    require(faults, way, "error", says)
+
+
+@pytest.mark.parametrize(("way", "says"), LEAKS.items())
+def test_what_a_case_leaves_behind_is_a_leak_on_that_case(faults, way, says):
+    require(faults, way, "leak", says)
+
+
+@pytest.mark.parametrize("way", NO_LEAKS)
+def test_what_is_taken_once_and_kept_is_no_leak(faults, way):
+    require(faults, way, "pass")
+
+
+@pytest.mark.parametrize(("way", "says"), BREACHES.items())
+def test_a_backend_that_breaks_the_protocol_spoils_no_other_case(faults, way, says):
+    require(faults, way, "protocol", says)
+
+
+def test_a_flood_of_output_is_kept_to_a_cap_and_changes_no_verdict(faults):
+    require(faults, "floods", "pass")
+    assert len(faults.results["floods"]["printed"]) < 10_000
+    assert len(faults.out) < 40_000
+
+
+def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(tmp_path):
+    run = run_in_turn(tmp_path, TIMEOUTS, "--timeout", "2")
+    for way in TIMEOUTS:
+        require(run, way, "timeout", "no answer within 2 s")
+    assert run.survivors() == []
+
+
+def test_a_backend_that_wants_all_memory_is_out_of_memory(tmp_path):
+    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB", prefix=STARTED)
+    for way in HUNGRY:
+        require(run, way, "oom")
+    assert run.survivors() == []
+
+
+def test_an_answer_that_comes_again_much_later_is_not_taken_for_that_of_a_later_case(tmp_path):
+    rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
+    write_cases(tmp_path, rates)
+    run = run_to_end(tmp_path, "AnswersAgainMuchLater")
+    assert run.outcomes == {**dict.fromkeys(rates, "pass"), "worker/between-cases": "protocol"}
+    assert run.code == 1
+
+
+def test_of_a_flood_only_the_end_is_held():
+    read_end, write_end = os.pipe()
+    printed = Printed(read_end)
+    tracemalloc.start()
+    for number in range(400):
+        os.write(write_end, b"y" * 20_000 + b"%d\n" % number)
+        printed.read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    text = printed.text()
+    os.close(write_end)
+    os.close(read_end)
+    assert peak < 500_000
+    assert text.startswith("... the end of 80")
+    assert text.endswith("y399")
+
+
+def test_a_backend_that_returns_the_same_buffer_again_changes_nothing(demo):
+    check(demo, "ReusesItsBuffer", "pass", "", code=0)
+
+
+def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(demo):
+    run = run_to_end(demo, "DiesAtTeardown", "-j", "2")
+    teardown = run.results.pop("worker/teardown")
+    assert teardown["outcome"] == "crash"
+    assert "SIGABRT" in teardown["message"]
+    assert {result["outcome"] for result in run.results.values()} == {"pass"}
+    assert run.code == 1
+    assert run.survivors() == []
+
+
+def test_a_backend_that_hangs_at_teardown_is_killed(demo):
+    run = run_to_end(demo, "HangsAtTeardown", "--timeout", "3")
+    assert run.outcomes.pop("worker/teardown") == "timeout"
+    assert set(run.outcomes.values()) == {"pass"}
+    assert run.survivors() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import os; os._exit(0)", "ended with exit code 0"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import time; time.sleep(300)", "no answer within 3 s"),
+        ("import subprocess; subprocess.Popen(['sleep', '300']); import nowhere", "nowhere"),
+    ],
+)
+def test_a_backend_that_does_not_survive_its_import_is_unavailable(demo, source, says):
+    (demo / "bad_import.py").write_text(source)
+    seconds = "3" if "sleep(300)" in source else "60"
+    run = run_to_end(demo, "python:bad_import.py:Backend", "--startup-timeout", seconds)
+    assert run.code == 4
+    assert says in run.err
+    assert not run.outcomes
+    assert run.survivors() == []
+
+
+def test_a_case_that_no_worker_takes_is_not_run_and_not_held_against_the_backend(
+    workplace, onnxopt
+):
+    text = tensor(np.array(["a" * 17_000_000], object))
+    model = identity({"x": tensor_type(TensorProto.STRING, [1])})
+    make_directory(workplace / "test_large", model, [text], [text])
+    answer = onnxopt("run", "test_large", "-b", "onnx-reference")
+    assert answer.code == 1
+    assert "not-run 1 on onnx-reference: the case cannot be sent to a worker" in answer.out
+    assert "17000000 characters" in answer.out.replace("\n", " ")

@@ -1,0 +1,235 @@
+"""Nothing of a backend survives its worker, whatever it tries: the real command, in processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from exec_commands import COMMAND
+from isolated import HOSTILE, require, run_in_turn, run_to_end, start, write_cases
+
+from onnxopt_cli.workers import processes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+SURVIVORS = HOSTILE.with_name("survivors.py")
+SLEEP = shutil.which("sleep")
+
+
+@pytest.fixture
+def demo(tmp_path):
+    write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
+    return tmp_path
+
+
+def backend(name):
+    return f"python:{SURVIVORS}:{name}"
+
+
+WAYS = (
+    "sleeps",
+    "is_stopped",
+    "hops",
+    "multiplies",
+    "revives",
+    "loses_main_thread",
+    "breeds_to_the_end",
+    "stops_supervisor",
+    "dies_with_supervisor",
+    "runs_a_program",
+    "is_well_kept",
+)
+
+
+def test_no_daemon_survives_though_its_supervisor_does_not(tmp_path):
+    run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS)
+    left = run.survivors(0.2)
+    end(left)
+    for way in WAYS:
+        require(run, way, "crash")
+    assert left == []
+    assert not beats(tmp_path / "pulse")
+
+
+def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
+    run = run_to_end(demo, backend("KillsSupervisorWhileItStarts"))
+    left = run.survivors(0.2)
+    end(left)
+    assert run.code == 4
+    assert left == []
+
+
+def test_a_daemon_left_at_teardown_does_not_survive(demo):
+    run = run_to_end(demo, backend("KillsSupervisorAtTeardown"), "-j", "1")
+    left = run.survivors(0.2)
+    end(left)
+    assert run.outcomes["worker/teardown"] == "crash"
+    assert left == []
+
+
+def test_a_run_that_is_interrupted_leaves_no_daemon(demo):
+    run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Hangs")
+    wait_until(lambda: run.sleepers() >= 1)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait(20)
+    left = run.survivors(0.2)
+    end(left)
+    assert run.code == 143
+    assert left == []
+
+
+HOST = """\
+import ctypes, os, subprocess, sys
+from onnxopt_cli.cli import main
+own = subprocess.Popen([%r, "300"], start_new_session=True)
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    is_reaper = ctypes.c_int()
+    ctypes.CDLL(None).prctl(37, ctypes.byref(is_reaper))
+    print("code", ended.code, "child", own.poll(), "reaper", is_reaper.value)
+own.kill()
+"""
+
+
+def test_a_program_that_calls_the_command_keeps_its_children_and_gets_no_others(demo):
+    host = subprocess.run(
+        [sys.executable, "-c", HOST % SLEEP, "run", "demo.yaml",
+         "-b", f"python:{HOSTILE}:kills_its_supervisor"],
+        cwd=demo, env={**os.environ, "PYTHONPATH": str(HOSTILE.parents[2])}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
+
+
+# Children that a command is born with, some of which leave children of their own later.
+BORN_WITH = f"""
+setsid {SLEEP} 299 >&- 2>&- & echo $!
+setsid sh -c '
+  for i in 0 1 2 3 4 5 6 7 8 9; do (setsid {SLEEP} 299 >&- 2>&- & echo $!); sleep 0.3; done
+' 2>&- &
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_is_born_with_children_ends_daemons_and_harms_no_others(tmp_path):
+    """A shell that executes the command as its last act leaves its own children to it."""
+    run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS, prefix=["sh", "-c", BORN_WITH, "sh"])
+    left = run.survivors(0.2)
+    end(left)
+    for way in WAYS:
+        require(run, way, "crash")
+    own = {int(line) for line in run.out.splitlines() if line.isdigit()}
+    assert len(own) > 1
+    assert own <= {process.number for process in left}
+    assert [process for process in left if not born_with(process)] == []
+    assert not beats(tmp_path / "pulse")
+
+
+def born_with(process):
+    return process.command.endswith("299 ") or "setsid" in process.command
+
+
+@pytest.mark.slow
+def test_a_daemon_of_a_command_is_ended_though_its_supervisor_was_not_spared(demo):
+    script = f"{SLEEP} 300 & exec {sys.executable} {COMMAND} leaves-daemons {demo / 'marker'}"
+    (demo / "adapter.sh").write_text(f"#!/bin/sh\n{script}\n")
+    (demo / "adapter.sh").chmod(0o755)
+    for prefix in ([], ["sh", "-c", BORN_WITH, "sh"]):
+        (demo / "marker").unlink(missing_ok=True)
+        run = start(demo, "exec:./adapter.sh", "--no-explain", prefix=prefix).wait()
+        left = run.survivors(0.2)
+        end(left)
+        assert run.outcomes["first"] == "crash"
+        assert [process for process in left if not born_with(process)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "prefix", [[], ["sh", "-c", BORN_WITH, "sh"], ["unshare", "-pf", "--mount-proc"]]
+)
+def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo, prefix):
+    if prefix and subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("may not begin a namespace")
+    rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
+    write_cases(demo, rates)
+    backends = (backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Waits", "-v")
+    run = start(demo, *backends, prefix=prefix)
+    for line in run.process.stdout:
+        if "waits0" in line:
+            break
+    left = [process for process in run.survivors(0) if process.command.endswith("300 ")]
+    run.wait()
+    end(run.survivors(0))
+    assert left == []
+
+
+def without_proc():
+    """Return a command prefix that takes /proc away, or skip where that is not allowed."""
+    hide = ["unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*hide, "true"], check=False).returncode:
+        pytest.skip("may not take /proc away")
+    return hide
+
+
+@pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
+def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lacking(tmp_path, prefix):
+    ways = ("sleeps", "is_well_kept")
+    options = ("--timeout", "5", "--log", "log.jsonl")
+    run = run_in_turn(tmp_path, ways, *options, plugin=SURVIVORS, prefix=prefix())
+    left = run.survivors(0.2)
+    end(left)
+    for way in ways:
+        assert run.outcomes[way] in {"crash", "timeout"}
+        assert run.outcomes[f"after_{way}"] == "pass"
+    assert left == []
+    assert run.err.count("isolation is weaker: /proc shows no process") == 1
+    assert '"isolation":"weaker' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
+    assert '"isolation": "weaker' in run.report.read_text()
+
+
+def test_another_system_without_proc_shows_a_family_and_lets_it_be_ended(monkeypatch):
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(processes, "_lists_children", lambda: False)
+    monkeypatch.setattr(processes, "read_proc", None)
+    shell = subprocess.Popen(["/bin/sh", "-c", f"{SLEEP} 300 & {SLEEP} 300 & wait"])
+    wait_until(lambda: len(processes.descendants(shell.pid)) == 2)
+    left = processes.children(shell.pid)
+    assert {processes.name_of(child) for child in left} == {"sleep"}
+    assert processes.usage(shell.pid)["memory"] == processes.resident(shell.pid) > 0
+    assert processes.end_descendants(shell.pid, 20)
+    assert shell.wait(20) is not None
+    assert not any(map(processes.resident, left))
+
+
+def test_where_proc_shows_processes_nothing_is_said_of_isolation(demo):
+    run = run_to_end(demo, f"python:{HOSTILE}:Well")
+    assert "isolation" not in run.err
+    assert '"isolation": "weaker' not in run.report.read_text()
+
+
+def beats(pulse):
+    """Tell whether a process that no list shows for long, or at all, is alive."""
+    before = pulse.read_text() if pulse.exists() else ""
+    time.sleep(0.3)
+    return before != (pulse.read_text() if pulse.exists() else "")
+
+
+def end(processes):
+    """Do not let what a failed test left trouble others."""
+    for process in processes:
+        os.kill(process.number, signal.SIGKILL)
+
+
+def wait_until(condition, seconds=60):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)

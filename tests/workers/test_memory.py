@@ -1,0 +1,169 @@
+"""Memory is counted once, wherever it is: files in memory, children, pages that forks share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from isolated import run_to_end, write_cases
+
+from onnxopt_cli.workers.memory import held_bytes, memory_files
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+SIZE = 32 << 20
+BACKENDS = """\
+import mmap, os, subprocess, sys, time
+import numpy as np
+from onnxopt_cli.backends.resolve import resolve_backend
+
+MIB = 1 << 20
+
+def filled(descriptor, mebibytes):
+    for _ in range(mebibytes):
+        os.write(descriptor, bytes(MIB))
+    return descriptor
+
+def unlinked():
+    path = f"/dev/shm/onnxopt-test-{os.getpid()}"
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.unlink(path)
+    return descriptor
+
+class Backend:
+    def run(self, model, inputs):
+        self.act()
+        return resolve_backend("numpy").prepare(model).run(inputs)
+
+class Memfd(Backend):
+    def act(self):
+        self.held = filled(os.memfd_create("x"), 500)
+        time.sleep(5)
+
+class Unlinked(Backend):
+    def act(self):
+        self.held = filled(unlinked(), 500)
+        time.sleep(5)
+
+class Child(Backend):
+    def act(self):
+        descriptor = filled(os.memfd_create("x"), 500)
+        subprocess.Popen(["sleep", "5"], pass_fds=[descriptor])
+        os.close(descriptor)
+        time.sleep(5)
+
+class Grows(Backend):
+    held = None
+    def act(self):
+        self.held = self.held or os.memfd_create("x")
+        filled(self.held, 40)
+
+class GrowsInShm(Backend):
+    held = None
+    def act(self):
+        self.held = self.held or unlinked()
+        filled(self.held, 40)
+
+class Pool(Backend):
+    held = None
+    def act(self):
+        if self.held is None:
+            self.held = np.ones(150 * MIB, np.uint8)
+        children = []
+        for _ in range(6):
+            child = os.fork()
+            if not child:
+                self.held.sum()
+                time.sleep(20)
+                os._exit(0)
+            children.append(child)
+        time.sleep(1)
+        for child in children:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+"""
+
+
+@contextmanager
+def forked(count):
+    """Processes that hold what this one does, and the page tables for it."""
+    children = []
+    for _ in range(count):
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+    try:
+        yield children
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def test_pages_that_forks_share_count_once():
+    held = bytearray(os.urandom(1 << 10)) * (SIZE >> 10)
+    alone = held_bytes([os.getpid()])
+    with forked(5) as children:
+        together = held_bytes([os.getpid(), *children])
+    assert len(held) < together < alone + 2 * SIZE
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_file_in_memory_counts_once_however_it_is_held(mapped, closed):
+    before = held_bytes([os.getpid()])
+    with ExitStack() as stack:
+        descriptor = os.memfd_create("x")
+        os.write(descriptor, bytes(SIZE))
+        if mapped:
+            view = stack.enter_context(mmap.mmap(descriptor, SIZE))
+            assert sum(view[place] for place in range(0, SIZE, 4096)) == 0
+        status = os.fstat(descriptor)
+        found = memory_files(os.getpid())
+        assert found[status.st_dev, status.st_ino] == SIZE
+        if closed:
+            os.close(descriptor)
+        with forked(3) as children:
+            more = held_bytes([os.getpid(), *children]) - before
+        spared = {(status.st_dev, status.st_ino): SIZE}
+        less = held_bytes([os.getpid()], spared=spared) - before
+        if not closed:
+            os.close(descriptor)
+    expected = SIZE if mapped or not closed else 0
+    assert expected - (SIZE >> 2) < more < expected + (SIZE >> 1)
+    if not closed:
+        assert less < SIZE >> 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["Memfd", "Unlinked", "Child"])
+def test_files_in_memory_count_against_the_limit(tmp_path, backend):
+    (tmp_path / "memory.py").write_text(BACKENDS)
+    write_cases(tmp_path, {"good": 0.25})
+    run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:{backend}", "--memory", "400MiB")
+    assert run.outcomes == {"good": "oom"}
+    assert "400 MiB are allowed" in run.results["good"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["Grows", "GrowsInShm"])
+def test_a_file_in_memory_that_grows_with_each_case_is_a_leak(tmp_path, backend):
+    (tmp_path / "memory.py").write_text(BACKENDS)
+    write_cases(tmp_path, {"good": 0.25})
+    run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:{backend}")
+    assert run.outcomes == {"good": "leak"}
+    assert "MiB of memory" in run.results["good"]["message"]
+
+
+@pytest.mark.slow
+def test_a_pool_that_shares_its_memory_is_within_a_limit_that_it_would_exceed_by_each(tmp_path):
+    (tmp_path / "memory.py").write_text(BACKENDS)
+    write_cases(tmp_path, {"good": 0.25})
+    run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:Pool", "--memory", "700MiB")
+    assert run.outcomes == {"good": "pass"}, run.results

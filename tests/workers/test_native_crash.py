@@ -1,0 +1,211 @@
+"""Models that end onnx's own C++: the case is invalid, and nothing else is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from forked import run_command
+from onnx import helper
+from onnx_directories import make_directory, tensor
+
+from onnxopt_cli.core import helper_process
+from onnxopt_cli.operators import native_onnx
+from onnxopt_cli.operators.native_onnx import (
+    OnnxRefusal,
+    check_model,
+    infer_shapes,
+)
+
+# What is read where it should not be may not end the process, but is refused.
+CRASHED = re.compile(r"crashed with signal|\[ShapeInferenceError\]")
+RAISES = "def run(model, inputs):\n    raise ValueError('no')\n"
+RIGHT = "def run(model, inputs):\n    return [inputs['x']]\n"
+YAML = """\
+onnxopt: 1
+suite: crashing
+cases:
+  - name: gather
+    operator: GatherND
+    opset: 13
+    attributes: {batch_dims: -3}
+    inputs:
+      data: {data: [[[1.0, 2.0], [1.0, 2.0]], [[1.0, 2.0], [1.0, 2.0]]], dtype: float32}
+      indices: {data: [[[0, 0]], [[0, 0]]], dtype: int64}
+    outputs: {output: [[[1.0, 2.0]], [[1.0, 2.0]]]}
+  - name: right
+    operator: Abs
+    inputs: {X: [-1.0, 2.0]}
+    outputs: {Y: [1.0, 2.0]}
+  - name: split
+    operator: Split
+    opset: 18
+    attributes: {num_outputs: 2}
+    inputs: {input: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+    outputs: {outputs_1: [1.0, 2.0], outputs_2: [3.0, 4.0], outputs_3: [5.0, 6.0]}
+"""
+
+
+def made(op_type, opset, inputs, outputs, **attributes):
+    """Return a model of one node, whose inputs and outputs are given as {name: array}."""
+    values = [
+        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)]
+        for arrays in (inputs, outputs)
+        for n, a in arrays.items()
+    ]
+    flat = [value for (value,) in values]
+    node = helper.make_node(op_type, [*inputs], [*outputs], **attributes)
+    graph = helper.make_graph([node], "g", flat[: len(inputs)], flat[len(inputs) :])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def gather():
+    """Have shape inference read memory that is not its own."""
+    x, indices = np.ones((2, 2, 2), np.float32), np.zeros((2, 1, 2), np.int64)
+    y = np.ones((2, 1, 2), np.float32)
+    return made("GatherND", 13, {"x": x, "i": indices}, {"y": y}, batch_dims=-3)
+
+
+def split():
+    """End shape inference by abort()."""
+    parts = {f"y{place}": np.ones(2, np.float32) for place in range(3)}
+    return made("Split", 18, {"x": np.ones(6, np.float32)}, parts, axis=0, num_outputs=2)
+
+
+def plain():
+    x = np.ones(2, np.float32)
+    return made("Identity", 13, {"x": x}, {"y": x})
+
+
+def write(folder, model):
+    """Write a test directory of ones for a model."""
+    arrays = [
+        tensor(
+            np.ones(
+                [size.dim_value for size in it.type.tensor_type.shape.dim],
+                helper.tensor_dtype_to_np_dtype(it.type.tensor_type.elem_type),
+            ),
+            it.name,
+        )
+        for it in (*model.graph.input, *model.graph.output)
+    ]
+    count = len(model.graph.input)
+    make_directory(folder, model, arrays[:count], arrays[count:])
+
+
+@pytest.fixture(params=["forked", "a program"])
+def helper_kind(request, monkeypatch):
+    """Have the helper be a fork, or a program of its own; each test has a fresh one."""
+    if request.param == "forked":
+        monkeypatch.setattr(helper_process, "_alone", True)
+    native_onnx.renew()
+    yield request.param
+    native_onnx.renew()
+
+
+def test_a_helper_survives_until_a_model_ends_it_and_then_comes_back(helper_kind):
+    check_model(plain(), full=True)
+    first = native_onnx._HELPER._process
+    assert first > 0
+    infer_shapes(plain())
+    assert native_onnx._HELPER._process == first
+    with pytest.raises(OnnxRefusal, match=r"checker crashed with signal 6 \(SIGABRT\)"):
+        check_model(split(), full=True)
+    # It reads what lies before its memory, which does not always end it.
+    with pytest.raises(OnnxRefusal, match=r"crashed with signal|\[ShapeInferenceError\]"):
+        check_model(gather(), full=True)
+    with pytest.raises(OnnxRefusal, match=r"shape inference crashed with signal 6 \(SIGABRT\)"):
+        infer_shapes(split())
+    inferred = infer_shapes(plain())
+    assert inferred.graph.node == plain().graph.node
+    assert native_onnx._HELPER._process != first
+
+
+def test_what_onnx_refuses_is_said_in_its_words(helper_kind):
+    lost = plain()
+    lost.graph.node[0].input[0] = "nowhere"
+    for _ in range(2):
+        with pytest.raises(OnnxRefusal, match="topologically sorted"):
+            check_model(lost)
+
+
+def test_a_helper_that_somebody_else_ends_costs_no_model(helper_kind):
+    check_model(plain())
+    os.kill(native_onnx._HELPER._process, signal.SIGKILL)
+    assert infer_shapes(plain()).graph.output == plain().graph.output
+
+
+def without_end(*_given, **_options):
+    while True:
+        pass
+
+
+def without_measure(*_given, **_options):
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "does", "words"),
+    [(0.2, without_end, "took more than"), (60, without_measure, "more than 64 MiB of memory")],
+)
+def test_a_model_that_takes_onnx_too_much_is_refused(monkeypatch, seconds, does, words):
+    monkeypatch.setattr(helper_process, "_alone", True)
+    monkeypatch.setattr(native_onnx, "TIME_SECONDS", seconds)
+    monkeypatch.setattr(native_onnx, "MEMORY_BYTES", 64 << 20)
+    native_onnx.renew()
+    # The helper is a fork, so it does this, too.
+    with monkeypatch.context() as patched:
+        patched.setattr(onnx.checker, "check_model", does)
+        with pytest.raises(OnnxRefusal, match=words):
+            check_model(plain())
+    native_onnx.renew()
+
+
+@pytest.mark.parametrize("model", [gather, split], ids=lambda it: it.__name__)
+def test_a_model_that_ends_onnx_is_invalid_and_other_cases_run(workplace, onnxopt, model):
+    write(workplace / "some" / "crashing", model())
+    write(workplace / "some" / "right", plain())
+    (workplace / "vendor.py").write_text(RAISES + RIGHT.replace("run", "right"))
+    answer = onnxopt("run", "some", "-b", "python:vendor.py:run", "--no-explain")
+    assert answer.code == 2
+    said = " ".join(answer.out.replace("│", " ").split())
+    assert CRASHED.search(said)
+    assert "1 error, 1 invalid" in said
+
+
+def test_the_case_of_a_file_that_ends_onnx_is_invalid_and_others_run(workplace, onnxopt):
+    (workplace / "crashing.yaml").write_text(YAML)
+    answer = onnxopt("run", "crashing.yaml", "-b", "onnx-reference")
+    assert answer.code == 2
+    assert len(CRASHED.findall(" ".join(answer.err.split()))) == 2
+    assert "conforms: 1 pass" in answer.out
+    listed = onnxopt("list", "crashing.yaml")
+    assert listed.code == 2
+    assert "crashing/crashing/right" in listed.out
+
+
+@pytest.mark.parametrize("model", [gather, split], ids=lambda it: it.__name__)
+def test_a_model_that_ends_onnx_is_not_lowered(workplace, onnxopt, model):
+    onnx.save(model(), workplace / "crashing.onnx")
+    answer = onnxopt("lower", "crashing.onnx", "-o", "lowered.onnx")
+    assert answer.code == 2
+    assert CRASHED.search(" ".join(answer.err.split()))
+    assert not Path("lowered.onnx").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["list", "audit", "run"])
+def test_no_command_ends_of_such_a_model(workplace, command):
+    write(workplace / "some" / "crashing", split())
+    (workplace / "crashing.yaml").write_text(YAML)
+    done = run_command(command, "crashing.yaml", "some", cwd=workplace)
+    # An audit grades cases of operators with a formula, and there are none.
+    assert done.returncode == (5 if command == "audit" else 2)
+    assert "Traceback" not in done.stderr

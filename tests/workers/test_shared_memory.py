@@ -1,0 +1,154 @@
+"""Large values pass between the runner and a worker through files in memory, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import runpy
+import sys
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx_directories import identity, make_directory, tensor, tensor_type
+
+from onnxopt_cli.workers import shared_memory, worker_process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
+
+COUNT = shared_memory.LARGE // 4 + 5
+LARGE = np.arange(COUNT, dtype=np.float32)
+PLUGIN = """\
+import os
+import signal
+from onnxopt_cli.workers import worker_messages as messages
+
+honest = messages.fill
+CHANGES = {
+    "cut short": lambda file, size: os.ftruncate(file, 100) or size,
+    "longer": lambda file, size: os.ftruncate(file, size + 4096) or size + 4096,
+    "announced": lambda file, size: size + 4096,
+    "enormous": lambda file, size: 1 << 60,
+    "negative": lambda file, size: -size,
+    "no number": lambda file, size: [size],
+}
+
+class Backend:
+    def run(self, model, inputs):
+        way = str(inputs["way"].item())
+        messages.fill = honest
+        if way in CHANGES:
+            messages.fill = lambda file, *rest: CHANGES[way](file, honest(file, *rest))
+        if way == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        outputs = [inputs["x"].copy(), inputs["way"].copy()]
+        if way == "written":
+            inputs["x"][-1] += 1
+        if way == "wrong":
+            outputs[0][-1] += 1
+        if way == "another type":
+            outputs[0] = outputs[0].astype("float64")
+        return outputs
+"""
+OUTCOMES = {
+    "cut short": "protocol",
+    "longer": "protocol",
+    "announced": "protocol",
+    "enormous": "protocol",
+    "negative": "protocol",
+    "no number": "protocol",
+    "killed": "crash",
+    "written": "fail",
+    "wrong": "fail",
+    "another type": "fail",
+    "right": "pass",
+}
+
+
+def outcomes(onnxopt, workplace, ways):
+    (workplace / "plugin.py").write_text(PLUGIN)
+    types = {"x": tensor_type(shape=[COUNT]), "way": tensor_type(8, [])}
+    large = tensor(LARGE)
+    for way in ways:
+        values = [large, tensor(np.array(way, object))]
+        make_directory(workplace / "cases" / f"test_{way}", identity(types), values, values)
+    onnxopt(
+        *("run", "cases", "-b", "python:plugin.py:Backend", "--rtol", "0", "--atol", "0"),
+        *("--no-explain", "--report", "json=found.json"),
+    )
+    results = json.loads((workplace / "found.json").read_text())["results"]
+    return {it["case"].split("/")[1].removeprefix("test_"): it for it in results}
+
+
+def test_each_answer_has_its_own_verdict(workplace, onnxopt):
+    results = outcomes(onnxopt, workplace, OUTCOMES)
+    assert {way: it["outcome"] for way, it in results.items()} == OUTCOMES
+    assert results["written"]["message"] == "inputs changed: x"
+    assert "shared less than" in results["cut short"]["message"]
+    assert "belong to no value" in results["longer"]["message"]
+    assert "shared something else than" in results["enormous"]["message"]
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [(worker_process, "memory_file", lambda: -1), (shared_memory.os, "pwrite", no_room)],
+)
+def test_without_such_files_values_pass_through_the_channel(
+    workplace, onnxopt, monkeypatch, module, name, instead
+):
+    monkeypatch.setattr(module, name, instead)
+    results = outcomes(onnxopt, workplace, ["right", "wrong", "written"])
+    assert {way: it["outcome"] for way, it in results.items()} == {
+        "right": "pass",
+        "wrong": "fail",
+        "written": "fail",
+    }
+
+
+ADAGRAD = """\
+import numpy as np
+
+def adagrad(R, T, X, G, H):
+    H = H + G * G
+    return [X - R * G / (np.sqrt(H) + np.float32(0.5)), H]
+
+class Backend:
+    def run(self, model, inputs):
+        with open(ASKED, "a") as file:
+            file.write("asked\\n")
+        return adagrad(**inputs)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
+def test_a_large_case_is_asked_of_the_backend_once(workplace, onnxopt, stored, outcome):
+    """Not again because it holds its outputs; and at once, before what is stored is looked at."""
+    (workplace / "plugin.py").write_text(
+        ADAGRAD.replace("REFERENCE_WORKER", repr(str(workplace / "asked")))
+    )
+    count, names = 9 << 20, ["R", "T", "X", "G", "H"]
+    large = np.random.default_rng(1).random(count, np.float32)
+    values = [np.float32(0.1), np.int64(3), large, large, large]
+    outputs = runpy.run_path(str(workplace / "plugin.py"))["adagrad"](*values)
+    outputs[0][-1] *= stored
+    operator = {"domain": "ai.onnx.preview.training", "epsilon": 0.5}
+    types = [tensor_type(1, []), tensor_type(7, []), *[tensor_type(1, [count])] * 5]
+    node = helper.make_node("Adagrad", names, ["X_new", "H_new"], **operator)
+    info = [
+        helper.make_value_info(name, it)
+        for name, it in zip([*names, *node.output], types, strict=True)
+    ]
+    model = helper.make_model(
+        helper.make_graph([node], "large", info[:5], info[5:]),
+        opset_imports=[helper.make_opsetid(operator["domain"], 1)],
+    )
+    make_directory(workplace / "test_large", model, map(tensor, values), map(tensor, outputs))
+    said = onnxopt("run", "test_large", "-b", "python:plugin.py:Backend", "--no-explain")
+    assert outcome in said.out
+    assert (workplace / "asked").read_text() == "asked\n"
