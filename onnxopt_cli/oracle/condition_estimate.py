@@ -65,7 +65,12 @@ from onnxopt_cli.oracle.rounding.coordinates import (
     sizes,
 )
 from onnxopt_cli.oracle.rounding.determinants import determinant_scale
-from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
+from onnxopt_cli.oracle.rounding.exponentials import (
+    OPERATORS,
+    SHARES,
+    in_one_pass,
+    moved_logarithms,
+)
 from onnxopt_cli.oracle.rounding.fast_algorithms import (
     convolution_scale,
     mixes_infinite,
@@ -133,6 +138,9 @@ _LEAST_STEPS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
+# Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
+# units of this share of it make 4 roundings.
+_SHARE_OF_LARGEST = 1 / 4
 # Operators that average, and may scale each term before they add up.
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 _MAX_MESSAGE_CHARS = 200
@@ -875,6 +883,10 @@ class _Drawing:
         elif found.row is Rounds.NORMALIZE:
             moving = partial(self._of_averages, place.inner * self._step)
             with moved_averages(moving, partial(_uncertain, place.roundoff)):
+                outputs = compute(*moved)
+        elif node.op_type in SHARES:
+            inner = roundoff if place.roundoff <= _SINGLE else _SINGLE
+            with moved_logarithms(lambda it: inner * self._roundings(it) * _SHARE_OF_LARGEST * it):
                 outputs = compute(*moved)
         else:
             outputs = compute(*moved)

@@ -86,3 +86,27 @@ def test_a_running_sum_over_a_long_ascent_is_right_and_ten_times_its_error_is_no
     assert shares(model, inputs, value).max() <= 1
     off = 10 * np.abs(value / exact - 1).max()
     assert shares(model, inputs, exact * (1 + off)).min() > 1
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"])
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize("mean", [0, 100, 1e4])
+def test_the_logarithm_of_a_sum_may_be_added_to_the_largest_operand(operator, opset, mean):
+    random = np.random.default_rng(opset)
+    x = (mean + 2 * random.standard_normal((500, 3))).astype(np.float32)
+    inputs, attributes = {"x": x}, {"axis": 1}
+    largest = x.max(1, keepdims=True)
+    logarithm = largest + np.log(np.exp(x - largest).sum(1, keepdims=True))
+    value = np.exp(x - logarithm) if operator == "Softmax" else x - logarithm
+    wide = x.astype(np.float64) - x.max(1, keepdims=True)
+    exact = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    if operator == "SoftmaxCrossEntropyLoss":
+        inputs["target"], attributes = random.integers(0, 3, 500), {"reduction": "none"}
+        value, exact = (-it[np.arange(500), inputs["target"]] for it in (value, exact))
+    elif operator == "Softmax":
+        exact = np.exp(exact)
+    model = model_of(operator, inputs, opset=opset, **attributes)
+    assert shares(model, inputs, value).max() <= 1
+    # exp(x) as a power of two rounds each scaled operand, which moves results by as much.
+    off = 50 * np.abs(value - exact).max()
+    assert (shares(model, inputs, exact + off) > 1).mean() >= 0.95

@@ -6,6 +6,7 @@ All yield the largest operand, or what stands for it, and the sum relative to it
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
@@ -15,6 +16,10 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.rounding.patched_functions import replaced
 
+# Nothing is left of a logarithm that moves this far, and its exponential does not overflow.
+MAX_MOVE = 100.0
+#: Operators whose results are shares of such a sum, or logarithms of shares.
+SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
 #: Operators that divide by such a sum, or take its logarithm.
 OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
 
@@ -64,6 +69,22 @@ def _in_a_row(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))
     moved = np.moveaxis(x, along, range(len(along)))
     return moved.reshape(prod(x.shape[at] for at in along), -1), shape
+
+
+def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
+    """Perturb the logarithm of a sum in a block, as adding it to the largest operand does.
+
+    Args:
+        move: returns the error of the logarithm, given the largest operand.
+    """
+    kept = summed
+
+    def moved(x: Array, axes: Any) -> tuple[Array, Array]:
+        largest, total = kept(x, axes)
+        finite = np.where(np.isfinite(largest), largest, 0.0)
+        return largest, total * np.exp(np.clip(move(finite), -MAX_MOVE, MAX_MOVE))
+
+    return replaced((sys.modules[__name__], "summed", moved))
 
 
 def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
