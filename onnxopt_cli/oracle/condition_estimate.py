@@ -138,6 +138,8 @@ _LEAST_STEPS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
+# 16 units of this share of an activation's range make 4 roundings.
+_SHARE_OF_GATES = 1 / 4
 # Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
 # units of this share of it make 4 roundings.
 _SHARE_OF_LARGEST = 1 / 4
@@ -897,7 +899,8 @@ class _Drawing:
         if several or found.row in (Rounds.PRODUCT, Rounds.EXPONENTIALS):
             roundoff *= _root(found, place.roundoff)
         scales = place.scales or [
-            _scale(node, found.row, it) if is_wide(it) and it.size else 0.0 for it in outputs
+            _scale(node, found.row, it, place.roundoff) if is_wide(it) and it.size else 0.0
+            for it in outputs
         ]
         least = _LEAST_STEPS[place.roundoff] * self._step
         return [
@@ -933,10 +936,12 @@ def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: floa
     return np.asarray(moves * roundoff * error + np.clip(moves * least, -size, size))
 
 
-def _scale(node: Any, row: Rounds, output: Array) -> Any:
+def _scale(node: Any, row: Rounds, output: Array, roundoff: float) -> Any:
     """Return to what an output is right, beside its own size: the largest that is mixed with it."""
     if row is Rounds.GATES:
-        return max(1.0, _largest(output))
+        # In 16 bits, states and gates are rounded to the model's type at each step.
+        share = 1.0 if roundoff > _SINGLE else _SHARE_OF_GATES
+        return share * max(1.0, _largest(output))
     if row is Rounds.EXPONENTIALS:
         # The sum is 1 or more before its logarithm is taken.
         return 0.0 if node.op_type == "Softmax" else 1.0

@@ -1,0 +1,103 @@
+"""Recurrent operators: right forms pass over long sequences, and larger errors fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_fast_algorithms import model_of, shares
+
+HIDDEN, INPUTS = 8, 5
+
+
+def by_exponential(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def by_tanh(x):
+    return x.dtype.type(0.5) + x.dtype.type(0.5) * np.tanh(x.dtype.type(0.5) * x)
+
+
+def in_order(a, b):
+    return sum(a[:, at, None] * b[at] for at in range(a.shape[1]))
+
+
+def at_once(a, b):
+    return a @ b
+
+
+def lstm(x, weights, bias, sigmoid, multiplied):
+    own, recurrent = weights
+    state = cell = np.zeros((x.shape[1], HIDDEN), x.dtype)
+    outputs = []
+    for step in x:
+        gates = multiplied(step, own.T) + multiplied(state, recurrent.T) + bias
+        enter, leave, forget, new = np.split(gates, 4, axis=1)
+        cell = sigmoid(forget) * cell + sigmoid(enter) * np.tanh(new)
+        state = sigmoid(leave) * np.tanh(cell)
+        outputs.append(state)
+    return np.array(outputs)[:, None]
+
+
+def gru(x, weights, bias, sigmoid, multiplied, blended=False):
+    own, recurrent = (np.split(it, 3) for it in weights)
+    state = np.zeros((x.shape[1], HIDDEN), x.dtype)
+    outputs = []
+    for step in x:
+        update, reset, new = (
+            multiplied(step, it.T) + part for it, part in zip(own, np.split(bias, 3), strict=True)
+        )
+        update = sigmoid(update + multiplied(state, recurrent[0].T))
+        reset = sigmoid(reset + multiplied(state, recurrent[1].T))
+        new = np.tanh(new + multiplied(reset * state, recurrent[2].T))
+        if blended:
+            state = new + update * (state - new)
+        else:
+            state = (1 - update) * new + update * state
+        outputs.append(state)
+    return np.array(outputs)[:, None]
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+@pytest.mark.parametrize("steps", [2, 60])
+@pytest.mark.parametrize("bias", [0, 3])
+@pytest.mark.parametrize("size", [1, 5])
+def test_right_recurrences_pass_and_forty_times_their_errors_fail(operator, steps, bias, size):
+    random = np.random.default_rng(steps)
+    gates, compute = (4, lstm) if operator == "LSTM" else (3, gru)
+    x = (size * random.standard_normal((steps, 2, INPUTS))).astype(np.float32)
+    own = (random.standard_normal((gates * HIDDEN, INPUTS)) / 2).astype(np.float32)
+    recurrent = (random.standard_normal((gates * HIDDEN, HIDDEN)) / 3).astype(np.float32)
+    both = np.full(gates * HIDDEN, bias, np.float32)
+    inputs = {"x": x, "w": own[None], "r": recurrent[None]}
+    inputs["b"] = np.concatenate([both, np.zeros_like(both)])[None]
+    model = model_of(operator, inputs, hidden_size=HIDDEN)
+    wide = (x.astype(float), [own.astype(float), recurrent.astype(float)], both.astype(float))
+    exact = compute(*wide, by_exponential, at_once)
+    largest = 0.0
+    for sigmoid in (by_exponential, by_tanh):
+        for multiplied in (at_once, in_order):
+            ways = [{}] if operator == "LSTM" else [{"blended": False}, {"blended": True}]
+            for way in ways:
+                value = compute(x, [own, recurrent], both, sigmoid, multiplied, **way)
+                assert value.dtype == np.float32
+                assert shares(model, inputs, value).max() <= 1
+                largest = max(largest, np.abs(value - exact).max())
+    for sign in (1, -1):
+        assert (shares(model, inputs, exact + sign * 40 * largest) > 1).mean() >= 0.9
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_small_outputs_are_judged_by_a_few_roundings_of_an_activation(operator):
+    random = np.random.default_rng(7)
+    gates = 4 if operator == "LSTM" else 3
+    inputs = {"x": (1e-2 * random.standard_normal((3, 2, INPUTS))).astype(np.float32)}
+    for name, columns in (("w", INPUTS), ("r", HIDDEN)):
+        inputs[name] = random.standard_normal((1, gates * HIDDEN, columns)).astype(np.float32)
+    model = model_of(operator, inputs, hidden_size=HIDDEN)
+    weights = [inputs[name][0].astype(float) for name in ("w", "r")]
+    compute = lstm if operator == "LSTM" else gru
+    exact = compute(
+        inputs["x"].astype(float), weights, np.zeros(gates * HIDDEN), by_exponential, at_once
+    )
+    assert shares(model, inputs, exact + 2.0**-24).max() <= 1
+    assert shares(model, inputs, exact + 10 * 2.0**-24).min() > 1
