@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.node_model import PLAIN
+from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
 from onnxopt_cli.operators.registry import OPERATORS
 from onnxopt_cli.suites.catalogue import suites
@@ -52,7 +52,7 @@ def _is_special(case: CaseTemplate) -> bool:
 
 #: A dimension, and whether a case asks for it.
 DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
-    "names, orders and initializers of the graph": lambda it: it.wiring is not PLAIN,
+    "names, orders and initializers of the graph": lambda it: it.wiring is not PLAIN_WIRING,
     "one value for two inputs": lambda it: any(
         name in it.inputs and name not in it.wiring.names for name in it.wiring.names.values()
     ),

@@ -88,7 +88,7 @@ def suites() -> dict[str, Suite]:
     named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_suite, suite), "11") for suite in named},
+        **{suite: Suite(whole, partial(_of_suite, suite), "12") for suite in named},
         "trajectories": Suite(
             "what a wrong implementation drifts from in many steps", trajectories, "1"
         ),

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.suites.case_template import Author
+from onnxopt_cli.suites.case_template import COUNT, Author
 
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: Signs of two infinities: alike and unlike.
@@ -42,7 +42,9 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     for kind, tensors in _infinite_pairs(author).items():
         yield author.ask(f"special_pairs{kind}", about, tensors=tensors, turn=False)
     about = "Zeros, NaN and infinities in double: catches what is replaced there alone."
-    for count in (3, 0) if author.operator.counts else (3,):
+    counts = (COUNT,) if thorough else ()
+    counts += (0,) if author.operator.counts else ()
+    for count in counts:
         for kind, tensors in _special_tensors(author).items():
             yield author.ask(
                 f"special_double{'_T_0' * (not count)}{kind}", about, tensors=tensors,

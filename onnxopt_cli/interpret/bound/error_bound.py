@@ -244,10 +244,14 @@ def bounded_outputs(
     """
     floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda it: np.finfo(it).eps), Level.SCALAR)
-    # What an output adds to keeps its digits beside coarser tensors, as a tensor does.
+    # A carried scalar in double keeps its digits beside float32 tensors, as a tensor does.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
-    carried = [id(value) for scalar, value in scalars if scalar.name in likes]
+    carried = [
+        id(value)
+        for scalar, value in scalars
+        if scalar.name in likes and value.dtype != coarsest.dtype
+    ]
 
     def outputs(operator: Operator) -> list[tuple[tuple[Bounded, ...], T, T]]:
         results = replace(call, operator=operator).apply(
