@@ -42,7 +42,7 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     for kind, tensors in _infinite_pairs(author).items():
         yield author.ask(f"special_pairs{kind}", about, tensors=tensors, turn=False)
     about = "Zeros, NaN and infinities in double: catches what is replaced there alone."
-    counts = (COUNT,) if thorough else ()
+    counts: tuple[int, ...] = (COUNT,) if thorough else ()
     counts += (0,) if author.operator.counts else ()
     for count in counts:
         for kind, tensors in _special_tensors(author).items():
