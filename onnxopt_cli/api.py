@@ -30,6 +30,7 @@ from onnxopt_cli.backends.configuration import (
     known_configuration,
     read_configuration,
 )
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import CAPABILITIES, choose
 from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
 from onnxopt_cli.config.run_config import (
@@ -43,7 +44,6 @@ from onnxopt_cli.config.run_config import (
     Shard,
     ToleranceRule,
 )
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
@@ -55,10 +55,10 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.errors import (
     BackendUnavailable,
+    Fault,
     InvalidCase,
     NothingSelected,
     OnnxoptError,
-    Problem,
     UsageError,
 )
 from onnxopt_cli.operators import registry as known_operators
@@ -140,7 +140,7 @@ _LAZY_NAMES = {
     "update_expectations": "run.expectations.expectation_update",
 }
 T = TypeVar("T")
-_Problems: TypeAlias = list[Problem] | tuple[Problem, ...]
+_Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
 _EXECUTION, _JUDGING = Execution(), Judging()
 
 

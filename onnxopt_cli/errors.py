@@ -53,7 +53,7 @@ class UsageError(OnnxoptError):
 
 
 @dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
-class Problem:
+class Fault:
     """One thing wrong with a case file.
 
     Attributes:
@@ -73,7 +73,7 @@ class InvalidCase(OnnxoptError):
 
     exit_code = 2
 
-    def __init__(self, problems: list[Problem] | tuple[Problem, ...], *, hint: str = "") -> None:
+    def __init__(self, problems: list[Fault] | tuple[Fault, ...], *, hint: str = "") -> None:
         super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
         self.problems = tuple(problems)
 

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from onnxopt_cli.core.case import Case
+    from onnxopt_cli.cases.case import Case
     from onnxopt_cli.core.result import Result
     from onnxopt_cli.errors import OnnxoptError
 

@@ -32,8 +32,8 @@ import onnx
 from mpmath import mp, mpf
 
 from onnxopt_cli import api
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.corpora import corpus
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.result import Outcome, Result
 
 mp.dps = 60
@@ -325,14 +325,14 @@ RANDOM_OPERATORS: Mapping[str, Callable[..., bool]] = {
 
 
 def check_elements(
-    row: Mapping[str, Any], node: onnx.NodeProto, content: Content
+    row: Mapping[str, Any], node: onnx.NodeProto, content: Problem
 ) -> Iterator[bool]:
     """Print the recorded elements of an output, and yield whether each is correct."""
     attributes = {
         attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
     }
     inputs = [content.inputs.get(name) if name else None for name in node.input]
-    dtype = (content.expected or {})[row["output"]].dtype
+    dtype = (content.stored or {})[row["output"]].dtype
     u = mpf(float(ml_dtypes.finfo(dtype).eps)) / 2 if dtype.kind not in "biu" else mpf(0)
     for index, recorded in row["elements"]:
         value = mpf(float.fromhex(recorded) if isinstance(recorded, str) else recorded)
@@ -362,10 +362,10 @@ def check(file: Path = RECORDED) -> int:
     unconfirmed = 0
     for row in recorded["rows"]:
         print(f"{row['case']} on {row['backend']}: {row['verdict']} by the conditioned tolerance")
-        content = cases[row["case"]].read()
+        content = cases[row["case"]].load()
         # An expanded case has the same inputs, and a graph instead of the node.
         unexpanded = cases.get(re.sub(r"_expanded(_ver\d+)?", "", row["case"]))
-        (node,) = (unexpanded.read() if unexpanded else content).model.graph.node
+        (node,) = (unexpanded.load() if unexpanded else content).model.graph.node
         correct = all(list(check_elements(row, node, content)))
         if correct != (row["verdict"] == "pass"):
             unconfirmed += 1

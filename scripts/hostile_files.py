@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-#: The files of one input by path. Content that begins with ``->`` is the target of a link.
+#: The files of one input by path. Problem that begins with ``->`` is the target of a link.
 Seed = Mapping[str, bytes]
 
 _HEAD = "onnxopt: 1\nsuite: s\ncases:\n"

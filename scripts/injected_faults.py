@@ -671,8 +671,8 @@ def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[N
     for case in collect(targets).cases:
         if only and not set(only) & set(case.operators):
             continue
-        content = case.read()
-        if not content.rejects and content.trajectory is None:
+        content = case.load()
+        if not content.must_reject and content.trajectory is None:
             call = sole_call(content.model, content.inputs)
             if call is not None:
                 nodes.setdefault(call.operator.name, []).append(Node(call, case.id))

@@ -38,7 +38,7 @@ def main(name: str = "onnx-node") -> None:
     count: defaultdict[str, int] = defaultdict(int)
     rest: defaultdict[str, list[str]] = defaultdict(list)
     for case in corpus(name)[0]:
-        content = case.read()
+        content = case.load()
         key = expected_result(content, case.location, judging)
         answer = reference_oracle.ask(content, key)
         complete = key if answer is None else answer()

@@ -41,8 +41,8 @@ from digits_network import (
 
 from onnxopt_cli.backends.protocol import Backend, normalise_outputs
 from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.interpret.lower.lower_model import lower
 
@@ -344,7 +344,7 @@ def export_step(folder: Path, backend: Backend, images: Images, seed: int) -> No
     batch = Images(images.pixels[:EXPORTED_BATCH], images.labels[:EXPORTED_BATCH])
     values = trainer.inputs(state.tensors, state.steps, batch)
     inputs = {value.name: values[value.name] for value in model.graph.input}
-    write_directory(folder, Content(model, inputs, PreparedModel(backend, model).run(inputs)))
+    write_directory(folder, Problem(model, inputs, PreparedModel(backend, model).run(inputs)))
 
 
 def main() -> int:

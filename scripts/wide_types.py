@@ -30,8 +30,8 @@ def main() -> int:
     """Print what was counted."""
     counted = Counter[str]()
     for case in api.load(str(Path(__file__).parent.parent / "cases")):
-        content = case.read()
-        call = None if content.rejects else sole_call(content.model, content.inputs)
+        content = case.load()
+        call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:
             for own, quad in zip(bound(call), bound(call, wide=QuadPrecDType()), strict=True):
                 if own.expected.dtype == np.float64:

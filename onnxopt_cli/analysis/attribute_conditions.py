@@ -14,7 +14,7 @@ from typing import TypeAlias
 import onnx
 from onnx import AttributeProto, helper
 
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.record import (
     UNEXPLAINED,
     Cause,
@@ -124,7 +124,7 @@ def _settings(case: Case | None) -> _Condition | None:
     if case is None:
         return None
     try:
-        model = case.read().model
+        model = case.load().model
     except InvalidCase:
         return None
     if len(model.graph.node) != 1:

@@ -15,15 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.interpret.reformulations import reformulations
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.mutation.mutants import mutants
@@ -159,27 +158,27 @@ class MutationScore:
 
 def find_trials(
     cases: Sequence[Case], judging: Judging
-) -> tuple[dict[str, list[AuditedCase]], list[Problem]]:
+) -> tuple[dict[str, list[AuditedCase]], list[Fault]]:
     """Read the cases that can be audited, by the name of their operator.
 
     Returns:
         The trials of each operator, smallest first, and what is wrong with invalid cases.
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in OPERATORS}
-    problems: list[Problem] = []
+    problems: list[Fault] = []
     for case in cases:
         try:
-            content = case.read()
+            problem = case.load()
             # What a wrong implementation does in one step, the other cases ask.
-            if content.rejects or content.trajectory:
+            if problem.must_reject or problem.trajectory:
                 continue
-            key = _at_once(expected_result(content, case.location, judging))
-            call = sole_call(content.model, content.inputs)
+            key = _at_once(expected_result(problem, case.location, judging))
+            call = problem.call
         except InvalidCase as error:
             problems += error.problems
             continue
         if key.contradictions:
-            problems.append(Problem(str(case.location), f"{case.id}: contradicts the formula"))
+            problems.append(Fault(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
             trials[call.operator.name].append(AuditedCase(case.id, call, key.of_node))
     for mine in trials.values():

@@ -23,9 +23,9 @@ from onnxopt_cli.analysis.audit import (
     implementation,
     outcome,
 )
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
     number_from_json,

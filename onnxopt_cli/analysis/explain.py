@@ -40,8 +40,8 @@ from onnxopt_cli.analysis.reproduce import (
     returned_arrays,
     returns,
 )
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import (
     UNEXPLAINED,
     Cause,
@@ -248,12 +248,12 @@ class _Search:
         self, case: Case | None, submit: Submit, only: frozenset[str]
     ) -> Iterator[WrongNode]:
         try:
-            content = case.read() if case else None
+            problem = case.load() if case else None
         except (InvalidCase, NodeError, MemoryError):
             return
-        if content and content.trajectory is None:
-            arrays = {k: it for k, it in content.inputs.items() if isinstance(it, np.ndarray)}
-            yield from wrong_nodes(content.model, arrays, submit, only)
+        if problem and problem.trajectory is None:
+            arrays = {k: it for k, it in problem.inputs.items() if isinstance(it, np.ndarray)}
+            yield from wrong_nodes(problem.model, arrays, submit, only)
 
     def alone(self, *, likely: bool) -> Iterator[None]:
         """Read the failing cases, and try each known mistake alone.

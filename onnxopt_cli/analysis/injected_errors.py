@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import (
     Execution,
     Judging,
     LoweringMode,
     ToleranceRule,
 )
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
@@ -156,15 +156,15 @@ def _asked(
     case: Case, judging: Judging, reference_oracle: ReferenceOracle
 ) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
     try:
-        content = case.read()
-        if content.rejects or content.expected is None:
+        problem = case.load()
+        if problem.must_reject or problem.stored is None:
             return
-        key = expected_result(content, case.location, judging)
+        key = expected_result(problem, case.location, judging)
     except InvalidCase:
         return
-    names = operator_names(content.model)
-    operator = names[0] if len(content.model.graph.node) == 1 else "(several)"
-    complete = reference_oracle.ask(content, key) or (lambda: key)
+    names = operator_names(problem.model)
+    operator = names[0] if len(problem.model.graph.node) == 1 else "(several)"
+    complete = reference_oracle.ask(problem, key) or (lambda: key)
     yield lambda: _of_case(case.id, operator, key, complete())
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
@@ -25,7 +25,6 @@ from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.bound.error_bound import FACTOR, bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.oracle.expected import Expected, expected_result
 from onnxopt_cli.run.judge import KEPT_BYTES
@@ -81,17 +80,17 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
     if case is None:
         return "not found"
     try:
-        content = case.read()
-        if content.trajectory is not None:
+        problem = case.load()
+        if problem.trajectory is not None:
             return "trajectory"
-        if content.rejects:
+        if problem.must_reject:
             return "wrongly accepted" if result.outcome is Outcome.FAIL else str(result.outcome)
-        call = sole_call(content.model, content.inputs)
+        call = problem.call
         if call is None:
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, Expected({}, {}))
-        key = expected_result(content, case.location, judging)
+        key = expected_result(problem, case.location, judging)
         seen = Observation(result.case, call, key.of_node)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"

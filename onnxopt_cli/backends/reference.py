@@ -60,9 +60,13 @@ class NumpyBackend(Backend):
             return _prepared(_evaluator_class()(dense))
 
 
-def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array]:
+def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
     # Not None: only models that are one node of ours come here.
-    call = cast("Call[Array]", sole_call(model, inputs))
+    return compute_node(model, cast("Call[Array]", sole_call(model, inputs)))
+
+
+def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
+    """Return the outputs, in the graph's order, of a model that is one node with this call."""
     outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
     return [outputs[output.name] for output in model.graph.output]
 

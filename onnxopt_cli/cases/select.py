@@ -15,10 +15,10 @@ from typing import NoReturn
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import Filters
-from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import working_folder, write_atomically
 from onnxopt_cli.core.result import (
@@ -38,7 +38,6 @@ from onnxopt_cli.errors import (
     OnnxoptError,
     UsageError,
 )
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.nodes import operator_names
 
 # What failed last, for --lf and --ff, is kept in the cache, and never in the way of a run: a file
@@ -170,7 +169,7 @@ def operators_of(case: Case) -> tuple[str, ...]:
     if case.operators is not None:
         return case.operators
     try:
-        return operator_names(case.read().model)
+        return operator_names(case.load().model)
     except InvalidCase:
         return ()
 
@@ -312,17 +311,17 @@ _EXACT_COUNT = 2**24
 _LARGE_ELEMENTS = 10_000
 
 
-def capabilities(content: Content) -> tuple[str, ...]:
+def capabilities(problem: Problem) -> tuple[str, ...]:
     """Return the capabilities that a case needs, in the order of :data:`CAPABILITIES`."""
-    course, model, inputs = content.trajectory, content.model, content.inputs
+    course, inputs = problem.trajectory, problem.inputs
     given: list[Value] = [*inputs.values()]
     if course is not None:
         given += course.series.values()
         first = course.inputs(
             1, course.state, lambda array: array, lambda it, like: like.astype(it.dtype)
         )
-        model, inputs = course.model, first
-    stored = [*(content.expected or {}).values()]
+        inputs = first
+    stored = [*(problem.stored or {}).values()]
     for values in (given, stored):
         # It grows by what sequences and maps hold.
         for value in values:
@@ -332,16 +331,16 @@ def capabilities(content: Content) -> tuple[str, ...]:
     arrays = mine + [it for it in stored if isinstance(it, np.ndarray)]
     floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
-    attributes = (it.f for node in content.model.graph.node for it in node.attribute)
+    attributes = (it.f for node in problem.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
-    call = None if content.rejects else sole_call(model, inputs)
+    call = None if problem.must_reject else problem.call
     groups = call.groups if call else ()
     needed = {
         "double": any(it.dtype == np.float64 for it in floats),
         "mixed-types": len(types) > 1,
         "many-tensors": len(groups) > 1,
         "broadcasting": any(it.shape != group[0].shape for group in groups for it in group),
-        "refusals": content.rejects,
+        "refusals": problem.must_reject,
         "not-finite": not (
             all(map(math.isfinite, attributes)) and all(np.isfinite(it).all() for it in floats)
         ),
@@ -355,7 +354,7 @@ def capabilities(content: Content) -> tuple[str, ...]:
 def capabilities_of(case: Case) -> tuple[str, ...]:
     """Return the capabilities that a case needs; none if it cannot be read."""
     try:
-        return capabilities(case.read())
+        return capabilities(case.load())
     except (InvalidCase, NodeError, MemoryError):
         # Running it says so.
         return ()

@@ -26,8 +26,8 @@ from onnxopt_cli.config.run_config import (
 )
 
 if TYPE_CHECKING:
-    from onnxopt_cli.core.case import Case
-    from onnxopt_cli.errors import Problem
+    from onnxopt_cli.cases.case import Case
+    from onnxopt_cli.errors import Fault
 
 
 @click.command("audit")
@@ -88,7 +88,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if options["json_path"] is not None:
         require_place("--json", options["json_path"])
         silence_output()
-    problems: list[Problem] = []
+    problems: list[Fault] = []
     chosen = api.load(*targets, operators=operators, invalid=problems.extend, telling=ticking)
     tell_problems(problems)
     if not chosen:
@@ -105,7 +105,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
 
 
 def _scored(
-    chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Problem]
+    chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Fault]
 ) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
     from onnxopt_cli import api

@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -142,7 +142,7 @@ def ticking(
         yield pace.tell
 
 
-def tell_problems(problems: Iterable[Problem]) -> None:
+def tell_problems(problems: Iterable[Fault]) -> None:
     """Say what is wrong with case files."""
     for problem in problems:
         stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))

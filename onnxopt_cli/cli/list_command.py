@@ -29,10 +29,10 @@ def command(targets: tuple[str, ...], **filters: Any) -> int:
         ticking,
     )
     from onnxopt_cli.core.text import printable
-    from onnxopt_cli.errors import Problem
+    from onnxopt_cli.errors import Fault
     from onnxopt_cli.report.listing import case_table
 
-    problems: list[Problem] = []
+    problems: list[Fault] = []
     chosen = api.load(*targets, **filters, invalid=problems.extend, tell=note, telling=ticking)
     tell_problems(problems)
     console = stdout()

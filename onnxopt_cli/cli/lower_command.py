@@ -37,9 +37,9 @@ def command(source: Path, target: Path) -> None:
     from onnxopt_cli.core.files import write_atomically
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import (
+        Fault,
         InvalidCase,
         NodeError,
-        Problem,
     )
     from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
     from onnxopt_cli.interpret.lower.lower_model import lower
@@ -52,7 +52,7 @@ def command(source: Path, target: Path) -> None:
         _check(model)
         lowering = lower(model)
     except NodeError as error:
-        problem = Problem(printable(str(source)), printable(error.message, lines=True))
+        problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
     # A failure here is a defect of ours; no file comes of it.
     check_model(lowering.model, full=True)

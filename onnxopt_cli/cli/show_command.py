@@ -69,7 +69,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         if collection.problems:
             raise InvalidCase(collection.problems)
         for case in collection.cases:
-            console.print(*case_page(case, case.read()), sep="\n")
+            console.print(*case_page(case, case.load()), sep="\n")
             console.print()
 
 

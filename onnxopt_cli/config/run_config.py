@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxopt_cli.config.settings import (
     File,
@@ -27,9 +26,6 @@ from onnxopt_cli.config.settings import (
     setting,
 )
 from onnxopt_cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from onnxopt_cli.core.case import Case
 
 #: The multiple of the error bound that a derived tolerance allows.
 FACTOR = 4.0
@@ -104,10 +100,6 @@ class Shard:
         name = case.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.count == self.index - 1
-
-    def choose(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that belong to the shard, in their order."""
-        return [case for case in cases if self.holds(case.id)]
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class RunRecord:
     backends: tuple[BackendIdentity, ...]
     options: Mapping[str, Any]
     results: tuple[Result, ...]
-    problems: tuple[Problem, ...] = ()
-    findings: tuple[Problem, ...] = ()
+    problems: tuple[Fault, ...] = ()
+    findings: tuple[Fault, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     exit_code: int | None = None
     started: str = ""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.values import Value
 
 
@@ -129,12 +129,6 @@ class Result:
         if self.standing is None:
             return self.outcome in HARMLESS
         return self.standing is Standing.EXPECTED
-
-
-def unanswered(case: Case, backend: str, why: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
-    """Return the result of a case to which there is no response; as a rule it did not run."""
-    operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend, outcome, message=why)
 
 
 def with_shared(result: Result, **shared: object) -> Result:

@@ -15,9 +15,10 @@ from onnxopt_cli.analysis.reproduce import (
     observe,
     reproduces,
 )
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case, Location
 from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     HARMLESS,
@@ -69,8 +70,8 @@ class Trial:
     @property
     def size(self) -> tuple[int, int]:
         """Number of input elements, and bytes of the case's files."""
-        content = self.case.read()
-        elements = sum(getattr(value, "size", 0) for value in content.inputs.values())
+        problem = self.case.load()
+        elements = sum(getattr(value, "size", 0) for value in problem.inputs.values())
         return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
@@ -80,9 +81,9 @@ def attempt(example: Example, executor: Executor) -> Trial:
     Raises:
         BackendUnavailable: if the backend cannot be restarted, or the user interrupted the search.
     """
-    content = example.content()
-    case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: content)
-    pending = executor.submit(Order(content.model, content.inputs))
+    problem = example.problem()
+    case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: problem)
+    pending = executor.submit(Order(problem.model, problem.inputs))
     judging = Judging()
     loaded_case = with_expected(load_case(case), judging)
     assert not loaded_case.invalid, loaded_case.invalid  # noqa: S101 - else a defect of the strategies

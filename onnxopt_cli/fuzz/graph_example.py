@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.cases.yaml.case_writer import model_yaml_text
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.fuzz.choices import SHAPES, Source
@@ -75,9 +75,9 @@ class GraphExample:
     breach: str = ""
     subject: str = "several nodes"
 
-    def content(self) -> Content:
-        """Return the content that ``onnxopt run`` reads from the case's files."""
-        return Content(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
+    def problem(self) -> Problem:
+        """Return the problem that ``onnxopt run`` reads from the case's files."""
+        return Problem(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the case file and the model file, by name."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.fuzz.choices import (
     SHAPES,
@@ -68,17 +68,17 @@ class NodeExample:
         """The operator's name."""
         return self.operator.name
 
-    def content(self) -> Content:
-        """Return the content that ``onnxopt run`` reads from the case's file."""
+    def problem(self) -> Problem:
+        """Return the problem that ``onnxopt run`` reads from the case's file."""
         if self.breach:
             # The round trip makes sure that a case file can express the example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - the writer's text is valid
-            return cases[0].read()
+            return cases[0].load()
         model = formula_model(
             self.operator, self.attributes, list(self.inputs.values()), graph_name=NAME
         )
-        return Content(model, self.inputs, None)
+        return Problem(model, self.inputs, None)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the files of the case by name, here a single one.

@@ -40,8 +40,17 @@ def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array
         NodeError: if the node or the inputs break the operator's signature.
     """
     operator = sole_operator(model)
-    if operator is None:
-        return None
+    return None if operator is None else bind_node(operator, model, inputs)
+
+
+def bind_node(
+    operator: Operator, model: onnx.ModelProto, inputs: Mapping[str, Value]
+) -> Call[Array]:
+    """Bind the inputs of a model that is one node of an operator.
+
+    Raises:
+        NodeError: if the node or the inputs break the operator's signature.
+    """
     node = model.graph.node[0]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     operands: list[Array | None] = []

@@ -9,10 +9,11 @@ from sys import intern
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
-from onnxopt_cli.core.case import Content, Location
 from onnxopt_cli.core.compare import compare_outputs, surely_agrees
 from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -23,9 +24,9 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
+    Fault,
     InvalidCase,
     NodeError,
-    Problem,
 )
 from onnxopt_cli.interpret.bound.error_bound import (
     DerivedOutput,
@@ -38,7 +39,6 @@ from onnxopt_cli.interpret.evaluate import (
     has_blocks,
     in_parts,
 )
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import Call
 
 
@@ -137,11 +137,11 @@ def tolerance_override(judging: Judging) -> Tolerance | None:
     return replace(ONNX_DEFAULT, rtol=rtol, atol=atol, provenance=Provenance.COMMAND_LINE)
 
 
-def expected_result(content: Content, where: Location, judging: Judging) -> Expected:
+def expected_result(problem: Problem, where: Location, judging: Judging) -> Expected:
     """Say what must come back from a case that a right backend accepts.
 
     Args:
-        content: the case's content.
+        problem: the case's problem.
         where: the case's location, for messages.
         judging: how the user wants outputs to be judged.
 
@@ -150,23 +150,23 @@ def expected_result(content: Content, where: Location, judging: Judging) -> Expe
             outputs are.
     """
     # Diffs keep them, and those of many cases are the same.
-    names = [intern(output.name) for output in content.model.graph.output]
+    names = [intern(output.name) for output in problem.model.graph.output]
     try:
-        formula = _formula_outputs(content, names, judging.error_bound)
+        formula = _formula_outputs(problem, names, judging.error_bound)
     except NodeError as error:
-        raise InvalidCase([Problem(str(where), error.message)], hint=error.hint) from error
-    if content.expected is None and formula is None:
+        raise InvalidCase([Fault(str(where), error.message)], hint=error.hint) from error
+    if problem.stored is None and formula is None:
         what = "the outputs are not given, and the model is not one node of an operator of ours"
-        raise InvalidCase([Problem(str(where), what)])
+        raise InvalidCase([Fault(str(where), what)])
     outputs: dict[str, Value] = {}
     tolerances: dict[str, Tolerance] = {}
     contradictions: list[Diff] = []
     for name in names:
-        own = content.output_tolerances.get(name, content.tolerance)
+        own = problem.output_tolerances.get(name, problem.tolerance)
         derived = None if formula is None else formula.error_bound(name)
         tolerances[name] = _strongest(own, derived, judging)
-        if content.expected is not None and name in content.expected:
-            outputs[name] = content.expected[name]
+        if problem.stored is not None and name in problem.stored:
+            outputs[name] = problem.stored[name]
         if formula is None or derived is None:
             continue
         value = formula.expected[name]
@@ -178,9 +178,9 @@ def expected_result(content: Content, where: Location, judging: Judging) -> Expe
     return Expected(outputs, tolerances, tuple(contradictions), formula)
 
 
-def _formula_outputs(content: Content, names: list[str], factor: float) -> FormulaOutputs | None:
+def _formula_outputs(problem: Problem, names: list[str], factor: float) -> FormulaOutputs | None:
     """Return what the formula says of the outputs; None where no formula of ours applies."""
-    trajectory = content.trajectory
+    trajectory = problem.trajectory
     if trajectory is not None:
         # Not worth importing for cases of one step.
         from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
@@ -190,10 +190,10 @@ def _formula_outputs(content: Content, names: list[str], factor: float) -> Formu
 
         values = evaluate_trajectory(trajectory)
         return FormulaOutputs(dict(zip(names, values, strict=True)), of_steps, factor)
-    call = sole_call(content.model, content.inputs)
+    call = problem.call
     if call is None:
         return None
-    own = [intern(name) for name in content.model.graph.node[0].output]
+    own = [intern(name) for name in problem.model.graph.node[0].output]
     return FormulaOutputs(
         dict(zip(own, evaluate(call), strict=True)),
         partial(bound, call, factor),

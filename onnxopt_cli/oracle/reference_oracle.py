@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import (
     contradicts,
     inferred_output,
     structure_fits,
 )
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY
@@ -94,11 +94,11 @@ class ReferenceOracle:
         by_rule = self.judging.tolerance in (None, ToleranceRule.CONDITIONED)
         return by_rule and tolerance_override(self.judging) is None
 
-    def ask(self, content: Content, key: Expected, math: str = "") -> Callable[[], Expected] | None:
+    def ask(self, problem: Problem, key: Expected, math: str = "") -> Callable[[], Expected] | None:
         """Ask what is right of a case's outputs.
 
         Args:
-            content: the case's content.
+            problem: the case's problem.
             key: what is known without asking.
             math: the mathematics that the backend declares.
 
@@ -109,13 +109,13 @@ class ReferenceOracle:
             return None
         everything = self.judging.tolerance is ToleranceRule.CONDITIONED
         wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
-        has_formula = key.formula is not None or content.trajectory is not None
+        has_formula = key.formula is not None or problem.trajectory is not None
         if not wanted or has_formula or self.workers is None:
             return None
         # Not worth importing where every case has a formula.
         from onnxopt_cli.oracle.distributions import drawn
 
-        identities_used = drawn(content.model, content.inputs)
+        identities_used = drawn(problem.model, problem.inputs)
         if identities_used:
             chosen = {name: identities_used[name] for name in wanted}
             return lambda: replace(key, tolerances={**key.tolerances, **chosen})
@@ -124,22 +124,22 @@ class ReferenceOracle:
         self.see_what_is_kept()
         answers = self._answers
         assert answers is not None  # noqa: S101 - seen just now
-        model = _declaring(content.model, math)
-        question = question_key(model, content.inputs)
+        model = _declaring(problem.model, math)
+        question = question_key(model, problem.inputs)
         known = answers.get(question)
         if known is not None:
-            return lambda: _completed(content, key, wanted, known)
-        pending = self.workers()(Order(model, content.inputs))
+            return lambda: _completed(problem, key, wanted, known)
+        pending = self.workers()(Order(model, problem.inputs))
 
         def completed() -> Expected:
             response = pending()
             if isinstance(response, str):
-                return _completed(content, key, wanted, response)
+                return _completed(problem, key, wanted, response)
             if response.outputs is None:
                 reason = f"asking ends in {response.failure}: {response.message}"
-                return _completed(content, key, wanted, reason)
+                return _completed(problem, key, wanted, reason)
             answers.put(question, response.outputs)
-            return _completed(content, key, wanted, response.outputs)
+            return _completed(problem, key, wanted, response.outputs)
 
         return completed
 
@@ -180,14 +180,14 @@ def _readings(answer: Sequence[Value] | str, outputs: int) -> list[Reading]:
 
 
 def _completed(
-    content: Content, key: Expected, wanted: list[str], answer: Sequence[Value] | str
+    problem: Problem, key: Expected, wanted: list[str], answer: Sequence[Value] | str
 ) -> Expected:
     """Return a key with what was answered to a question; or with why nothing was.
 
     Stored outputs that agree with any reading contradict nothing.
     """
     first, *others = _readings(answer, len(key.outputs))
-    found = _of_reading(content, key, wanted, first.conditioned_outputs)
+    found = _of_reading(problem, key, wanted, first.conditioned_outputs)
     pure = (
         [_whole_reading(key, wanted, it.conditioned_outputs) for it in (first, *others)]
         if others
@@ -250,7 +250,7 @@ def _agrees(key: Expected, reading: Expected) -> bool:
 
 
 def _of_reading(
-    content: Content,
+    problem: Problem,
     key: Expected,
     wanted: list[str],
     conditioned_outputs: Sequence[ConditionedOutput],
@@ -264,7 +264,7 @@ def _of_reading(
             continue
         own, reason = key.tolerances[name], conditioned_output.reason
         if not _alike(stored, conditioned_output):
-            reason = _reference_fault(content, name, conditioned_output)
+            reason = _reference_fault(problem, name, conditioned_output)
             contradictions += [_other_structure(name, stored, conditioned_output)] * (not reason)
         elif not reason:
             expected, tolerance = conditioned_output.right[0][0], own
@@ -304,7 +304,7 @@ def _alike(stored: Value, conditioned_output: ConditionedOutput) -> bool:
     )
 
 
-def _reference_fault(content: Content, name: str, conditioned_output: ConditionedOutput) -> str:
+def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return in words that onnx's reference, not what is stored, contradicts onnx's inference.
 
     Returns:
@@ -312,11 +312,11 @@ def _reference_fault(content: Content, name: str, conditioned_output: Conditione
         reference, and so is the case.
     """
     if not conditioned_output.right:
-        declared = {it.name: it.type for it in content.model.graph.output}[name]
+        declared = {it.name: it.type for it in problem.model.graph.output}[name]
         fits = structure_fits(conditioned_output.structure, declared)
         return "" if fits else "onnx's reference yields no value of the declared type"
-    inferred = inferred_output(content.model, content.inputs, name)
-    if inferred is None or contradicts((content.expected or {}).get(name), inferred):
+    inferred = inferred_output(problem.model, problem.inputs, name)
+    if inferred is None or contradicts((problem.stored or {}).get(name), inferred):
         return ""
     found = conditioned_output.right[0][0]
     return f"onnx's reference yields {describe(found)}" if contradicts(found, inferred) else ""

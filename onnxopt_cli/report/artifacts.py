@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
@@ -95,16 +95,14 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
     if case is None:
         return {}
     try:
-        content = case.read()
-        if content.rejects:
-            files = model_and_inputs(content)
+        problem = case.load()
+        if problem.must_reject:
+            files = model_and_inputs(problem)
         else:
-            key = expected_result(content, case.location, judging)
+            key = expected_result(problem, case.location, judging)
             # Of its tolerances the layout can hold but one.
-            tolerance = content.tolerance if isinstance(content.tolerance, Relative) else None
-            whole = replace(
-                content, expected=key.outputs, tolerance=tolerance, output_tolerances={}
-            )
+            tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
+            whole = replace(problem, stored=key.outputs, tolerance=tolerance, output_tolerances={})
             files = directory_files(whole)
     except (InvalidCase, UsageError):
         return {}
@@ -115,7 +113,7 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
             actual = tensor.SerializeToString(deterministic=True)
             files[f"test_data_set_0/actual_{index}.pb"] = actual
     # Without outputs it is no case, and must not be taken for one.
-    return {f"refused_{name}": it for name, it in files.items()} if content.rejects else files
+    return {f"refused_{name}": it for name, it in files.items()} if problem.must_reject else files
 
 
 def _readme(result: Result, record: RunRecord) -> str:

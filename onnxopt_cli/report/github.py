@@ -5,12 +5,12 @@ Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow
 
 from __future__ import annotations
 
-from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.files import shown_path
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import clipped, printable
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.diff_text import (
     ELSEWHERE,
     failure_text,
@@ -33,12 +33,12 @@ def github_report(record: RunRecord) -> str:
 
     Where there are more, the last one says how many, and where they are.
     """
-    told: list[Problem | Result] = [*record.problems, *record.findings]
+    told: list[Fault | Result] = [*record.problems, *record.findings]
     told += by_kind(failures(record))
     shown = told if len(told) <= _MAX_COMMANDS else told[: _MAX_COMMANDS - 1]
     lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if record.left_out else []
     for it in shown:
-        if isinstance(it, Problem):
+        if isinstance(it, Fault):
             place, title, message = (
                 Location.parse(it.where),
                 "invalid",

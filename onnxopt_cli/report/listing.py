@@ -15,13 +15,10 @@ from rich.text import Text
 
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.case import (
-    Case,
-    Content,
-    Trajectory,
-)
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.formula_text import (
@@ -130,27 +127,27 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
         yield from _section(title, rows if outputs else [("none: it refuses this",)])
 
 
-def case_page(case: Case, content: Content) -> Iterable[RenderableType]:
+def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     """Yield a case's page: where it stands, the node, its inputs and stored outputs."""
     yield Text(printable(case.id), style="bold")
     for label, text in (("", case.about), ("source: ", case.source), ("", str(case.location))):
         if text:
             yield Text(f"{label}{printable(text)}", style="" if text is case.about else "dim")
     nodes = []
-    for node in content.model.graph.node:
+    for node in problem.model.graph.node:
         name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
         nodes.append((name, ", ".join(f"{it.name}={_attribute(it)}" for it in node.attribute)))
     yield from _section("Model", nodes)
-    yield from _section("Inputs", _values(content.inputs))
-    if content.trajectory is not None:
-        yield from _section("Steps", [(_steps(content.trajectory),)])
+    yield from _section("Inputs", _values(problem.inputs))
+    if problem.trajectory is not None:
+        yield from _section("Steps", [(_steps(problem.trajectory),)])
     expected: Iterable[tuple[str, ...]] = [("what the formula yields",)]
-    if content.rejects:
+    if problem.must_reject:
         expected = [("none: a right backend refuses this",)]
-    elif content.expected is not None:
-        expected = _values(content.expected)
+    elif problem.stored is not None:
+        expected = _values(problem.stored)
     yield from _section("Expected outputs", expected)
-    limits = {"all outputs": content.tolerance, **content.output_tolerances}
+    limits = {"all outputs": problem.tolerance, **problem.output_tolerances}
     yield from _section("Tolerance", [(name, str(it)) for name, it in limits.items() if it])
 
 

@@ -21,7 +21,6 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
-from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.processes import (
     HAS_WORKERS,
@@ -34,6 +33,7 @@ from onnxopt_cli.workers.response import (
     Incident,
     Order,
     Response,
+    is_formula,
 )
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class InProcess:
 
     def submit(self, order: Order) -> Pending:
         """Have a case run in a worker, or here when its result is asked for."""
-        isolated = not order.ours and sole_operator(order.model) is None
+        isolated = not order.ours and not is_formula(order)
         if isolated and self._open_pool is not None:
             self._pool = self._pool or self._open_pool()
             self.ahead = self._pool.ahead

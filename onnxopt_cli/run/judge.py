@@ -9,11 +9,11 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.backends.lowering import breaks_signature
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.case import Case, Content
 from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.diff import (
     Diff,
@@ -23,12 +23,7 @@ from onnxopt_cli.core.diff import (
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import (
-    OUT_OF_MEMORY,
-    InvalidCase,
-    NodeError,
-)
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.oracle.expected import (
     Alternative,
@@ -52,7 +47,7 @@ class LoadedCase:
 
     Attributes:
         case: the case.
-        content: its content; None if there is none to ask with.
+        problem: its problem; None if there is none to ask with.
         key: what must come back; None if no backend can be asked, or must refuse the case, or it is
             not known yet.
         invalid: why no backend can be asked, or empty.
@@ -61,7 +56,7 @@ class LoadedCase:
     """
 
     case: Case
-    content: Content | None
+    problem: Problem | None
     key: Expected | None = None
     invalid: str = ""
     outcome: Outcome = Outcome.INVALID
@@ -71,7 +66,7 @@ class LoadedCase:
 def load_case(case: Case) -> LoadedCase:
     """Read a case; one that is wrong in itself is an answer too."""
     try:
-        return LoadedCase(case, case.read())
+        return LoadedCase(case, case.load())
     except InvalidCase as error:
         return LoadedCase(case, None, invalid=error.message)
 
@@ -86,16 +81,16 @@ def with_expected(
         judging: how the user wants outputs to be judged.
         asked: returns the key that asking has completed; None where nothing was asked.
     """
-    case, content = loaded_case.case, loaded_case.content
-    if content is None:
+    case, problem = loaded_case.case, loaded_case.problem
+    if problem is None:
         return loaded_case
-    if content.rejects:
-        if not _is_right(content):
+    if problem.must_reject:
+        if not _is_right(problem):
             return loaded_case
         why = "says that it must be refused, but nothing in it breaks the operator's signature"
         return replace(loaded_case, invalid=f"{why}: the case is wrong, not the backend")
     try:
-        key = asked() if asked else expected_result(content, case.location, judging)
+        key = asked() if asked else expected_result(problem, case.location, judging)
     except InvalidCase as error:
         return LoadedCase(case, None, invalid=error.message)
     except MemoryError:
@@ -111,17 +106,14 @@ def with_expected(
     return replace(loaded_case, key=None, invalid=why, contradictions=key.contradictions)
 
 
-def _is_right(content: Content) -> bool:
+def _is_right(problem: Problem) -> bool:
     """Tell whether a model is a node of ours, and neither it nor what it is fed is wrong."""
-    graph = content.model.graph
-    try:
-        call = sole_call(content.model, content.inputs)
-    except NodeError:
-        return False
-    if call is None or model_fault(content.model):
+    graph = problem.model.graph
+    call = problem.call
+    if call is None or model_fault(problem.model):
         return False
     # A graph may declare something else than there is.
-    fed = {name: np.asarray(it) for name, it in content.inputs.items()}
+    fed = {name: np.asarray(it) for name, it in problem.inputs.items()}
     declared = [tensor_info(name, it.dtype, it.shape) for name, it in fed.items()]
     types = [it.type.tensor_type.elem_type for it in graph.output]
     right = [helper.np_dtype_to_tensor_dtype(like.dtype) for like, _ in call.sources]
@@ -148,26 +140,26 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
         response: what it did.
         judging: how the user wants outputs to be judged.
     """
-    content, key = loaded_case.content, loaded_case.key
-    assert content is not None  # noqa: S101 - a valid case has some
+    problem, key = loaded_case.problem, loaded_case.key
+    assert problem is not None  # noqa: S101 - a valid case has some
     diffs: tuple[Diff, ...] = ()
     said = [response.message]
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
         # A worker may have been told to lie: only what breaks the signature is never asked.
-        content.rejects and breaks_signature(content.model, content.inputs)
+        problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, said = Outcome.PROTOCOL, ["says that a case does not apply which does"]
-    elif content.rejects and response.failure is None:
+    elif problem.must_reject and response.failure is None:
         outcome, said = Outcome.FAIL, ["accepted what a right backend must refuse"]
-    elif content.rejects and response.failure is Outcome.ERROR:
+    elif problem.must_reject and response.failure is Outcome.ERROR:
         outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None or key is None:
         outcome = response.failure or Outcome.ERROR
         # A crash may be that of onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
-        if doubtful and (fault := model_fault(content.model)):
+        if doubtful and (fault := model_fault(problem.model)):
             outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs, note = _compared(key, response.outputs, judging)
@@ -175,11 +167,11 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if response.changed:
             said = [f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"]
-        if content.trajectory is not None:
+        if problem.trajectory is not None:
             # Not worth importing for cases of one step.
-            from onnxopt_cli.run.trajectory import course
+            from onnxopt_cli.run.stepwise import course
 
-            curve, words = course(content.trajectory.recorded, key, response.outputs, diffs)
+            curve, words = course(problem.trajectory.recorded, key, response.outputs, diffs)
             said.append(words)
         # A trajectory that ended early says why itself: its outputs are not of the shape expected.
         if not (response.message or agrees):
@@ -224,11 +216,11 @@ def _result(
     curve: Mapping[int, float],
     note: str = "",
 ) -> Result:
-    case, content = loaded_case.case, loaded_case.content
+    case, problem = loaded_case.case, loaded_case.problem
     return Result(
         case=case.id,
         location=case.location,
-        operators=case.operators or (operator_names(content.model) if content else ()),
+        operators=case.operators or (operator_names(problem.model) if problem else ()),
         backend=backend,
         outcome=outcome,
         lowered=response.lowered,
@@ -237,7 +229,7 @@ def _result(
         curve=curve,
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
-        capabilities=capabilities(content) if content else (),
+        capabilities=capabilities(problem) if problem else (),
         printed="" if outcome in _SILENT else response.printed,
         note=note,
     )

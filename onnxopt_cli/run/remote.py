@@ -7,14 +7,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.core.result import (
-    Outcome,
-    Result,
-    unanswered,
-)
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,

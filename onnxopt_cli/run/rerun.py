@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.config.run_config import Execution
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.result import (
     SETTLED,
     Outcome,

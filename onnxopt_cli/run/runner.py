@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.specification import declared_math
+from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.config.run_config import Execution, Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.result import (
     OUTSIDE_CASES,
     Outcome,
     Result,
-    unanswered,
     with_shared,
     worse,
 )
 from onnxopt_cli.core.values import total_bytes
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import (
     Executor,
@@ -88,7 +87,7 @@ class Plan:
 
     cases: Sequence[Case]
     backends: Sequence[Executor]
-    problems: Sequence[Problem] = ()
+    problems: Sequence[Fault] = ()
     judging: Judging = field(default_factory=Judging)
     max_fail: int = 0
     failed: int = 0
@@ -231,12 +230,12 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
             > _LARGE_BYTES
         ):
             return None
-        content = case.read()
-        if total_bytes(content.inputs.values()) > _LARGE_BYTES:
+        problem = case.load()
+        if total_bytes(problem.inputs.values()) > _LARGE_BYTES:
             return None
     except (InvalidCase, OSError):
         return None
-    return results_apart(plan, replace(case, read=lambda: content))
+    return results_apart(plan, replace(case, load=lambda: problem))
 
 
 def results_apart(plan: Plan, case: Case) -> tuple[Result, ...] | None:
@@ -299,28 +298,31 @@ def _ask(plan: Plan, case: Case) -> _Asked:
 
 def _begun(plan: Plan, case: Case) -> _Asked:
     loaded_case = load_case(case)
-    content = loaded_case.content
+    problem = loaded_case.problem
     # What is right of large outputs is found while workers compute theirs.
-    large = content is not None and total_bytes(content.inputs.values()) > _LARGE_BYTES
-    expected = content.expected if content and large else None
+    large = problem is not None and total_bytes(problem.inputs.values()) > _LARGE_BYTES
+    expected = problem.stored if problem and large else None
     if expected is None:
         loaded_case = with_expected(loaded_case, plan.judging)
-    if loaded_case.invalid or content is None:
+    if loaded_case.invalid or problem is None:
         return _Asked(loaded_case, ())
     pending: list[Pending] = []
     outputs = loaded_case.key.outputs if loaded_case.key else expected or {}
     returned = total_bytes(outputs.values())
-    loop = content.trajectory is not None
+    loop = problem.trajectory is not None
+    call = None if loop else problem.call
     try:
         for executor in plan.backends:
             started = partial(plan.started, case.id, executor.name)
-            if content.trajectory is not None and content.stepwise:
+            if problem.trajectory is not None and problem.stepwise:
                 # Not worth importing for cases of one step.
-                from onnxopt_cli.run.trajectory import stepwise
+                from onnxopt_cli.run.stepwise import stepwise
 
-                pending.append(partial(stepwise, executor, content.trajectory, started))
+                pending.append(partial(stepwise, executor, problem, started))
             else:
-                order = Order(content.model, content.inputs, started, returned=returned, ours=loop)
+                order = Order(
+                    problem.model, problem.inputs, started, returned=returned, ours=loop, call=call
+                )
                 pending.append(executor.submit(order))
     except MemoryError:
         return _Asked(starved(case), ())
@@ -329,7 +331,7 @@ def _begun(plan: Plan, case: Case) -> _Asked:
     complete: dict[str, Callable[[], LoadedCase]] = {}
     if plan.reference_oracle and loaded_case.key and loaded_case.key.formula is None:
         for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
-            answer = plan.reference_oracle.ask(content, loaded_case.key, math)
+            answer = plan.reference_oracle.ask(problem, loaded_case.key, math)
             if answer is not None:
                 complete[math] = cache(partial(with_expected, loaded_case, plan.judging, answer))
     return _Asked(loaded_case, tuple(pending), complete)
@@ -360,9 +362,9 @@ def _result(
         if isinstance(response, str):
             return unanswered(loaded_case.case, executor.name, response)
         result = judge(loaded_case, executor.name, response, plan.judging)
-        if result.outcome is not Outcome.PASS or loaded_case.content is None:
+        if result.outcome is not Outcome.PASS or loaded_case.problem is None:
             return result
-        lacking = plan.vacuity.lacking(executor, loaded_case.content, response)
+        lacking = plan.vacuity.lacking(executor, loaded_case.problem, response)
     except MemoryError:
         return invalid_result(starved(loaded_case.case), executor.name)
     except NotSubmittedError as error:

@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Execution, Judging
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.run.executors import not_here

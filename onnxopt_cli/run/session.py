@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 
 from onnxopt_cli import __version__
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import (
     FailedLast,
     choose,
     remember,
 )
-from onnxopt_cli.config.run_config import RunConfig
-from onnxopt_cli.core.case import Case
+from onnxopt_cli.config.run_config import RunConfig, Shard
 from onnxopt_cli.core.record import (
     SUITE,
     BackendIdentity,
@@ -38,9 +38,9 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
+    Fault,
     InvalidCase,
     NothingSelected,
-    Problem,
     UsageError,
 )
 from onnxopt_cli.run.executors import (
@@ -138,7 +138,7 @@ def open_session(
         filled = replace(
             plan,
             backends=_started(plan, tell),
-            cases=config.shard.choose(selected) if config.shard else selected,
+            cases=_in_shard(selected, config.shard),
             problems=collection.problems,
             max_fail=config.max_fail or 0,
             vacuity=VacuityCheck(collection.cases),
@@ -152,6 +152,10 @@ def open_session(
         if snapshot and listed:
             session.begin(snapshot, listed)
         yield session
+
+
+def _in_shard(cases: list[Case], shard: Shard | None) -> list[Case]:
+    return cases if shard is None else [case for case in cases if shard.holds(case.id)]
 
 
 def _failed_last(config: RunConfig) -> FailedLast | None:
@@ -326,7 +330,7 @@ class Session:
         plan = self.plan
         expected, backends = self.expectations, self._record.backends
         findings = expected.findings(self.ids, backends) if expected.layers else ()
-        found: Iterable[Problem] = self._snapshot.changed() if self._snapshot else ()
+        found: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
             # What was found wrong in the end, too.
             found = self._log.record.problems
@@ -381,7 +385,7 @@ class Session:
     def _require_refusal(self, case: Case) -> None:
         """See that a case which conforms without outputs is one that must be refused."""
         with suppress(InvalidCase):
-            if case.read().rejects:
+            if case.load().must_reject:
                 return
         raise UsageError(
             f"cannot resume {printable(str(self.config.log_file))}: {printable(case.id)} conforms "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxopt_cli.core.case import Case, Content
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import (
@@ -25,7 +25,6 @@ from onnxopt_cli.core.values import (
     describe,
 )
 from onnxopt_cli.errors import InvalidCase
-from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.operators.registry import find_operator
 from onnxopt_cli.run.executors import Executor
@@ -58,32 +57,32 @@ class VacuityCheck:
     neighbours: Iterable[Case] = ()
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
-    def lacking(self, executor: Executor, content: Content, response: Response) -> str:
+    def lacking(self, executor: Executor, problem: Problem, response: Response) -> str:
         """Say why a pass is not earned; nothing if it is.
 
         Args:
             executor: the backend, which may be asked for other nodes.
-            content: of the case that it has passed.
+            problem: of the case that it has passed.
             response: with which it has.
 
         Raises:
             NotSubmittedError: if that cannot be found out any more.
         """
-        operator = sole_operator(content.model)
-        nodes = content.model.graph.node
-        if content.rejects:
+        operator = problem.operator
+        nodes = problem.model.graph.node
+        if problem.must_reject:
             if operator is None:
-                said = self._of_model(executor, content.model)
+                said = self._of_model(executor, problem.model)
                 return f"refused, but {said}" if said else ""
-            said = self._asked(executor, plain_pair(operator, nodes[0], content.inputs))
+            said = self._asked(executor, plain_pair(operator, nodes[0], problem.inputs))
             return f"refused, but for the same inputs without what is wrong {said}" if said else ""
-        if content.trajectory is not None or response.outputs is None:
+        if problem.trajectory is not None or response.outputs is None:
             return ""
         if operator is None:
-            return self._without_formula(executor, content, response.outputs)
-        if not is_trivial(response.outputs, content.inputs):
+            return self._without_formula(executor, problem, response.outputs)
+        if not is_trivial(response.outputs, problem.inputs):
             return ""
-        pair = plain_pair(operator, nodes[0], content.inputs)
+        pair = plain_pair(operator, nodes[0], problem.inputs)
         said = self._asked(executor, pair) if pair else ""
         return f"right, but where right is neither empty nor an input {said}" if said else ""
 
@@ -98,17 +97,17 @@ class VacuityCheck:
         return self._known[key]
 
     def _without_formula(
-        self, executor: Executor, content: Content, outputs: Sequence[Value]
+        self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
         """Say why a right result is not earned; where no case can tell, it is."""
-        nodes = content.model.graph.node
-        if _computed(outputs, content):
+        nodes = problem.model.graph.node
+        if _computed(outputs, problem):
             if len(nodes) == 1:
                 self._known[executor, nodes[0].domain, nodes[0].op_type] = ""
             return ""
         said = ""
         for node in nodes:
-            what = self._of_operator(executor, node, _types(content))
+            what = self._of_operator(executor, node, _types(problem))
             if not what:
                 return ""
             if what != _NO_CASE:
@@ -151,21 +150,21 @@ class VacuityCheck:
         return known.get((*key, types), "")
 
 
-def _types(content: Content) -> frozenset[np.dtype[Any]]:
+def _types(problem: Problem) -> frozenset[np.dtype[Any]]:
     """Return the element types of what a case is fed."""
-    return frozenset(it.dtype for it in content.inputs.values() if isinstance(it, np.ndarray))
+    return frozenset(it.dtype for it in problem.inputs.values() if isinstance(it, np.ndarray))
 
 
 def _of_cases(
     executor: Executor, name: str, cases: Iterable[Case], types: frozenset[np.dtype[Any]] | None
 ) -> str:
     tried = 0
-    for content in _telling(cases, name):
-        response = _response(executor, content.model, content.inputs)
-        if _computed(response.outputs or (), content):
+    for problem in _telling(cases, name):
+        response = _response(executor, problem.model, problem.inputs)
+        if _computed(response.outputs or (), problem):
             return ""
         # A runtime may lack many of an operator's types, in whatever way it says so.
-        other = types is not None and not _types(content) <= types
+        other = types is not None and not _types(problem) <= types
         lacks = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if other else ())
         tried += response.failure not in lacks
         if tried == _TRIES:
@@ -189,44 +188,44 @@ def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
     return "" if computes(pair, returned) else "it returns inputs, or what does not depend on them"
 
 
-def _telling(cases: Iterable[Case], name: str) -> Iterator[Content]:
+def _telling(cases: Iterable[Case], name: str) -> Iterator[Problem]:
     """Yield cases of one node of an operator with an output that has to be computed."""
     # Reading all cases that do not say their operators would take long.
     own = name.lower()
     rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, own))]
     for _, case in sorted(rated, key=itemgetter(0), reverse=True):
         try:
-            content = case.read()
+            problem = case.load()
         except InvalidCase:
             continue
-        if content.rejects or operator_names(content.model) != (name,):
+        if problem.must_reject or operator_names(problem.model) != (name,):
             continue
-        if _computed(list((content.expected or {}).values()), content):
-            yield content
+        if _computed(list((problem.stored or {}).values()), problem):
+            yield problem
 
 
-def _computed(outputs: Sequence[Value], content: Content) -> bool:
+def _computed(outputs: Sequence[Value], problem: Problem) -> bool:
     """Tell whether an output is neither a constant nor an input."""
     return any(
         isinstance(value, np.ndarray)
         and describe(value) == describe(right)
-        and (_varies(value, content) if value.size > 1 else _is_new(value, content))
-        for value, right in zip(outputs, (content.expected or {}).values(), strict=False)
+        and (_varies(value, problem) if value.size > 1 else _is_new(value, problem))
+        for value, right in zip(outputs, (problem.stored or {}).values(), strict=False)
     )
 
 
-def _varies(value: Array, content: Content) -> bool:
+def _varies(value: Array, problem: Problem) -> bool:
     """Tell whether a tensor has unlike elements, other than those of an input."""
     first = value.reshape(-1)[0]
     numbers = (value == value).any()  # noqa: PLR0124 - not all NaN, of any type
-    return bool((value != first).any() and numbers) and not is_an_input(value, content.inputs)
+    return bool((value != first).any() and numbers) and not is_an_input(value, problem.inputs)
 
 
-def _is_new(value: Array, content: Content) -> bool:
+def _is_new(value: Array, problem: Problem) -> bool:
     """Tell whether a single float is none that an input has, nor one that anybody guesses."""
     if value.size != 1 or value.dtype not in (np.float32, np.float64) or not np.isfinite(value):
         return False
-    known = [it for it in content.inputs.values() if isinstance(it, np.ndarray)]
+    known = [it for it in problem.inputs.values() if isinstance(it, np.ndarray)]
     alike = [np.abs(it).reshape(-1) for it in known if it.dtype == value.dtype]
     return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *alike])).all())
 

@@ -16,6 +16,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.corpora import (
     CORPORA,
     corpus,
@@ -25,12 +26,8 @@ from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, formula_model
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
-from onnxopt_cli.core.case import (
-    Case,
-    Content,
-    Location,
-)
 from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import (
     FreeNames,
@@ -38,7 +35,7 @@ from onnxopt_cli.core.text import (
     some_of,
 )
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
@@ -106,7 +103,7 @@ def suite_names() -> list[str]:
 
 def named_suite(
     name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
-) -> tuple[list[Case], list[Problem]]:
+) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and what is wrong with its files.
 
     Of a suite of ours, those of some operators.
@@ -158,7 +155,7 @@ def _case(template: CaseTemplate, path: Path, version: str) -> Case:
     return Case(
         id=f"{path.parent}/{path.stem}/{template.name}",
         location=Location(path),
-        read=lambda: _content(template),
+        load=lambda: _problem(template),
         operators=(template.operator.name,),
         about=template.about,
         source=template.source,
@@ -202,7 +199,7 @@ def onnx_files(name: str) -> SuiteFiles:
 
     Published cases keep the names that onnx gives them. Trajectories are models with a Loop.
     """
-    contents: dict[str, Content] = {}
+    contents: dict[str, Problem] = {}
     left_out: Counter[str] = Counter()
     # Names that differ in case alone are one directory on some file systems.
     free = FreeNames("{}_{}", alike=str.casefold)
@@ -213,23 +210,23 @@ def onnx_files(name: str) -> SuiteFiles:
         elif not template.steps:
             own = "" if template.source else f"{template.operator.name.lower()}_"
             test = free(f"test_{own}{template.name}")
-            contents[test] = _content(template, test=test)
+            contents[test] = _problem(template, test=test)
     for case in suite_cases(name) if any(template.steps for template in templates) else []:
-        content = case.read()
-        if content.trajectory is None:
+        problem = case.load()
+        if problem.trajectory is None:
             continue
-        if content.stepwise:
+        if problem.stepwise:
             left_out["trajectories run step by step; the same as a Loop are written"] += 1
             continue
-        derived_outputs = bound_trajectory(content.trajectory)
+        derived_outputs = bound_trajectory(problem.trajectory)
         outputs = {output: it.expected for output, it in derived_outputs.items()}
         _, operator, question_name, _ = case.id.split("/")
         test = free(f"test_{operator}_{question_name}")
-        contents[test] = replace(content, expected=outputs)
+        contents[test] = replace(problem, stored=outputs)
     files = (
         (f"{name}/{test}/{path}", data)
-        for test, content in contents.items()
-        for path, data in directory_files(content).items()
+        for test, problem in contents.items()
+        for path, data in directory_files(problem).items()
     )
     return SuiteFiles(distinct_files(files), len(contents), left_out)
 
@@ -254,9 +251,9 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
     tests = 0
     files: list[tuple[str, bytes]] = []
-    for test, content in node_contents():
+    for test, problem in node_contents():
         tests += 1
-        files += ((f"node/{test}/{path}", it) for path, it in directory_files(content).items())
+        files += ((f"node/{test}/{path}", it) for path, it in directory_files(problem).items())
     return SuiteFiles(distinct_files(files), tests)
 
 
@@ -295,7 +292,7 @@ def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
     return dict(zip(names, evaluate(call), strict=True))
 
 
-def _content(template: CaseTemplate, test: str = "") -> Content:
+def _problem(template: CaseTemplate, test: str = "") -> Problem:
     """Return a case template as a model with inputs.
 
     It has outputs if it was published, or is to be a test directory of a name.
@@ -320,7 +317,7 @@ def _content(template: CaseTemplate, test: str = "") -> Content:
     if template.wiring is not PLAIN_WIRING:
         model = template.wiring.apply(model, fed)
         fed, outputs = template.wiring.fed(fed), outputs and template.wiring.yielded(outputs)
-    return Content(model, fed, outputs)
+    return Problem(model, fed, outputs)
 
 
 class Drift(NamedTuple):

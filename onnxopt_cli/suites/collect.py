@@ -11,6 +11,7 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.directory import (
     MAX_ENTRIES,
     find_directories,
@@ -19,13 +20,13 @@ from onnxopt_cli.cases.onnx.directory import (
 from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
-from onnxopt_cli.core.case import Case, Location
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import (
+    Fault,
     NothingSelected,
-    Problem,
     UsageError,
 )
 from onnxopt_cli.operators.registry import OPERATORS
@@ -37,7 +38,7 @@ _HEAD = 1 << 16
 # Of a folder, where a misspelt name is looked for.
 _MOST_NAMES = 1000
 _DEFAULT = "cases"
-_Found: TypeAlias = tuple[list[Case], list[Problem]]
+_Found: TypeAlias = tuple[list[Case], list[Fault]]
 # Those of the suites that were asked for so far: finding them takes a second.
 _Suites: TypeAlias = dict[tuple[object, ...], _Found]
 #: Calls a function with each of many files, in order, perhaps in other processes.
@@ -52,7 +53,7 @@ class Collection(NamedTuple):
     """The cases found, in a stable order, and what was wrong with files that gave none."""
 
     cases: tuple[Case, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Fault, ...]
 
 
 def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
@@ -126,7 +127,7 @@ def collect(
     """
     targets = targets or default_targets()
     cases: dict[str, Case] = {}
-    problems: list[Problem] = []
+    problems: list[Fault] = []
     suites: _Suites = {}
     for target in targets:
         found, wrong = _find(target, suites, memory, each, telling)
@@ -260,7 +261,7 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telli
         left -= len(folders) + len(files)
         if left < 0:
             what = f"is not searched for case files: {MAX_ENTRIES} files and folders come before it"
-            problems.append(Problem(parent, what))
+            problems.append(Fault(parent, what))
             break
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]

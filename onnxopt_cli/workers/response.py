@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.backends.lowering import ModelRunner
-from onnxopt_cli.backends.reference import NumpyBackend
+from onnxopt_cli.backends.reference import NumpyBackend, compute_node
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.result import SETTLED, Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
     BackendDied,
     BackendDiedEarlier,
@@ -31,6 +31,7 @@ from onnxopt_cli.errors import (
     Unsupported,
 )
 from onnxopt_cli.interpret.single_node import sole_operator
+from onnxopt_cli.operators.call import Call
 
 # Bytes that are compared at once.
 _BLOCK = 1 << 20
@@ -60,6 +61,8 @@ class Order:
         own: the inputs once more, in memory that the backend may write into; None to copy them.
         ours: True if the model is a loop of ours around a formula, of as many steps as the case
             says.
+        call: the call of the formula of which the model is one node, if it is; for backends in
+            this process.
     """
 
     model: onnx.ModelProto
@@ -70,6 +73,7 @@ class Order:
     returned: int = 0
     own: Mapping[str, Value] | None = None
     ours: bool = False
+    call: Call[Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,11 @@ class Incident:
     message: str
 
 
+def is_formula(order: Order) -> bool:
+    """Return whether the model of an order is one node of an operator with a formula."""
+    return order.call is not None or sole_operator(order.model) is not None
+
+
 class Host:
     """A backend in this process: its cases, and its end.
 
@@ -129,17 +138,23 @@ class Host:
     def __init__(self, text: str, lowering: LoweringMode) -> None:
         self._backend = resolve_backend(text)
         self._runner = ModelRunner(self._backend, lowering)
+        is_numpy = isinstance(self._backend, NumpyBackend)
+        self._computes_calls = is_numpy and lowering is not LoweringMode.ALWAYS
         self.version = self._backend.version
 
     def respond(self, order: Order) -> Response:
         """Run a case; whatever the backend raises, except KeyboardInterrupt, is an answer."""
         own = order.inputs
         # Our own formulas write into nothing.
-        if not isinstance(self._backend, NumpyBackend) or sole_operator(order.model) is None:
+        if not (isinstance(self._backend, NumpyBackend) and is_formula(order)):
             own = order.own or {name: _copy(value) for name, value in order.inputs.items()}
         started = perf_counter()
         try:
-            outputs, lowered = self._runner.run(order.model, own, keep=order.keep)
+            outputs: list[Value]
+            if self._computes_calls and order.call is not None:
+                outputs, lowered = compute_node(order.model, order.call), False
+            else:
+                outputs, lowered = self._runner.run(order.model, own, keep=order.keep)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything

@@ -159,4 +159,4 @@ def test_no_damage_to_files_ends_more_than_a_case(tmp_path_factory, number):
         return
     for case in found.cases:
         with suppress(InvalidCase):
-            case.read()
+            case.load()

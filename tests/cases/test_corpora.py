@@ -21,6 +21,7 @@ from onnx.backend.test.case import node
 from onnx.backend.test.case.test_case import TestCase
 from onnx_directories import same
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx import corpora
 from onnxopt_cli.cases.onnx.corpora import (
     CACHE_VARIABLE,
@@ -31,7 +32,6 @@ from onnxopt_cli.cases.onnx.corpora import (
 )
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cli import console
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.nodes import operator_names
@@ -40,7 +40,7 @@ from onnxopt_cli.operators.nodes import operator_names
 def read_all(name):
     cases, problems = corpus(name)
     assert problems == []
-    return {case.id: case.read() for case in cases}
+    return {case.id: case.load() for case in cases}
 
 
 @pytest.mark.parametrize("name", [name for name in CORPORA if name != "onnx-node"])
@@ -48,7 +48,7 @@ def test_every_case_of_the_installed_corpora_is_read_without_a_problem(name):
     contents = read_all(name)
     assert contents
     assert all(case_id.startswith(f"{name}/") for case_id in contents)
-    assert all(content.inputs is not None and content.expected for content in contents.values())
+    assert all(content.inputs is not None and content.stored for content in contents.values())
 
 
 def test_the_light_corpus_has_the_tolerances_of_onnx_s_own_runner():
@@ -134,7 +134,7 @@ def few(monkeypatch, tmp_path):
 def test_values_in_memory_become_arrays_whatever_they_are():
     (_, a), (_, b) = node_contents()
     assert same(dict(a.inputs), {"x": np.array(2, np.float32)})
-    assert same(dict(a.expected), {"y": np.array(2, np.float32)})
+    assert same(dict(a.stored), {"y": np.array(2, np.float32)})
     assert same(dict(b.inputs), {"x": np.array(["a"], object)})
 
 
@@ -151,7 +151,7 @@ def test_node_cases_are_collected_once_and_then_found_in_the_cache(few, tmp_path
     assert [case.id for case in first[0]] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
     assert [case.id for case in second[0]] == [case.id for case in first[0]]
     assert second[0][0].location.path.is_relative_to(tmp_path / "cache")
-    assert second[0][1].read().tolerance.rtol == 0.5
+    assert second[0][1].load().tolerance.rtol == 0.5
 
 
 def test_making_them_says_how_far_it_is(few, tmp_path, onnxopt, monkeypatch):
@@ -268,7 +268,7 @@ def test_a_cache_that_anything_was_done_to_is_made_anew(few, tmp_path, attack):
     after = read_all("onnx-node")
     assert len(few) == 2
     assert list(after) == list(before)
-    assert all(same(dict(after[it].expected), dict(before[it].expected)) for it in before)
+    assert all(same(dict(after[it].stored), dict(before[it].stored)) for it in before)
     assert [it.tolerance for it in after.values()] == [it.tolerance for it in before.values()]
     # Then it is as good as new, and the other is gone.
     read_all("onnx-node")
@@ -364,8 +364,8 @@ def test_a_cache_that_cannot_be_written_leaves_the_cases_in_memory(tmp_path):
     cases, problems = corpus("onnx-node")
     assert problems == []
     assert [case.id for case in cases] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
-    assert isinstance(cases[0].read(), Content)
-    assert cases[1].read().tolerance.rtol == 0.5
+    assert isinstance(cases[0].load(), Problem)
+    assert cases[1].load().tolerance.rtol == 0.5
 
 
 @pytest.mark.usefixtures("few")
@@ -408,10 +408,10 @@ def test_all_node_cases_come_back_from_directories_as_they_are_in_memory():
     in_memory = dict(node_contents())
     assert len(cases) == len(in_memory) > 1000
     for case in cases:
-        expected, found = in_memory[case.id.split("/")[1]], case.read()
+        expected, found = in_memory[case.id.split("/")[1]], case.load()
         assert found.model == expected.model
         assert same(dict(found.inputs), dict(expected.inputs)), case.id
-        assert same(dict(found.expected), dict(expected.expected)), case.id
+        assert same(dict(found.stored), dict(expected.stored)), case.id
         assert found.tolerance == expected.tolerance
         assert case.operators == operator_names(expected.model)
 

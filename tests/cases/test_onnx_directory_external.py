@@ -61,7 +61,7 @@ def test_a_model_saved_by_onnx_with_external_data_is_read(tmp_path):
         onnx.load(directory / "model.onnx", load_external_data=False).graph.initializer[0]
     )
     ((case,), _) = find_directories(directory)
-    assert np.array_equal(numpy_helper.to_array(case.read().model.graph.initializer[0]), large)
+    assert np.array_equal(numpy_helper.to_array(case.load().model.graph.initializer[0]), large)
 
 
 def test_external_data_in_subgraphs_and_attributes_are_read(tmp_path):

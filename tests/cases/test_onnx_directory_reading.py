@@ -29,7 +29,7 @@ SEQUENCE = helper.make_sequence_type_proto(tensor_type())
 def read(root):
     (case,), problems = find_directories(root)
     assert problems == []
-    return case.read()
+    return case.load()
 
 
 def complaints(root):
@@ -57,7 +57,7 @@ def test_values_come_in_the_graph_s_order_under_its_names(tmp_path):
         "b": [1, 2],
         "a": [3, 4],
     }
-    assert list(content.expected) == ["out_b", "out_a"]
+    assert list(content.stored) == ["out_b", "out_a"]
     assert content.tolerance is None
     assert [node.op_type for node in content.model.graph.node] == ["Identity", "Identity"]
 
@@ -78,7 +78,7 @@ def test_names_in_the_files_precede_their_positions(tmp_path):
     assert same(content.inputs["a"], ONE_TWO)
     assert same(content.inputs["s"], [ONE_TWO])
     assert list(content.inputs) == ["a", "s"]
-    assert content.expected["out_s"] == []
+    assert content.stored["out_s"] == []
 
 
 def test_an_initializer_among_the_inputs_is_not_fed(tmp_path):
@@ -413,7 +413,7 @@ def test_the_inputs_of_a_light_model_are_ramps(tmp_path):
     assert list(content.inputs) == ["x", "y"]
     assert same(content.inputs["x"], np.array([[0, 0.25], [0.5, 0.75]], np.float32))
     assert same(content.inputs["y"], (np.arange(3).reshape(1, 3) / 3).astype(np.float32))
-    assert same(content.expected["out_x"], np.ones((2, 2), np.float32))
+    assert same(content.stored["out_x"], np.ones((2, 2), np.float32))
     assert content.tolerance is None
 
 
@@ -464,7 +464,7 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    for found in (content.inputs["x"], content.expected["out_x"]):
+    for found in (content.inputs["x"], content.stored["out_x"]):
         np.testing.assert_array_equal(found, LARGE_TENSOR, strict=True)
     assert most < 2.5 * LARGE_TENSOR.nbytes
 

@@ -19,13 +19,13 @@ from onnx_directories import (
     tensor_type,
 )
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import (
     data_set_files,
     directory_files,
     read_case,
     write_directory,
 )
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
@@ -41,7 +41,7 @@ MAP = helper.make_map_type_proto(TensorProto.STRING, tensor_type())
 
 def content(values, types, **others):
     expected = {f"out_{name}": value for name, value in values.items()}
-    return Content(identity(types), values, expected, **others)
+    return Problem(identity(types), values, expected, **others)
 
 
 def read(folder):
@@ -89,7 +89,7 @@ def test_sequences_optionals_and_maps_come_back(tmp_path):
 
 def test_an_input_with_an_initializer_is_not_written(tmp_path):
     model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
-    write_directory(tmp_path / "a", Content(model, {"x": ONE_TWO}, {"out_x": ONE_TWO}))
+    write_directory(tmp_path / "a", Problem(model, {"x": ONE_TWO}, {"out_x": ONE_TWO}))
     assert list(read(tmp_path / "a").inputs) == ["x"]
 
 
@@ -101,8 +101,11 @@ def test_the_same_case_is_the_same_bytes():
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (Content(identity({"x": FLOAT}), {"x": ONE_TWO}, None), "needs the expected outputs"),
-        (content({"x": ONE_TWO}, {"x": FLOAT}, rejects=True), "cannot say that the model must be "),
+        (Problem(identity({"x": FLOAT}), {"x": ONE_TWO}, None), "needs the expected outputs"),
+        (
+            content({"x": ONE_TWO}, {"x": FLOAT}, must_reject=True),
+            "cannot say that the model must be ",
+        ),
         (
             content({"x": ONE_TWO}, {"x": FLOAT}, tolerance=Ulps(3, Provenance.CASE)),
             "has one rtol and atol for all outputs",
@@ -112,7 +115,7 @@ def test_the_same_case_is_the_same_bytes():
             "has one rtol and atol for all outputs",
         ),
         (
-            Content(identity({"x": FLOAT}), {"y": ONE_TWO}, {"out_x": ONE_TWO}),
+            Problem(identity({"x": FLOAT}), {"y": ONE_TWO}, {"out_x": ONE_TWO}),
             "the model's inputs are x, but the case has y",
         ),
         (

@@ -463,4 +463,4 @@ def test_no_damage_to_a_file_raises(tmp_path_factory, data):
     cases, problems = read_yaml_file(path)
     assert cases or problems
     for case in cases:
-        case.read()
+        case.load()

@@ -48,7 +48,7 @@ def test_the_content_is_a_model_of_one_node_with_only_the_given_attributes(tmp_p
     assert list(content.inputs) == ["R", "T", "X", "G", "V", "H"]
     assert content.inputs["R"].dtype == np.float32
     assert content.inputs["T"].dtype == np.int64
-    assert content.expected["V_new"].dtype == np.float32
+    assert content.stored["V_new"].dtype == np.float32
     assert content.tolerance == Relative(1e-3, 1e-7, Provenance.CASE)
 
 
@@ -122,7 +122,7 @@ def test_the_tolerance_of_the_file_is_for_cases_without_their_own(tmp_path):
     """
     cases, problems = read_text(tmp_path, text)
     assert problems == []
-    first, second = (case.read() for case in cases)
+    first, second = (case.load() for case in cases)
     assert first.tolerance == Ulps(7, Provenance.CASE)
     assert first.output_tolerances == {"X_new": Ulps(8, Provenance.OUTPUT)}
     assert second.tolerance == Ulps(1, Provenance.CASE)
@@ -166,8 +166,8 @@ def test_a_case_that_must_be_refused_may_break_the_signature(tmp_path):
             rejects: true
     """
     content = only_case(tmp_path, text)
-    assert content.rejects
-    assert content.expected is None
+    assert content.must_reject
+    assert content.stored is None
     (node,) = content.model.graph.node
     assert list(node.input) == ["R", "T", "X", "Y"]
     assert list(node.output) == ["X_new", "H_new"]
@@ -291,7 +291,7 @@ def test_element_types_follow_the_schema_and_each_other(
         f"inputs: {{{inputs}}}, outputs: {{{outputs}}}}}]"
     )
     content = only_case(tmp_path, text)
-    found = [*content.inputs.values(), *content.expected.values()]
+    found = [*content.inputs.values(), *content.stored.values()]
     assert [str(value.dtype) for value in found] == dtypes
 
 
@@ -314,7 +314,7 @@ def test_a_model_file_is_fed_by_the_names_and_types_of_its_graph(tmp_path):
     content = only_case(tmp_path, text)
     assert list(content.inputs) == ["a"]
     assert content.inputs["a"].dtype == np.float64
-    assert content.expected["c"].dtype == np.float64
+    assert content.stored["c"].dtype == np.float64
     assert read_text(tmp_path, text)[0][0].operators == ("Add",)
 
 
@@ -326,7 +326,7 @@ def test_a_model_of_one_node_with_a_formula_needs_no_outputs(tmp_path):
         f"cases: [{{name: c, model: adam.onnx, inputs: {ADAM_INPUTS}}}]"
     )
     content = only_case(tmp_path, text)
-    assert content.expected is None
+    assert content.stored is None
     assert content.model == adam
 
 
@@ -335,7 +335,7 @@ def test_what_turns_out_wrong_only_when_data_are_made_is_an_invalid_case(tmp_pat
     cases, problems = read_text(tmp_path, identity(random, "[1.0, 2.0, 3.0]"))
     assert problems == []
     with pytest.raises(InvalidCase) as caught:
-        cases[0].read()
+        cases[0].load()
     assert "file.yaml:6: case c: inputs.input.random: found a draw of" in str(caught.value)
 
 

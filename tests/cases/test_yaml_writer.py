@@ -205,7 +205,7 @@ def test_written_cases_are_read_as_the_same_cases(tmp_path):
 
     text = written(case)
     (found,), problems = read_text(tmp_path, text)
-    content = found.read()
+    content = found.load()
 
     assert problems == []
     assert found.id == "s/file/c"
@@ -218,8 +218,8 @@ def test_written_cases_are_read_as_the_same_cases(tmp_path):
         assert content.inputs[name].tobytes() == expected.tobytes()
         assert content.inputs[name].dtype == expected.dtype
     for name, tensor in case.outputs.items():
-        assert content.expected[name].tobytes() == tensor.tobytes()
-        assert content.expected[name].dtype == tensor.dtype
+        assert content.stored[name].tobytes() == tensor.tobytes()
+        assert content.stored[name].dtype == tensor.dtype
     assert max(len(line) for line in text.splitlines() if "spaces" not in line) < 100
 
 
@@ -238,5 +238,5 @@ def test_a_case_to_be_refused_is_written_as_one(tmp_path):
     case = CaseTemplate("c", ADAGRAD, {"R": array(1), "odd": array([1], "i4")}, rejects=True)
     (found,), problems = read_text(tmp_path, written(case))
     assert problems == []
-    assert found.read().rejects
-    assert found.read().inputs["odd"].dtype == np.int32
+    assert found.load().must_reject
+    assert found.load().inputs["odd"].dtype == np.int32

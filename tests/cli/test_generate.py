@@ -46,7 +46,7 @@ def onnx_s_own():
 def test_published_directories_equal_onnx_s_own(workplace, onnxopt, onnx_s_own, name):
     assert onnxopt("generate", "spec", "--format", "onnx", "-o", "out").code == 0
     cases, problems = find_directories(workplace / "out" / "spec" / f"test_{name}")
-    content = cases[0].read()
+    content = cases[0].load()
     theirs = onnx_s_own[f"test_{name}"]
     assert not problems
     assert content.model == theirs.model
@@ -54,7 +54,7 @@ def test_published_directories_equal_onnx_s_own(workplace, onnxopt, onnx_s_own, 
     for mine, other in zip(content.inputs.values(), inputs, strict=True):
         assert mine.dtype == other.dtype
         assert mine.tobytes() == np.asarray(other).tobytes()
-    for mine, other in zip(content.expected.values(), outputs, strict=True):
+    for mine, other in zip(content.stored.values(), outputs, strict=True):
         assert mine.dtype == other.dtype
         # onnx computes in float32 from attributes in double; that is all that may differ.
         np.testing.assert_allclose(mine, other, rtol=4 * 2.0**-24, atol=0)
@@ -139,7 +139,7 @@ def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monke
         sorted(from_files, key=lambda case: case.id),
         strict=True,
     ):
-        one, two = mine.read(), other.read()
+        one, two = mine.load(), other.load()
         assert one.model == two.model
         for left, right in zip(one.inputs.values(), two.inputs.values(), strict=True):
             assert left.tobytes() == right.tobytes()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxopt_cli.core.case import Location
 from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import (
     BackendIdentity,
     Cause,
@@ -21,7 +21,7 @@ from onnxopt_cli.core.result import (
     Standing,
 )
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 
 #: What names, messages and values may hold.
 HOSTILE = (
@@ -113,8 +113,8 @@ def hostile():
         *results,
         options={"targets": list(HOSTILE), "expect": HOSTILE[0]},
         versions={"onnxopt": "1.2.3", "machine": HOSTILE[0]},
-        problems=tuple(Problem(f"{text}:3", text) for text in HOSTILE),
-        findings=tuple(Problem(text, text) for text in HOSTILE),
+        problems=tuple(Fault(f"{text}:3", text) for text in HOSTILE),
+        findings=tuple(Fault(text, text) for text in HOSTILE),
         explanations=tuple(
             Explanation(it, it, (Cause(it, (it,), (it,)),), {it: {it: 2}}, it) for it in HOSTILE
         ),

@@ -38,4 +38,4 @@ def contents(folder, text):
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]
-    return [case.read() for case in cases]
+    return [case.load() for case in cases]

@@ -46,7 +46,7 @@ def only_case(folder: Path, text: str):
     cases, problems = read_text(folder, text)
     assert problems == []
     assert len(cases) == 1
-    return cases[0].read()
+    return cases[0].load()
 
 
 def identity(value: str, output: str | None = None, dtype: str = "") -> str:

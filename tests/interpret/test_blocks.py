@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxopt_cli.cases.case import bind_problem
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core import blocks, compare
 from onnxopt_cli.core.tolerance import ErrorBound
@@ -130,7 +131,7 @@ def compare_looks(expected, actual, error_bound, agrees, location):
 
 def compare_parts(content, location, random, monkeypatch):
     """Judge wrong outputs as a whole and in parts; yield the pairs of diffs, compared already."""
-    call = None if content.rejects else sole_call(content.model, content.inputs)
+    call = None if content.must_reject else sole_call(content.model, content.inputs)
     if content.trajectory is not None or call is None:
         return
     if is_elementwise(call.operator):
@@ -177,7 +178,7 @@ def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
     random = np.random.default_rng(3)
     found = set()
     for case in collect([str(CASES)]).cases[::5]:
-        found |= set(compare_parts(case.read(), case.location, random, monkeypatch))
+        found |= set(compare_parts(case.load(), case.location, random, monkeypatch))
     assert found == {(False, False), (False, True), (True, True)}
 
 
@@ -186,15 +187,15 @@ def test_blocks_judge_what_fuzz_draws_as_the_whole_does(example, seed):
     if not example.breach:
         with pytest.MonkeyPatch.context() as monkeypatch:
             random = np.random.default_rng(seed)
-            list(compare_parts(example.content(), "drawn", random, monkeypatch))
+            list(compare_parts(bind_problem(example.problem()), "drawn", random, monkeypatch))
 
 
 def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
     """What is computed in double and corrected beside ties is what the widest type yields."""
     compared = 0
     for case in collect([str(CASES)]).cases[::3]:
-        content = case.read()
-        call = None if content.rejects else sole_call(content.model, content.inputs)
+        content = case.load()
+        call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:
             monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
             whole = evaluate(call)

@@ -40,7 +40,7 @@ def test_the_recorded_verdicts_are_reproduced():
     for case in corpus("onnx-node")[0]:
         if case.id not in rows:
             continue
-        content = case.read()
+        content = case.load()
         if drawn(content.model, content.inputs):
             continue
         names = [output.name for output in content.model.graph.output]

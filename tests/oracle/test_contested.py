@@ -11,8 +11,8 @@ from onnx.backend.test.case.node import maxunpool
 from onnx.reference import ReferenceEvaluator
 from places import REPOSITORY
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.oracle.corrections.contested import CONTESTED, contested_table
 from onnxopt_cli.oracle.corrections.replacements import reference_modules
 
@@ -185,7 +185,7 @@ def written(request, tmp_path):
     assert not np.allclose(first, second)
     for name, expected in {"first": first, "second": second, "neither": second + 0.37}.items():
         folder = tmp_path / "cases" / name / "node" / "test_it"
-        write_directory(folder, Content(model, inputs, {"Y": expected}))
+        write_directory(folder, Problem(model, inputs, {"Y": expected}))
         np.save(tmp_path / f"{name}.npy", expected)
     (tmp_path / "backend.py").write_text(BACKEND)
     return tmp_path

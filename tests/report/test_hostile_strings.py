@@ -21,7 +21,7 @@ from report_records import HOSTILE, record, result
 from rich.console import Console
 
 from onnxopt_cli.cli.environment import _Lines
-from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import (
     BackendIdentity,
     Cause,
@@ -29,7 +29,7 @@ from onnxopt_cli.core.record import (
 )
 from onnxopt_cli.core.result import Outcome, Standing
 from onnxopt_cli.core.text import command_line
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.report_files import FORMATS, render
@@ -92,8 +92,8 @@ def runs(draw):
         options={"targets": [text()], "expect": text()},
         left_out={text(): text()},
         versions={"onnxopt": text(), text(): text(), f"suite {text()}": text()},
-        problems=(Problem(f"{text()}:3", text()),),
-        findings=(Problem(text(), text()),),
+        problems=(Fault(f"{text()}:3", text()),),
+        findings=(Fault(text(), text()),),
         explanations=(explained,),
         started="2026-01-31T00:00:00Z",
         hostname=text(),
@@ -118,7 +118,7 @@ class Tags(HTMLParser):
 PLAIN_PAGE = Tags("".join(render("html", record(*(
     replace(result(f"c{number}", "b", outcome, message="m"), printed="p", capabilities=("x",))
     for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS))
-), problems=(Problem("a:3", "b"),), findings=(Problem("c", "d"),), explanations=(
+), problems=(Fault("a:3", "b"),), findings=(Fault("c", "d"),), explanations=(
     Explanation("b", "o", (Cause("f", ("c0",), ("d",)),), {}),
 ), left_out={"x": "y"}))))  # fmt: skip
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from report_records import every_outcome, hostile, record, result
 
-from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.result import Outcome, Standing
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.github import github_report
 from onnxopt_cli.report.verdict import badge_report
 
@@ -53,7 +53,7 @@ def test_every_result_that_counts_against_the_run_has_one_command():
 
 
 def test_problems_of_files_come_first_with_their_lines():
-    run = record(result(), problems=(Problem("a.yaml:3", "wrong"), Problem("dir", "worse")))
+    run = record(result(), problems=(Fault("a.yaml:3", "wrong"), Fault("dir", "worse")))
     assert commands(run) == [("a.yaml", "3", "invalid", "wrong"), ("dir", None, "invalid", "worse")]
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_records import every_outcome, hostile, record, result
 
-from onnxopt_cli.core.case import Location
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.junit import junit_report, xunit_report
 
 xmlschema = pytest.importorskip("xmlschema")
@@ -84,7 +84,7 @@ NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 def test_no_classname_and_name_occur_twice_whatever_the_names_are(pairs):
     # What GitLab takes for the same case loses results, whatever suite it is in.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
-    problems = tuple(Problem(case, case) for case, _ in pairs)
+    problems = tuple(Fault(case, case) for case, _ in pairs)
     text = junit_report(record(*results, problems=problems, started="2026-01-31T23:59:59Z"))
     root = tree(text)
     keys = [(it.get("classname"), it.get("name")) for it in root.iter("testcase")]
@@ -146,7 +146,7 @@ def test_all_of_a_stack_trace_is_there_and_its_ends_are_in_the_message():
 
 
 def test_problems_of_case_and_expectation_files_are_errors():
-    problems = (Problem("a.yaml:3", "no such field"),)
+    problems = (Fault("a.yaml:3", "no such field"),)
     found = kinds(junit_report(record(result(), problems=problems, findings=problems)))
     assert found["a.yaml:3"] == ["error"]
 

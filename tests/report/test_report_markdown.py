@@ -14,7 +14,7 @@ from report_records import HOSTILE, every_outcome, hostile, record, result
 
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.markdown import markdown_report
 
 OUR_TAGS = {
@@ -138,7 +138,7 @@ def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts
         for number in range(count)
     ]
     causes = [Explanation(name, "Adam", note="|" * 5000) for name, *_ in parts * 50]
-    problems = tuple(Problem(f"{name}.yaml:3", message) for name, message, _ in parts * 50)
+    problems = tuple(Fault(f"{name}.yaml:3", message) for name, message, _ in parts * 50)
     run = record(*results, explanations=tuple(causes[:600]), problems=problems[:600])
     text = markdown_report(run)
     assert len(text) <= 60_000

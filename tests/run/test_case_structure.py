@@ -5,9 +5,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.cases.onnx.model_check import contradicts, inferred_output
-from onnxopt_cli.core.case import Content
 
 BACKEND = """
 import numpy as np
@@ -27,7 +27,7 @@ def run(tmp_path, onnxopt):
         return ran(model, inputs, **outputs)
 
     def ran(model, inputs, **outputs):
-        write_directory(tmp_path / "node" / "test_it", Content(model, inputs, outputs))
+        write_directory(tmp_path / "node" / "test_it", Problem(model, inputs, outputs))
         values = next(iter(outputs.values()))
         np.save(tmp_path / "stored.npy", np.asarray(values))
         backend = tmp_path / "be.py"

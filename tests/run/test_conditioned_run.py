@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.codec import (
     ValueReader,
     ValueWriter,
@@ -101,7 +101,7 @@ def backend(tmp_path):
 
 
 def write(folder, model, inputs, **expected):
-    write_directory(folder / "node" / "test_it", Content(model, inputs, expected))
+    write_directory(folder / "node" / "test_it", Problem(model, inputs, expected))
     return str(folder / "node")
 
 

@@ -102,7 +102,7 @@ def test_groups_have_gradients_of_their_own_and_share_rate_and_count(tmp_path):
         """
     cases, problems = read_text(tmp_path, text)
     assert problems == []
-    derived_outputs = bound_trajectory(cases[0].read().trajectory)
+    derived_outputs = bound_trajectory(cases[0].load().trajectory)
     np.testing.assert_array_equal(derived_outputs["H2_new"].expected, [[1, 1], [5, 5], [14, 14]])
     assert derived_outputs["H1_new"].expected[0] == 1
     assert derived_outputs["X1_new"].expected.shape == (3, 1)

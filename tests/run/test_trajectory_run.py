@@ -156,7 +156,7 @@ def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(
     onnxopt, workplace, monkeypatch
 ):
     suite = suites()["trajectories"]
-    some = suite._replace(questions=lambda it: suite.questions(it) if it.name == "Adagrad" else ())
+    some = suite._replace(templates=lambda it: suite.templates(it) if it.name == "Adagrad" else ())
     known = {**suites(), "trajectories": some}
     monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
     assert onnxopt("generate", "trajectories", "--format", "onnx", "-o", "out").code == 0

@@ -367,4 +367,4 @@ def test_what_cannot_be_asked_any_more_is_not_held_against_the_backend():
     (case,) = [it for it in collect(["conformance"]).cases if it.id.endswith("adam/refuses_short")]
     refusal = Response(failure=Outcome.ERROR, message="no")
     with pytest.raises(NotSubmittedError, match="interrupted"):
-        VacuityCheck().lacking(_Ended(), case.read(), refusal)
+        VacuityCheck().lacking(_Ended(), case.load(), refusal)

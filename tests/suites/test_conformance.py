@@ -43,8 +43,8 @@ def seen():
     """Return for each operator where a result stands that would be seen if it were zero."""
     found = defaultdict(set)
     for case in collect(["conformance", "pruning"]).cases:
-        content = case.read()
-        call = None if content.rejects else sole_call(content.model, content.inputs)
+        content = case.load()
+        call = None if content.must_reject else sole_call(content.model, content.inputs)
         if call is None or call.groups[0][0].size > 100_000:
             continue
         outputs, count = evaluate(call), len(call.groups)

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 from onnxopt_cli.operators.operator import Operator
@@ -78,7 +78,7 @@ class Runs:
         """A small tensor of the kind, the same each time."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
-    def question(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Content:
+    def question(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
         """Return a model of the operator, fed with one tensor wherever it takes it.
 
         Its outputs are declared with element type and shape.
@@ -96,7 +96,7 @@ class Runs:
         return _question(self.operator, asked, self.opset, names)
 
 
-def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -> Content:
+def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -> Problem:
     try:
         schema = onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError as error:
@@ -119,16 +119,16 @@ def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -
         known = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
         if not tensor.HasField("shape") or not known:
             raise ValueError(f"{operator} does not say what it returns")
-    return Content(model, inputs, None)
+    return Problem(model, inputs, None)
 
 
-def unknown(operator: str, domain: str, array: Array, opset: int) -> Content:
+def unknown(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that nobody knows, from one tensor to one like it."""
     # What is said of the tensors must not be taken for what is said of all such operators.
     given, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [given], [result], domain=domain)
     model = _model(node, {given: array}, opset, [value_info(result, array)])
-    return Content(model, {given: array}, None)
+    return Problem(model, {given: array}, None)
 
 
 def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
@@ -151,7 +151,7 @@ def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str,
 
 def _formula_question(
     operator: Operator, array: Array, opset: int, names: tuple[str, str]
-) -> Content:
+) -> Problem:
     if array.dtype.name not in operator.dtypes:
         raise ValueError(f"{operator.name} takes no such tensor")
     values = [np.ones((), scalar.dtypes[0]) for scalar in operator.scalars]
@@ -166,7 +166,7 @@ def _formula_question(
     model.graph.output[0].name = model.graph.node[0].output[0] = names[1]
     model.opset_import.append(helper.make_opsetid("", opset))
     model.ir_version = _IR_VERSION
-    return Content(model, dict(zip(input_names, values, strict=True)), None)
+    return Problem(model, dict(zip(input_names, values, strict=True)), None)
 
 
 def _model(

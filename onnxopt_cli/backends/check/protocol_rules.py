@@ -31,7 +31,7 @@ from onnxopt_cli.backends.check.subject import (
 from onnxopt_cli.backends.check.unknown_operators import says_unsupported
 from onnxopt_cli.backends.exec.exec_backend import require_stated
 from onnxopt_cli.backends.protocol import normalise_outputs
-from onnxopt_cli.core.case import Content
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.values import (
     Array,
     Value,
@@ -96,7 +96,7 @@ def _survives_names(subject: CheckedBackend) -> str:
     return _survives(subject, subject.likeliest.tensor, _NOT_ASCII)
 
 
-def _what_it_runs(subject: CheckedBackend) -> Content:
+def _what_it_runs(subject: CheckedBackend) -> Problem:
     """Return a question that the backend can answer.
 
     Raises:
@@ -107,7 +107,7 @@ def _what_it_runs(subject: CheckedBackend) -> Content:
     return subject.runs.question()
 
 
-def _outputs(subject: CheckedBackend, asked: Content) -> Sequence[Value]:
+def _outputs(subject: CheckedBackend, asked: Problem) -> Sequence[Value]:
     """Return the outputs of a question, whatever their number, types and shapes.
 
     One rule is about these; the others would only repeat it.
@@ -115,7 +115,7 @@ def _outputs(subject: CheckedBackend, asked: Content) -> Sequence[Value]:
     return normalise_outputs(subject.returned(asked), asked.model.graph.output)
 
 
-def _require_declared(subject: CheckedBackend, asked: Content) -> None:
+def _require_declared(subject: CheckedBackend, asked: Problem) -> None:
     """See that the outputs of a question are as many as there should be, of their types and shapes.
 
     Raises:

@@ -34,7 +34,7 @@ from onnxopt_cli.backends.unsupported import (
     error_text,
     recognising,
 )
-from onnxopt_cli.core.case import Content
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.values import (
     DTYPES,
     Array,
@@ -68,7 +68,7 @@ class Refusal:
         return f"it {'says unsupported' if self.known else 'reports'}: {self.text}"
 
 
-def refusal(ask: Callable[[Content], object], asked: Content) -> Refusal | None:
+def refusal(ask: Callable[[Problem], object], asked: Problem) -> Refusal | None:
     """Return what a backend says instead of answering a question; None if it answers."""
     try:
         ask(asked)
@@ -92,7 +92,7 @@ class CheckedBackend:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def returned(self, asked: Content) -> object:
+    def returned(self, asked: Problem) -> object:
         """Return what the backend answers, as it is."""
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class CheckedBackend:
         """What the backend runs, or what most do."""
         return self.runs or next(self._candidates())
 
-    def ask_what_it_runs(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Content | None:
+    def ask_what_it_runs(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
         """Return a question that the backend can answer, about a tensor of its own kind or another.
 
         None if there is none, or the operator takes no such tensor.
@@ -163,7 +163,7 @@ class PluginSubject(CheckedBackend):
         """The backend; loading it may raise."""
         return resolve_backend(self.text)
 
-    def returned(self, asked: Content) -> object:
+    def returned(self, asked: Problem) -> object:
         """Return what the backend answers, as it is."""
         return self.backend.prepare(asked.model).run(asked.inputs)
 
@@ -193,12 +193,12 @@ class CommandSubject(CheckedBackend):
         lowest, highest = (self.session.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
-    def returned(self, asked: Content) -> list[Value]:
+    def returned(self, asked: Problem) -> list[Value]:
         """Return the outputs of a model, if the command states all that it needs."""
         require_stated(asked.model, self.session.hello)
         return self.run(asked)
 
-    def run(self, asked: Content, content: bytes | None = None, **further: str) -> list[Value]:
+    def run(self, asked: Problem, content: bytes | None = None, **further: str) -> list[Value]:
         """Have the command run a model.
 
         Args:

@@ -29,7 +29,7 @@ from onnxopt_cli.backends.check.subject import (
     refusal,
 )
 from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
-from onnxopt_cli.core.case import Content
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
@@ -138,7 +138,7 @@ def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
         yield said
 
 
-def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, Content]]:
+def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, Problem]]:
     asked = subject.likeliest.question()
     asked.model.graph.node[0].input[0] = "nowhere"
     yield "an input that nothing yields", asked

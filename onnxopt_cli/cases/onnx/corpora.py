@@ -36,15 +36,12 @@ import onnx
 from onnx import TensorProto
 
 from onnxopt_cli import __version__
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.tensors.tensor_data import array_of
-from onnxopt_cli.core.case import (
-    Case,
-    Content,
-    Location,
-)
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import printable
@@ -54,7 +51,7 @@ from onnxopt_cli.core.tolerance import (
     Relative,
 )
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.operators.nodes import operator_names
 
 _NODE = "onnx-node"
@@ -70,7 +67,7 @@ CORPORA = {
 }
 
 
-def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
+def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
     """Find the cases of a corpus.
 
     Args:
@@ -110,7 +107,7 @@ _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 _unusable: set[Path] = set()
 
 
-def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Problem]]:
+def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
     """Find onnx's node cases, from the cache if they are there, else making them.
 
     Runs may share the cache: it is renamed into place when it is whole. Where it cannot be used,
@@ -278,18 +275,18 @@ def _in_memory() -> list[Case]:
         Case(
             f"onnx-node/{name}/0",
             place,
-            lambda content=content: content,  # type: ignore[misc]
-            operators=operator_names(content.model),
+            lambda problem=problem: problem,  # type: ignore[misc]
+            operators=operator_names(problem.model),
         )
-        for name, content in node_contents()
+        for name, problem in node_contents()
     ]
 
 
-def node_contents() -> Iterator[tuple[str, Content]]:
+def node_contents() -> Iterator[tuple[str, Problem]]:
     """Collect onnx's node cases, which takes seconds, without the warnings that onnx gives.
 
     Yields:
-        The name of a test (``test_abs``) and its content.
+        The name of a test (``test_abs``) and its problem.
     """
     with _quietly():
         # Importing these modules is what makes the cases.
@@ -304,7 +301,7 @@ def node_contents() -> Iterator[tuple[str, Content]]:
         # What onnx declares as many data sets is exactly one for a node.
         ((inputs, outputs),) = case.data_sets
         named_inputs, named_outputs = _by_name(graph.input, inputs), _by_name(graph.output, outputs)
-        yield case.name, Content(case.model, named_inputs, named_outputs, tolerance)
+        yield case.name, Problem(case.model, named_inputs, named_outputs, tolerance)
 
 
 def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -318,9 +315,9 @@ def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str
     """
     digests: dict[str, str] = {}
     operators: dict[str, tuple[str, ...]] = {}
-    for name, content in node_contents():
-        operators[name] = operator_names(content.model)
-        for path, data in write_directory(folder / "node" / name, content).items():
+    for name, problem in node_contents():
+        operators[name] = operator_names(problem.model)
+        for path, data in write_directory(folder / "node" / name, problem).items():
             digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
     return digests, operators
 

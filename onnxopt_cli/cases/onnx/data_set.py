@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
 from onnxopt_cli.cases.tensors.proto_values import (
@@ -31,7 +32,6 @@ from onnxopt_cli.cases.tensors.regular_file import (
     read_regular_file,
     reading_at_most,
 )
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
@@ -39,8 +39,8 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
+    Fault,
     InvalidCase,
-    Problem,
     UsageError,
 )
 
@@ -99,7 +99,7 @@ def light_files(model: Path) -> CaseFiles:
     return CaseFiles(model, data, model.parent, None, f"{model.stem}_output")
 
 
-def read_case(files: CaseFiles) -> Content:
+def read_case(files: CaseFiles) -> Problem:
     """Read a case.
 
     Raises:
@@ -109,19 +109,19 @@ def read_case(files: CaseFiles) -> Content:
         return _read_case(files)
 
 
-def _read_case(files: CaseFiles) -> Content:
-    problems: list[Problem] = []
+def _read_case(files: CaseFiles) -> Problem:
+    problems: list[Fault] = []
     tolerance, url = None, ""
     try:
         if files.data.exists():
             tolerance, url = read_directory_data(files.data)
     except Malformed as error:
-        problems.append(Problem(str(files.data), str(error)))
+        problems.append(Fault(str(files.data), str(error)))
     paths: dict[str | None, list[Path]] = {files.inputs: [], files.outputs: []}
     try:
         names = [path.name for path in files.folder.iterdir()]
     except OSError as error:
-        problems.append(Problem(str(files.folder), f"cannot be read: {error.strerror}"))
+        problems.append(Fault(str(files.folder), f"cannot be read: {error.strerror}"))
     else:
         for prefix in filter(None, paths):
             numbers = find_numbers(files.folder, names, f"{prefix}_", ".pb", problems)
@@ -139,22 +139,22 @@ def _read_case(files: CaseFiles) -> Content:
     if problems:
         raise InvalidCase(problems)
     own = files.inputs or url.endswith(f"/light/{files.model.name}")
-    return Content(model, inputs, outputs, tolerance if own else None)
+    return Problem(model, inputs, outputs, tolerance if own else None)
 
 
-def read_checked_case(files: CaseFiles) -> Content:
+def read_checked_case(files: CaseFiles) -> Problem:
     """Read a case whose model onnx accepts, and whose shapes are those that its graph declares.
 
     Raises:
         InvalidCase: see :func:`read_case`.
     """
-    content = read_case(files)
-    graph = content.model.graph
-    if fault := symbol_fault(graph, content.inputs, content.expected or {}):
-        raise InvalidCase([Problem(str(files.folder), fault)])
-    if fault := model_fault(content.model):
-        raise InvalidCase([Problem(str(files.model), f"does not pass onnx's check: {fault}")])
-    return content
+    problem = read_case(files)
+    graph = problem.model.graph
+    if fault := symbol_fault(graph, problem.inputs, problem.stored or {}):
+        raise InvalidCase([Fault(str(files.folder), fault)])
+    if fault := model_fault(problem.model):
+        raise InvalidCase([Fault(str(files.model), f"does not pass onnx's check: {fault}")])
+    return problem
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
@@ -165,7 +165,7 @@ def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
 
 
 def find_numbers(
-    folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Problem]
+    folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Fault]
 ) -> list[int]:
     """Return the numbers in the names that begin and end in one way; a gap is a problem."""
     numbers = []
@@ -177,12 +177,12 @@ def find_numbers(
             numbers.append(int(inner))
         else:
             what = f"has {'a file ' * bool(suffix)}{name!a}; {prefix}<number>{suffix} was expected"
-            problems.append(Problem(str(folder), what))
+            problems.append(Fault(str(folder), what))
     numbers.sort()
     gap = next((i for i, number in enumerate(numbers) if i != number), None)
     if gap is not None:
         what = f"has {prefix}{numbers[-1]}{suffix}, but no {prefix}{gap}{suffix}"
-        problems.append(Problem(str(folder), what))
+        problems.append(Fault(str(folder), what))
     return numbers
 
 
@@ -191,7 +191,7 @@ def _read_values(
     files: Sequence[Path],
     declared: Sequence[ValueInfoProto],
     kind: str,
-    problems: list[Problem],
+    problems: list[Fault],
 ) -> dict[str, Value]:
     """Read the files of a data set's inputs or outputs.
 
@@ -212,7 +212,7 @@ def _read_values(
     try:
         classes = {name: message_class(it) for name, it in types.items()}
     except Malformed as error:
-        problems.append(Problem(str(folder), f"one of the graph's {kind}s {error}"))
+        problems.append(Fault(str(folder), f"one of the graph's {kind}s {error}"))
         return {}
     owners: dict[str, Path] = {}
     found: dict[str, Value] = {}
@@ -228,11 +228,11 @@ def _read_values(
             owners[name] = path
             found[name] = value_of(message, types[name], raw_data)
         except Malformed as error:
-            problems.append(Problem(str(path), str(error)))
+            problems.append(Fault(str(path), str(error)))
     if len(files) < len(types):
         missing = ", ".join(repr(name) for name in types if name not in owners)
         what = f"has {len(files)} {kind} files for the graph's {len(types)} {kind}s: {missing}"
-        problems.append(Problem(str(folder), f"{what} missing"))
+        problems.append(Fault(str(folder), f"{what} missing"))
     return {name: found[name] for name in types if name in found}
 
 
@@ -262,7 +262,7 @@ def _named_message(
 
 
 def _ramps(
-    model: Path, declared: Iterable[ValueInfoProto], problems: list[Problem]
+    model: Path, declared: Iterable[ValueInfoProto], problems: list[Fault]
 ) -> dict[str, Value]:
     """Return 0, 1/n, ..., (n-1)/n in each declared shape, unknown dimensions being 1.
 
@@ -279,7 +279,7 @@ def _ramps(
         elif min(shape, default=0) < 0 or count > _MAXIMUM_ELEMENTS:
             wrong = f"has the shape {shape}, which is negative or too large to be made"
         if wrong:
-            problems.append(Problem(str(model), f"the input {it.name!r} {wrong}"))
+            problems.append(Fault(str(model), f"the input {it.name!r} {wrong}"))
         else:
             ramp = np.arange(count) / max(count, 1)
             values[it.name] = ramp.astype(np.float32).reshape(shape)
@@ -321,12 +321,12 @@ def _limit(content: dict[str, Any], key: str) -> float:
     return value
 
 
-def write_directory(folder: Path, content: Content) -> dict[str, bytes]:
+def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
     """Write a case as a new test directory: model, inputs, outputs, and its tolerance if any.
 
     Args:
         folder: the directory, ``.../test_<name>``; created, with its parents.
-        content: the case.
+        problem: the case.
 
     Returns:
         The files by their paths in the folder.
@@ -335,7 +335,7 @@ def write_directory(folder: Path, content: Content) -> dict[str, bytes]:
         UsageError: if the folder has something in it already, cannot be written, or the case
             cannot be a test directory, see :func:`directory_files`.
     """
-    files = directory_files(content)
+    files = directory_files(problem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Input or output files left from another case would be read as this one's.
@@ -350,7 +350,7 @@ def write_directory(folder: Path, content: Content) -> dict[str, bytes]:
     return files
 
 
-def directory_files(content: Content) -> dict[str, bytes]:
+def directory_files(problem: Problem) -> dict[str, bytes]:
     """Return the files of a test directory by their paths in it.
 
     Raises:
@@ -358,28 +358,28 @@ def directory_files(content: Content) -> dict[str, bytes]:
             a formula, tolerances other than one rtol and atol, a model that must be refused, values
             that are not of the types that the model declares.
     """
-    if content.expected is None:
+    if problem.stored is None:
         raise UsageError("an ONNX test directory needs the expected outputs")
-    if content.rejects:
+    if problem.must_reject:
         raise UsageError("an ONNX test directory cannot say that the model must be refused")
-    if content.output_tolerances or not isinstance(content.tolerance, Relative | None):
+    if problem.output_tolerances or not isinstance(problem.tolerance, Relative | None):
         raise UsageError("an ONNX test directory has one rtol and atol for all outputs")
-    files = model_and_inputs(content)
-    if content.tolerance is not None:
-        limits = {"atol": content.tolerance.atol, "rtol": content.tolerance.rtol}
+    files = model_and_inputs(problem)
+    if problem.tolerance is not None:
+        limits = {"atol": problem.tolerance.atol, "rtol": problem.tolerance.rtol}
         files[DATA_FILE] = (json.dumps(limits, indent=2) + "\n").encode()
-    files |= _value_files("output", content.model.graph.output, content.expected)
+    files |= _value_files("output", problem.model.graph.output, problem.stored)
     return files
 
 
-def model_and_inputs(content: Content) -> dict[str, bytes]:
+def model_and_inputs(problem: Problem) -> dict[str, bytes]:
     """Return the files of a test directory that say what to run, without what must come back.
 
     Raises:
         UsageError: if the inputs are not of the types that the model declares.
     """
-    files = {"model.onnx": content.model.SerializeToString(deterministic=True)}
-    return files | _value_files("input", fed_inputs(content.model.graph), content.inputs)
+    files = {"model.onnx": problem.model.SerializeToString(deterministic=True)}
+    return files | _value_files("input", fed_inputs(problem.model.graph), problem.inputs)
 
 
 def _value_files(

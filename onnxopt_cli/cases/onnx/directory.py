@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from onnxopt_cli.cases.case import Case, loading_failure
 from onnxopt_cli.cases.onnx.data_set import (
     DATA_FILE,
     LIGHT_PREFIX,
@@ -29,12 +30,8 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_directory_data,
 )
 from onnxopt_cli.cases.tensors.regular_file import Malformed
-from onnxopt_cli.core.case import (
-    Case,
-    Location,
-    reading_failure,
-)
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.core.location import Location
+from onnxopt_cli.errors import Fault
 
 #: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
 ONNX_KINDS = frozenset(
@@ -51,7 +48,7 @@ MAX_LINKED_ENTRIES = 50_000
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
+def find_directories(root: Path) -> tuple[list[Case], list[Fault]]:
     """Find the cases of all ONNX test directories at or below a folder.
 
     Symbolic links are followed, each folder being visited once, under its own name.
@@ -65,7 +62,7 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
         that cannot be shown.
     """
     cases: list[Case] = []
-    problems: list[Problem] = []
+    problems: list[Fault] = []
     resolved = Path(os.path.realpath(root))
     try:
         for found in _at_or_below(root, resolved):
@@ -74,11 +71,11 @@ def find_directories(root: Path) -> tuple[list[Case], list[Problem]]:
             else:
                 problems.append(found)
     except Exception as error:  # noqa: BLE001 - a folder may hold anything
-        problems.append(Problem(str(root), reading_failure(error)))
+        problems.append(Fault(str(root), loading_failure(error)))
     return cases, problems
 
 
-def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Problem]:
+def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
     """Yield the cases at or below a folder, and what is wrong with directories."""
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
@@ -89,7 +86,7 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Problem]:
         yield from _Search(str(resolved)).in_folder(root, str(resolved), 0)
 
 
-def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:
+def find_model_cases(path: Path) -> tuple[list[Case], list[Fault]]:
     """Find the cases of one model file, and of no other file beside it.
 
     Args:
@@ -106,7 +103,7 @@ def find_model_cases(path: Path) -> tuple[list[Case], list[Problem]]:
     if path.name == _MODEL and any(folder.glob(f"{_DATA_SET}*")):
         return find_directories(folder)
     what = f"has no test data; a test directory has {_MODEL} and folders {_DATA_SET}0, ..."
-    return [], [Problem(str(path), what)]
+    return [], [Fault(str(path), what)]
 
 
 class _Search:
@@ -123,7 +120,7 @@ class _Search:
         # How many more files and folders may be looked at: below the root, and elsewhere.
         self._left = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
 
-    def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Problem]:
+    def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Fault]:
         """Yield the cases of a folder, or of those below it, and what is wrong with directories.
 
         Args:
@@ -138,19 +135,19 @@ class _Search:
         try:
             names = self._entries(path, below, depth)
         except Malformed as error:
-            yield Problem(str(path), str(error))
+            yield Fault(str(path), str(error))
             return
         data_sets = [name for name in names if name.startswith(_DATA_SET)]
         if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
             # A model beside YAML files is one that they name.
             names.pop(_MODEL, None)
         if data_sets and _MODEL in names:
-            problems: list[Problem] = []
+            problems: list[Fault] = []
             for number in find_numbers(path, data_sets, _DATA_SET, "", problems):
                 yield _data_set(path, real, number)
             yield from problems
         elif wrong := _incomplete(path, names, data_sets):
-            yield Problem(str(path), wrong)
+            yield Fault(str(path), wrong)
         else:
             for name in sorted(fnmatch.filter(names, _LIGHT_MODELS)):
                 model = path / name
@@ -186,14 +183,14 @@ class _Search:
 
     def _in_folders_of(
         self, path: Path, real: str, depth: int, names: Mapping[str, os.DirEntry[str]]
-    ) -> Iterator[Case | Problem]:
+    ) -> Iterator[Case | Fault]:
         shown = [it for it in names if not it.startswith(".")]
         folders = [it for it in shown if os.path.isdir(names[it])]  # noqa: PTH112 - a loop of links is none
         for name in sorted(folders):
             below = os.path.join(real, name)  # noqa: PTH118 - many, and strings do
             inner = os.path.realpath(below) if names[name].is_symlink() else below
             if inner != self._root and _is_above(inner, self._root):
-                yield Problem(str(path / name), "links to a folder that it lies in; not searched")
+                yield Fault(str(path / name), "links to a folder that it lies in; not searched")
             else:
                 yield from self.in_folder(path / name, inner, depth + 1)
 
@@ -203,14 +200,14 @@ def _is_above(folder: str, other: str) -> bool:
     return other == folder or other.startswith(folder.rstrip("/") + "/")
 
 
-def _data_set(path: Path, real: str, number: int) -> Case | Problem:
+def _data_set(path: Path, real: str, number: int) -> Case | Fault:
     """Return one data set of the test directory at ``path``, or ``real`` without links."""
     parent, name = os.path.split(real)
     files = data_set_files(path, number)
     return _case(parent, f"{name}/{number}", files.folder, files)
 
 
-def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Problem:
+def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault:
     suite = os.path.basename(folder) or "root"  # noqa: PTH119 - many, and strings do
     if suite in ONNX_KINDS:
         suite = f"onnx-{suite}"
@@ -219,7 +216,7 @@ def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Probl
         return Case(
             case_id, Location(place), partial(read_checked_case, files), files=files.present
         )
-    return Problem(str(place), f"has a name that cannot be shown: {case_id!a}")
+    return Fault(str(place), f"has a name that cannot be shown: {case_id!a}")
 
 
 def _incomplete(path: Path, names: Collection[str], data_sets: Sequence[str]) -> str:

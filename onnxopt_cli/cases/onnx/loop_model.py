@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
-from onnxopt_cli.core.case import Trajectory
+from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.interpret.lower.symbol import (

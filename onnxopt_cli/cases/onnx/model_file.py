@@ -22,7 +22,7 @@ from onnxopt_cli.cases.tensors.regular_file import (
     read_regular_file,
 )
 from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import Fault, InvalidCase
 
 _MAXIMUM_DIGITS = 19
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
@@ -46,7 +46,7 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
         data = read_regular_file(path, links=links)
         model = _parse(data)
     except Malformed as error:
-        raise InvalidCase([Problem(str(path), str(error))]) from None
+        raise InvalidCase([Fault(str(path), str(error))]) from None
     problems = []
     # Many tensors may name the same bytes, so the files' sizes do not bound what is read.
     allowance = PROTOBUF_LIMIT - len(data)
@@ -57,7 +57,7 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
                 _take_in(tensor, path.parent, allowance)
             check_tensor(tensor)
         except Malformed as error:
-            problems.append(Problem(str(path), f"{place} {tensor.name!r} {error}"))
+            problems.append(Fault(str(path), f"{place} {tensor.name!r} {error}"))
     if problems:
         raise InvalidCase(problems)
     return model

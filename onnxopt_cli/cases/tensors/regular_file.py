@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from onnxopt_cli.core.case import Signature
+from onnxopt_cli.cases.case import Signature
 
 
 class Malformed(Exception):
     """A file or message breaks its format.
 
     The message says what was found and what was expected, but not where: whoever opened the file
-    knows that and makes a :class:`onnxopt_cli.errors.Problem` of it. No user ever meets this one.
+    knows that and makes a :class:`onnxopt_cli.errors.Fault` of it. No user ever meets this one.
     """
 
 

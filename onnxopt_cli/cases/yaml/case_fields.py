@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import onnx
 from onnx import AttributeProto, helper
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import (
     node_model,
     tensor_info,
@@ -40,8 +41,8 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unexpected,
     unknown_name,
 )
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
@@ -67,7 +68,7 @@ class DeclaredCase(NamedTuple):
 
     operators: tuple[str, ...]
     output_names: tuple[str, ...]
-    contents: Mapping[str, Callable[[], Content]]
+    contents: Mapping[str, Callable[[], Problem]]
 
 
 def content_of_one_step(
@@ -75,12 +76,25 @@ def content_of_one_step(
     inputs: Mapping[str, Declared],
     outputs: Mapping[str, Declared] | None,
     *,
-    rejects: bool = False,
-) -> Content:
-    """Make the content of a case whose inputs and outputs are in the graph's order."""
+    must_reject: bool = False,
+    call: Call[DeclaredTensor] | None = None,
+) -> Problem:
+    """Make the problem of a case whose inputs and outputs are in the graph's order.
+
+    Args:
+        model: makes the model.
+        inputs: the inputs.
+        outputs: the stored outputs; None if there are none.
+        must_reject: whether a right backend must refuse the model.
+        call: the call of the model's only node, if it is of an operator with a formula and the
+            inputs are in the node's order.
+    """
     fed = {name: made(value) for name, value in inputs.items()}
-    expected = None if outputs is None else {name: made(it) for name, it in outputs.items()}
-    return Content(model(), fed, expected, rejects=rejects)
+    stored = None if outputs is None else {name: made(value) for name, value in outputs.items()}
+    problem = Problem(model(), fed, stored, must_reject=must_reject)
+    if call is None:
+        return problem
+    return replace(problem, operator=call.operator, call=call.with_inputs([*fed.values()]))
 
 
 class Incomplete(Exception):
@@ -323,5 +337,5 @@ def rejected_case(
             graph_name=fields.text("name"),
         )
 
-    make = partial(content_of_one_step, model, inputs, None, rejects=True)
+    make = partial(content_of_one_step, model, inputs, None, must_reject=True)
     return DeclaredCase((operator.name,), tuple(output_names), {"": make})

@@ -11,6 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from onnxopt_cli.cases.case import (
+    Case,
+    Problem,
+    Signature,
+    loading_failure,
+)
 from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import (
     MAX_CASE_BYTES,
@@ -36,20 +42,14 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unknown_name,
     yaml_text,
 )
-from onnxopt_cli.core.case import (
-    Case,
-    Content,
-    Location,
-    Signature,
-    reading_failure,
-)
+from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.tolerance import (
     Provenance,
     Relative,
     Tolerance,
     Ulps,
 )
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import OPERATORS, find_operator
 
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
@@ -60,7 +60,7 @@ _LIMITS = ("rtol", "atol", "ulp")
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
 
-def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Problem]]:
+def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Fault]]:
     """Read a case file.
 
     Literal data are checked whole; random data and files only by type and shape, and made when a
@@ -82,12 +82,12 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
     except InvalidCase as error:
         return [], list(error.problems)
     except Exception as error:  # noqa: BLE001 - a file may be anything
-        return [], [Problem(f"{path}:1", reading_failure(error))]
+        return [], [Fault(f"{path}:1", loading_failure(error))]
 
 
 def read_apart(
     path: Path, memory: int = USUAL_MEMORY, *, contents: bool = True
-) -> tuple[list[Case], list[Problem]] | None:
+) -> tuple[list[Case], list[Fault]] | None:
     """Read a case file as :func:`read_yaml_file` does, to send what is found to another process.
 
     The contents of the cases stay packed until they are read, so that very many take less memory.
@@ -103,31 +103,31 @@ def read_apart(
     cases, problems = read_yaml_file(path, memory)
     if not contents:
         again = partial(_read_again, path, memory)
-        return [replace(it, read=partial(again, it.id, it.files)) for it in cases], problems
+        return [replace(it, load=partial(again, it.id, it.files)) for it in cases], problems
     packed: list[Case] = []
     for start in range(0, len(cases), _PACKED):
         some = cases[start : start + _PACKED]
         try:
-            reads = pickle.dumps([case.read for case in some])
+            reads = pickle.dumps([case.load for case in some])
         except (pickle.PicklingError, AttributeError, TypeError):
             # What is random, or of several steps, is made by functions that have no name.
             return None
         packed += [
-            replace(case, read=partial(_read_packed, reads, place))
+            replace(case, load=partial(_read_packed, reads, place))
             for place, case in enumerate(some)
         ]
     return packed, problems
 
 
-def _read_packed(reads: bytes, place: int) -> Content:
+def _read_packed(reads: bytes, place: int) -> Problem:
     return _unpacked(reads)[place]()
 
 
-def _read_again(path: Path, memory: int, case: str, files: Callable[[], object]) -> Content:
+def _read_again(path: Path, memory: int, case: str, files: Callable[[], object]) -> Problem:
     found = _found_again(path, memory).get(case)
     if found is None or found.files() != files():
-        raise InvalidCase([Problem(str(path), f"changed since {case} was found in it")])
-    return found.read()
+        raise InvalidCase([Fault(str(path), f"changed since {case} was found in it")])
+    return found.load()
 
 
 @lru_cache(2)
@@ -136,8 +136,8 @@ def _found_again(path: Path, memory: int) -> dict[str, Case]:
 
 
 @lru_cache(2)
-def _unpacked(reads: bytes) -> list[Callable[[], Content]]:
-    found: list[Callable[[], Content]] = pickle.loads(reads)  # noqa: S301 - of our own process
+def _unpacked(reads: bytes) -> list[Callable[[], Problem]]:
+    found: list[Callable[[], Problem]] = pickle.loads(reads)  # noqa: S301 - of our own process
     return found
 
 
@@ -146,7 +146,7 @@ def read_yaml_text(
     path: Path,
     file: Mapping[str, Signature] = MappingProxyType({}),
     memory: int = USUAL_MEMORY,
-) -> tuple[list[Case], list[Problem]]:
+) -> tuple[list[Case], list[Fault]]:
     """Read the text of a case file that stands, or would stand, at a path.
 
     Args:
@@ -165,7 +165,7 @@ def read_yaml_text(
     more = errors[_MOST_PROBLEMS:]
     if more:
         what = f"{len(more)} more problems from here on"
-        problems.append(Problem(f"{path}:{more[0].line}", what))
+        problems.append(Fault(f"{path}:{more[0].line}", what))
     return cases, list(dict.fromkeys(problems))
 
 
@@ -205,7 +205,7 @@ def _cases(
             incomplete = True
             continue
         except Exception as error:  # noqa: BLE001 - a case may be anything, and others are right
-            fields.complain(item, reading_failure(error))
+            fields.complain(item, loading_failure(error))
             incomplete = True
             continue
         finally:
@@ -215,7 +215,7 @@ def _cases(
             Case(
                 id=f"{prefix}{fields.text('name')}{ending}",
                 location=Location(path, item.line),
-                read=partial(_read, path, make, limits),
+                load=partial(_read, path, make, limits),
                 operators=declared.operators,
                 about=fields.text("about"),
                 source=fields.text("source"),
@@ -323,7 +323,7 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
     return {"tolerance": found.pop(None, None), "output_tolerances": found}
 
 
-def _read(path: Path, make: Callable[[], Content], limits: dict[str, Any] | None) -> Content:
+def _read(path: Path, make: Callable[[], Problem], limits: dict[str, Any] | None) -> Problem:
     """Return a case's content."""
     try:
         with reading_at_most(MAX_CASE_BYTES):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import (
     PLAIN_WIRING,
     Wiring,
@@ -27,13 +28,14 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     abbreviated,
     unexpected,
 )
-from onnxopt_cli.core.case import Content
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.call import (
     Attributes,
+    Call,
     attribute_value,
     bind,
+    complete_attributes,
 )
 from onnxopt_cli.operators.operator import (
     Attribute,
@@ -64,9 +66,10 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
     inputs = list(found.values())
     outputs: Mapping[str, DeclaredTensor] | None = None
+    call: Call[DeclaredTensor] | None = None
     if len(inputs) == len(names):
         # A wrong attribute has been noticed already, and has no part in the check of the inputs.
-        check_signature(operator, fields, inputs, attributes)
+        call = check_signature(operator, fields, inputs, attributes)
         if fields.node.field("outputs") is not None:
             fields.check_names("outputs", output_names, output_names)
             places = dict(zip(output_names, operator.places(groups), strict=True))
@@ -84,10 +87,10 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
     if wiring is PLAIN_WIRING:
-        make = partial(content_of_one_step, model, found, outputs)
+        make = partial(content_of_one_step, model, found, outputs, call=call)
         return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
-    def make_wired() -> Content:
+    def make_wired() -> Problem:
         values = {name: made(value) for name, value in found.items()}
         expected = None if outputs is None else wiring.yielded(outputs)
         # What random data and files hold is known only now.
@@ -211,12 +214,17 @@ def check_signature(
     fields: CaseFields,
     inputs: Sequence[DeclaredTensor],
     attributes: Attributes,
-) -> None:
-    """Let the operator's own check judge the inputs; point at the one that it names."""
+) -> Call[DeclaredTensor] | None:
+    """Return the operator's call, or report what breaks its signature at the input that does."""
+    omitted = frozenset(attribute.name for attribute in operator.attributes) - {*attributes}
+    required = {attribute.name for attribute in operator.attributes if attribute.required}
     try:
-        bind(operator, inputs, attributes)
+        # A missing or wrong attribute has been reported already.
+        given = attributes if required & omitted else complete_attributes(operator, attributes)
+        return bind(operator, inputs, given, omitted=omitted)
     except NodeError as error:
         name = error.message.removeprefix(f"{operator.name}: ").partition(" ")[0]
         nodes = {**fields.mapping("inputs"), **fields.mapping("attributes")}
         node = nodes.get(name, fields.node.field("inputs") or fields.node)
         fields.complain(node, error.message)
+        return None

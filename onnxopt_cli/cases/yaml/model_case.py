@@ -60,7 +60,7 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         _check(file, model, inputs, outputs or {}, fields)
     fields.finish()
     again = partial(read_model, path, links=False)
-    make = partial(content_of_one_step, again, inputs, outputs, rejects=fields.rejects)
+    make = partial(content_of_one_step, again, inputs, outputs, must_reject=fields.rejects)
     output_names = tuple(output.name for output in model.graph.output)
     return DeclaredCase(operator_names(model), output_names, {"": make})
 

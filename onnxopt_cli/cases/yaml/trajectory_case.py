@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.loop_model import loop_inputs, loop_model
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.tensors.declared import (
@@ -44,11 +45,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unexpected,
     unknown_name,
 )
-from onnxopt_cli.core.case import (
-    Content,
-    Derived,
-    Trajectory,
-)
+from onnxopt_cli.core.trajectory import Derived, Trajectory
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.interpret.bound.chained_bound import first_inputs
 from onnxopt_cli.interpret.evaluate import WIDE
@@ -181,16 +178,16 @@ def _check_shapes(
             )
 
 
-def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Content]]:
+def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
     """Return what makes the content step by step, and in a loop."""
 
-    def step_by_step() -> Content:
+    def step_by_step() -> Problem:
         made = trajectory()
-        return Content(made.model, first_inputs(made), None, trajectory=made)
+        return Problem(made.model, first_inputs(made), None, trajectory=made)
 
-    def looped() -> Content:
+    def looped() -> Problem:
         made = trajectory()
-        return Content(loop_model(made), loop_inputs(made), None, trajectory=made)
+        return Problem(loop_model(made), loop_inputs(made), None, trajectory=made)
 
     return {"/steps": step_by_step, "/loop": looped}
 

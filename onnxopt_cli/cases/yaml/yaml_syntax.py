@@ -22,7 +22,7 @@ import yaml
 
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import nearest, printable
-from onnxopt_cli.errors import InvalidCase, Problem
+from onnxopt_cli.errors import Fault, InvalidCase
 
 if TYPE_CHECKING:
     import jsonschema_rs
@@ -171,7 +171,7 @@ def abbreviated(text: str, longest: int = 80) -> str:
     return printable(text if len(text) <= longest else f"{text[:longest]}...")
 
 
-def problem_of(path: Path, error: FormatError) -> Problem:
+def problem_of(path: Path, error: FormatError) -> Fault:
     """Return an error of a file as users see it, with its place: ``case adam: inputs.X[1]``."""
     keys, where = error.node.path, ""
     if len(keys) >= _CASE_DEPTH and keys[0] == "cases" and isinstance(keys[1], int):
@@ -182,7 +182,7 @@ def problem_of(path: Path, error: FormatError) -> Problem:
         keys = keys[_CASE_DEPTH:]
     parts = (f"[{key}]" if isinstance(key, int) else f".{abbreviated(key)}" for key in keys)
     field = "".join(parts).removeprefix(".")
-    return Problem(f"{path}:{error.line}", f"{where}{f'{field}: ' * bool(field)}{error.what}")
+    return Fault(f"{path}:{error.line}", f"{where}{f'{field}: ' * bool(field)}{error.what}")
 
 
 def yaml_text(path: Path) -> str:
@@ -196,11 +196,11 @@ def yaml_text(path: Path) -> str:
         # Tabs indent JSON, and may not stand in its strings; YAML does not take them.
         return text.replace("\t", " ") if path.suffix.lower() == ".json" else text
     except Malformed as error:
-        raise InvalidCase([Problem(str(path), f"the file {error}")]) from error
+        raise InvalidCase([Fault(str(path), f"the file {error}")]) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         what = "found bytes that are not UTF-8, expected UTF-8 text"
-        raise InvalidCase([Problem(f"{path}:{line}", what)]) from error
+        raise InvalidCase([Fault(f"{path}:{line}", what)]) from error
 
 
 @cache

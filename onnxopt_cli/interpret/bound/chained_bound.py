@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxopt_cli.core.case import Derived, Trajectory
+from onnxopt_cli.core.trajectory import Derived, Trajectory
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.bound.bounded_value import (

@@ -18,7 +18,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 )
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.errors import Problem
+from onnxopt_cli.errors import Fault
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class Layer:
     text: str
     entries: tuple[Entry, ...]
     must_pass: tuple[Pattern, ...]
-    errors: tuple[Problem, ...] = ()
+    errors: tuple[Fault, ...] = ()
     suites: tuple[Pattern, ...] = ()
     without: Mapping[str, str] = field(default_factory=dict)
 

@@ -20,8 +20,8 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
+    Fault,
     InvalidCase,
-    Problem,
     UsageError,
 )
 from onnxopt_cli.run.expectations.expectation_file import (
@@ -53,7 +53,7 @@ class Expectations:
             UsageError: with everything that is wrong with the files.
         """
         layers: list[Layer] = []
-        problems: list[Problem] = []
+        problems: list[Fault] = []
         for path in paths:
             try:
                 layers.append(parse_layer(yaml_text(path), path))
@@ -97,7 +97,7 @@ class Expectations:
         """What the backends are not asked for, and why."""
         return {name: why for layer in self.layers for name, why in layer.without.items()}
 
-    def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Problem]:
+    def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
         """Yield entries that are for none of the backends, but for one that is called nearly so."""
         seen: set[tuple[Path, str]] = set()
         for layer in self.layers:
@@ -108,7 +108,7 @@ class Expectations:
                 for backend in backends:
                     if pattern := _like(entry.backend, backend.name):
                         what = f"{entry.backend} is not {backend.name}; write {pattern}"
-                        yield Problem(entry.where, printable(what))
+                        yield Fault(entry.where, printable(what))
 
     def review(self, result: Result, backend: BackendIdentity) -> Result:
         """Return the result with its standing, and with the entry that speaks of it.
@@ -162,7 +162,7 @@ class Expectations:
 
     def findings(
         self, cases: Sequence[str], backends: Sequence[BackendIdentity]
-    ) -> tuple[Problem, ...]:
+    ) -> tuple[Fault, ...]:
         """Return every entry that no longer holds, whatever the results are.
 
         Args:
@@ -171,7 +171,7 @@ class Expectations:
                 the targets have to be those that the files were written for.
             backends: what is under test; entries for other backends are not looked at.
         """
-        found: list[Problem] = []
+        found: list[Fault] = []
         known = (*cases, *OUTSIDE_IDS)
         for layer in self.layers:
             found += _repeated(layer)
@@ -180,7 +180,7 @@ class Expectations:
                 found += _unknown_versions(entry, named)
                 if any(entry.applies_to(backend) for backend in named):
                     if entry.expired(self.today):
-                        found.append(Problem(entry.where, f"expired on {entry.expires}"))
+                        found.append(Fault(entry.where, f"expired on {entry.expires}"))
                     found += _unmatched(layer.path, entry.patterns, known)
             found += _unmatched(layer.path, layer.must_pass, known)
         return tuple(found)
@@ -203,7 +203,7 @@ def _like(wanted: str, name: str) -> str:
 _SEPARATORS = re.compile(r"[/\\]")
 
 
-def _repeated(layer: Layer) -> Iterator[Problem]:
+def _repeated(layer: Layer) -> Iterator[Fault]:
     """Yield patterns that stand twice in a file, for the same backends and versions."""
     first: dict[tuple[str, str, str], int] = {}
     keyed = [
@@ -215,19 +215,19 @@ def _repeated(layer: Layer) -> Iterator[Problem]:
     for key, pattern in keyed:
         if key in first:
             what = f"duplicate of line {first[key]}: {printable(pattern.text)}"
-            yield Problem(f"{layer.path}:{pattern.line}", what)
+            yield Fault(f"{layer.path}:{pattern.line}", what)
         else:
             first[key] = pattern.line
 
 
-def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Problem]:
+def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
     for backend in backends:
         if entry.version and not version_number(backend):
             what = f"limited to {entry.version}, but {backend.name} does not say its version"
-            yield Problem(entry.where, printable(what))
+            yield Fault(entry.where, printable(what))
 
 
-def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) -> Iterator[Problem]:
+def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) -> Iterator[Fault]:
     for pattern in patterns:
         if any(map(pattern.matches, cases)):
             continue
@@ -235,13 +235,13 @@ def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) ->
         if pattern.exact:
             near = nearest(pattern.text, cases, cutoff=0.8)
             what = f"stale: no case is {pattern.text}{near and f'; {near}'}"
-        yield Problem(f"{path}:{pattern.line}", printable(what))
+        yield Fault(f"{path}:{pattern.line}", printable(what))
 
 
 def exit_code(
     results: Sequence[Result],
-    problems: Sequence[Problem],
-    findings: Sequence[Problem] = (),
+    problems: Sequence[Fault],
+    findings: Sequence[Fault] = (),
     *,
     part: bool = False,
 ) -> int:

@@ -15,22 +15,22 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 
 from onnxopt_cli.backends.source_snapshot import snapshot_files
+from onnxopt_cli.cases.case import (
+    Case,
+    Problem,
+    Signature,
+)
 from onnxopt_cli.cases.tensors.regular_file import (
     Malformed,
     open_regular_file,
     recorded,
     signature,
 )
-from onnxopt_cli.core.case import (
-    Case,
-    Content,
-    Signature,
-)
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
+    Fault,
     InvalidCase,
-    Problem,
     UsageError,
 )
 from onnxopt_cli.operators.registry import OPERATOR_FILES
@@ -153,21 +153,21 @@ class FileSnapshot:
 
     def guarded(self, case: Case) -> Case:
         """Return a case that is invalid if it is read from other files than were seen."""
-        return replace(case, read=partial(self._read, case.read))
+        return replace(case, load=partial(self._load, case.load))
 
-    def changed(self) -> Iterator[Problem]:
+    def changed(self) -> Iterator[Fault]:
         """Yield each file that is no longer what it was."""
         for path, (known, digest) in self._known.items():
             if _signature(path) != known and self._look(path)[1] != digest:
-                yield Problem(shown_path(Path(path)), _MEANWHILE)
+                yield Fault(shown_path(Path(path)), _MEANWHILE)
 
-    def _read(self, read: Callable[[], Content]) -> Content:
+    def _load(self, load: Callable[[], Problem]) -> Problem:
         with recorded() as opened:
-            content = read()
+            problem = load()
         others = [path for path, now in opened.items() if self._other(path, now)]
         if others:
-            raise InvalidCase([Problem(shown_path(Path(path)), _MEANWHILE) for path in others])
-        return content
+            raise InvalidCase([Fault(shown_path(Path(path)), _MEANWHILE) for path in others])
+        return problem
 
     def _other(self, path: str, now: Signature) -> bool:
         if path not in self._known or now is None:

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import RunConfig, Shard
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.log.log_contents import Contents, FileSnapshot

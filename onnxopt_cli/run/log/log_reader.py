@@ -15,7 +15,7 @@ from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import Problem, UsageError
+from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.run.expectations.expectations import exit_code
 from onnxopt_cli.run.log.log_header import SCHEMA, Header
 from onnxopt_cli.run.log.log_rules import Rules, check_record
@@ -68,8 +68,8 @@ class Log:
             options=self.header.options,
             left_out=self.header.left_out,
             results=tuple(self.results.values()),
-            problems=tuple(Problem(**it) for it in footer.get("problems", ())),
-            findings=tuple(Problem(**it) for it in footer.get("findings", ())),
+            problems=tuple(Fault(**it) for it in footer.get("problems", ())),
+            findings=tuple(Fault(**it) for it in footer.get("findings", ())),
             explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
             exit_code=footer.get("exit_code"),
             started=self.header.started,

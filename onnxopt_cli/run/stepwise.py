@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxopt_cli.core.case import Trajectory
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import (
     Array,
     Value,
@@ -24,18 +25,18 @@ from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.workers.response import Order, Response
 
 
-def stepwise(
-    executor: Executor, trajectory: Trajectory, started: Callable[[], None]
-) -> Response | str:
+def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) -> Response | str:
     """Run all steps; return what the recorded ones returned, stacked.
 
     Where a step returns nothing, or what cannot be fed to the next one, the rest does not run.
 
     Args:
         executor: the backend; it keeps the prepared model from step to step.
-        trajectory: the steps.
+        problem: a trajectory, whose model is that of one step.
         started: called when the first one starts.
     """
+    trajectory, call = problem.trajectory, problem.call
+    assert trajectory is not None and call is not None  # noqa: S101, PT018 - one that is stepwise
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
     rows: list[list[Array]] = []
@@ -43,7 +44,7 @@ def stepwise(
     total = Response([])
     for step in range(1, trajectory.count + 1):
         fed = trajectory.inputs(step, state, lambda array: array, derived_array)
-        order = Order(trajectory.model, fed, keep=True)
+        order = Order(trajectory.model, fed, keep=True, call=call.with_inputs([*fed.values()]))
         response = executor.submit(replace(order, started=started) if step == 1 else order)()
         if isinstance(response, str):
             return response

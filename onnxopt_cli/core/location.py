@@ -1,0 +1,25 @@
+"""Where a case stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a case stands: a file, and a line where lines mean something."""
+
+    path: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else str(self.path)
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """Return the location that such a text names."""
+        path, colon, line = text.rpartition(":")
+        if path and colon and line.isascii() and line.isdigit():
+            return cls(Path(path), int(line[:9]))
+        return cls(Path(text))
