@@ -182,7 +182,7 @@ def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
 
 SIGNS = """\
 import numpy as np
-from onnxopt_cli.operators.operator import FLOATS, Attribute, Deviation, Operator, Scalar
+from onnxopt_cli.operators.operator import FLOATS, Attribute, KnownMistake, Operator, Scalar
 
 def signs(R, S, X, G, *, low, high, share):
     return (np.where(X * high >= G * low, R - S, S - R * share),)
@@ -196,7 +196,7 @@ SIGNS = Operator(
         Attribute("high", limits=(-2, -1)),
         Attribute("share", 0.5, limits=(0, 1e30)),
     ),
-    known mistakes=(KnownMistake("exchanged", "R and S.", replace={"R - S": "S - R"}),),
+    known_mistakes=(KnownMistake("exchanged", "R and S.", replace={"R - S": "S - R"}),),
 )
 """
 NO_LIMITS = """\
