@@ -36,8 +36,8 @@ def scaled(R, X):
 
 SCALED = Operator(
     name="Scaled", domain="my.company", version=1, formula=scaled, scalars=(Scalar("R", FLOATS),),
-    tensors=("X",), outputs={{"Y": "X"}}, attributes=(), about="R X.", source="none", forms=(),
-    deviations=(),
+    tensors=("X",), outputs={{"Y": "X"}}, attributes=(), about="R X.", source="none",
+    reformulations=(), known_mistakes=(),
 )
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
