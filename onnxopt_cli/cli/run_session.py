@@ -199,7 +199,7 @@ class Display:
                     result,
                     record.options,
                     about.get(result.case, ""),
-                    whole=self._verbose,
+                    complete=self._verbose,
                     brief=number > 1 and not self._verbose,
                     note=f"cause {number}{more}",
                     more=group.more,

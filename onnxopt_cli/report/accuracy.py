@@ -1,7 +1,7 @@
-"""How accurate a backend is where it passes: error / tolerance, bits lost, how its errors spread.
+"""Accuracy of a backend over all cases: error / tolerance, bits lost, distribution of errors.
 
-Only outputs judged by an error bound count: they alone are compared with the correctly rounded
-result of the formula. Beside them stand outputs that are right in absolute terms alone.
+Only outputs judged by a derived tolerance count, since only these are compared with the correctly
+rounded result of the formula. Outputs that are accurate only in absolute terms have their own rows.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Accuracy:
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        output: the specification's name of the output, whatever a model calls it; those of several
-            tensors are taken together. Where an identity costs relative accuracy, it says so.
-        tensors: how many were judged.
-        elements: how many elements they have.
-        tolerance_used_most: the largest share of its tolerance that an element uses, 1.0 being the
-            limit.
-        tolerance_used_median: the median tensor's share that its median element uses.
-        max_ulp: the largest distance to the correctly rounded result, in representable values.
-        ulp_counts: elements by the number of bits of that distance, as in Diff.
+        output: the output's name in the specification; the outputs of several tensors form one row.
+            A remark follows where an identity costs relative accuracy.
+        tensors: number of judged tensors.
+        elements: number of their elements.
+        tolerance_used_most: largest error / tolerance of an element; 1.0 is the limit.
+        tolerance_used_median: median over the tensors of the median error / tolerance of their
+            elements.
+        max_ulp: largest distance to the correctly rounded result, in ulp.
+        ulp_counts: number of elements by the number of bits of that distance, as in Diff.
     """
 
     backend: str
@@ -61,17 +61,17 @@ class Accuracy:
         return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
 
     def ulp_within(self, share: float) -> int | None:
-        """Return a distance that this share of the elements does not exceed; None if none is.
+        """Return a distance that this share of the elements does not exceed; None without one.
 
-        It is rounded up to ``2**b - 1``, or to the largest there is.
+        The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`.
         """
-        seen = accumulate(self.ulp_counts)
-        enough = (bits for bits, count in enumerate(seen) if count >= share * self.elements)
+        cumulative = accumulate(self.ulp_counts)
+        enough = (bits for bits, count in enumerate(cumulative) if count >= share * self.elements)
         return next((min(2**bits - 1, self.max_ulp) for bits in enough), None)
 
 
 def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
-    """Return the accuracy of each backend in each output, backends in the order of the results."""
+    """Return the accuracy by backend and output, with backends in the order of the results."""
     groups: dict[tuple[str, str, str], list[Diff]] = {}
     backends: dict[str, int] = {}
     for result in results:
@@ -94,27 +94,28 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
 
 
 def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
-    """Return the elements of several outputs by the number of bits of their distance in ulp."""
+    """Return the sums of the ``ulp_counts`` of several outputs."""
     return tuple(map(sum, zip_longest(*(row.ulp_counts for row in rows), fillvalue=0)))
 
 
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
-    """Yield operator, output and diff of each tensor that was held against an error bound.
+    """Yield operator, output and diff of each tensor that was judged by a derived tolerance.
 
-    And of those that are right only by an identity that keeps no relative accuracy.
+    A result may pass only by an identity that preserves no relative accuracy; the output's name
+    then says so.
     """
     if result.note.startswith(ABSOLUTE_ONLY):
-        one = result.operators[0] if len(result.operators) == 1 else "several"
+        subject = result.operators[0] if len(result.operators) == 1 else "several"
         for diff in result.diffs:
             if isinstance(diff.tolerance, ErrorBound) and diff.elements:
-                yield one, f"{diff.name}, {ABSOLUTE_ONLY}", diff
+                yield subject, f"{diff.name}, {ABSOLUTE_ONLY}", diff
         return
     operator = operator_named(result.operators[0]) if len(result.operators) == 1 else None
     if operator is None or not result.diffs:
         return
     names = list(operator.outputs)
     groups = max(1, len(result.diffs) // len(names))
-    # A node's outputs are X1_new, X2_new, ..., then V1_new, ...
+    # The outputs of a node are X1_new, X2_new, ..., then V1_new, ...
     for position, diff in enumerate(result.diffs[: groups * len(names)]):
         if isinstance(diff.tolerance, ErrorBound) and diff.structure is None and diff.elements:
             yield operator.name, names[position // groups], diff
@@ -125,7 +126,7 @@ COLUMNS = ("backend", "operator", "output", "error / tolerance", "median", "bits
 
 
 def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
-    """Return the accuracy of each backend in each output as text, in :data:`COLUMNS`."""
+    """Return the accuracy by backend and output as rows of text for :data:`COLUMNS`."""
     return [
         (
             *(row.backend, row.operator, row.output),
@@ -139,7 +140,7 @@ def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
 
 
 def accuracy_table(results: Sequence[Result]) -> Table | None:
-    """Return error / tolerance and bits lost by backend and output; None without error bounds."""
+    """Return the accuracy by backend and output as a table; None without a derived tolerance."""
     rows = [
         (backend, f"{operator} {output}", *measures)
         for backend, operator, output, *measures in accuracy_rows(results)

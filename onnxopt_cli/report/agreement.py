@@ -1,6 +1,6 @@
-"""Backends that return the same where it is not what was expected: a reason to look at the case.
+"""Agreement of several backends against the expected result, as a reason to check the case.
 
-It is no verdict: many may be wrong alike.
+Agreement does not change a verdict, since several backends may share a mistake.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from math import isfinite
+from typing import Any
 
 import numpy as np
 
@@ -22,77 +23,82 @@ from onnxopt_cli.core.values import (
     kind_of,
 )
 
-# Two backends agree where they are so much nearer to each other than to what was expected.
-_NEARER = 16
-# Where that distance is not finite: so much nearer than their magnitude.
-_SHARE = 1e-3
-_MOST_NAMED = 5
+# Two backends agree if their distance is at most this fraction of the distance to the expected
+# result.
+_MAX_DISTANCE_RATIO = 1 / 16
+# The same fraction of their magnitude, if the distance to the expected result is not finite.
+_MAX_RELATIVE_DISTANCE = 1e-3
+_MAX_NAMED_CASES = 5
 _FLOATS = {NumberKind.FLOAT, NumberKind.COMPLEX}
 
 
 def agreements(record: RunRecord) -> list[str]:
-    """Return a line for each set of backends that agree with each other in some failing cases."""
+    """Return a line for each set of backends that agree with each other in failing cases."""
     by_case: defaultdict[str, list[Result]] = defaultdict(list)
     for result in record.results:
         if result.outcome is Outcome.FAIL and result.returned:
             by_case[result.case].append(result)
-    found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    cases_by_backends: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for case, results in by_case.items():
-        for alike in _alike(results):
-            found[tuple(it.backend for it in alike)].append(case)
-    return [_line(backends, cases) for backends, cases in found.items()]
+        for agreeing in _agreeing_sets(results):
+            cases_by_backends[tuple(result.backend for result in agreeing)].append(case)
+    return [_line(backends, cases) for backends, cases in cases_by_backends.items()]
 
 
 def _line(backends: Sequence[str], cases: Sequence[str]) -> str:
     *first, last = map(printable, backends)
     names = f"{', '.join(first)} and {last}"
     count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
-    named = some_of(cases, _MOST_NAMED)
+    named = some_of(cases, _MAX_NAMED_CASES)
     return f"{names} agree with each other against the expected result in {count}: {named}"
 
 
-def _alike(results: Iterable[Result]) -> list[list[Result]]:
-    """Return sets of two and more results that agree with the first of their set."""
+def _agreeing_sets(results: Iterable[Result]) -> list[list[Result]]:
+    """Return sets of at least two results, each of which agrees with the first of its set."""
     sets: list[list[Result]] = []
     for result in results:
-        known = next((it for it in sets if _agree(it[0], result)), None)
-        if known is None:
-            sets.append([result])
+        for agreeing in sets:
+            if _agree(agreeing[0], result):
+                agreeing.append(result)
+                break
         else:
-            known.append(result)
-    return [it for it in sets if len(it) > 1]
+            sets.append([result])
+    return [agreeing for agreeing in sets if len(agreeing) > 1]
 
 
-def _agree(one: Result, other: Result) -> bool:
-    wrong = [place for place, diff in enumerate(one.diffs) if not diff.agrees]
-    if wrong != [place for place, diff in enumerate(other.diffs) if not diff.agrees]:
+def _agree(left: Result, right: Result) -> bool:
+    wrong = [place for place, diff in enumerate(left.diffs) if not diff.agrees]
+    if wrong != [place for place, diff in enumerate(right.diffs) if not diff.agrees]:
         return False
-    for mine, theirs in zip_longest(one.returned, other.returned):
-        if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
+    for left_value, right_value in zip_longest(left.returned, right.returned):
+        if not isinstance(left_value, np.ndarray) or not isinstance(right_value, np.ndarray):
             return False
-    # A sequence has a difference for each of its tensors, so that their places mean nothing.
-    if any(place >= len(one.returned) for place in wrong) or not wrong:
+    # The diffs of a sequence, one per tensor, do not correspond to the returned values.
+    if any(place >= len(left.returned) for place in wrong) or not wrong:
         return False
     return all(
-        _near(
-            one.returned[place],  # type: ignore[arg-type] # seen above
-            other.returned[place],  # type: ignore[arg-type]
-            min(one.diffs[place].max_absolute, other.diffs[place].max_absolute),
+        _are_close(
+            left.returned[place],  # type: ignore[arg-type] # an array by the check above
+            right.returned[place],  # type: ignore[arg-type]
+            min(left.diffs[place].max_absolute, right.diffs[place].max_absolute),
         )
         for place in wrong
     )
 
 
-def _near(one: Array, other: Array, off: float) -> bool:
-    """Tell whether two outputs are the same, but for little of how far both are off."""
-    if describe(one) != describe(other):
+def _are_close(left: Array, right: Array, error: float) -> bool:
+    """Return whether the distance of two outputs is small beside their error."""
+    if describe(left) != describe(right):
         return False
-    if kind_of(one.dtype) not in _FLOATS:
-        return bool(np.array_equal(one, other))
-    wide, others = (it.astype(np.complex128) for it in (one, other))
+    if kind_of(left.dtype) not in _FLOATS:
+        return bool(np.array_equal(left, right))
+    wide_left, wide_right = (array.astype(np.complex128) for array in (left, right))
     with np.errstate(all="ignore"):
-        # Outputs of another shape than the expected one have no distance to it.
-        limit = off / _NEARER if isfinite(off) and off else _SHARE * np.abs(wide)
-        near = (np.abs(wide - others) <= limit) | (wide == others)
-        near |= np.isnan(wide) & np.isnan(others)
-    return bool(near.all())
+        # An output of a wrong shape has no error.
+        if isfinite(error) and error:
+            limit: Any = error * _MAX_DISTANCE_RATIO
+        else:
+            limit = _MAX_RELATIVE_DISTANCE * np.abs(wide_left)
+        close = (np.abs(wide_left - wide_right) <= limit) | (wide_left == wide_right)
+        close |= np.isnan(wide_left) & np.isnan(wide_right)
+    return bool(close.all())

@@ -1,8 +1,8 @@
-"""Failing cases as ONNX test directories, with what the backend returned beside what was expected.
+"""Write failing cases as ONNX test directories with expected and actual outputs.
 
 ::
 
-    DIR/<backend>/test_<case>/README.txt           what happened, and the command that repeats it
+    DIR/<backend>/test_<case>/README.txt           the failure, and the command that repeats it
                               model.onnx [data.json]
                               test_data_set_0/input_<i>.pb output_<i>.pb actual_<i>.pb
 """
@@ -32,10 +32,10 @@ _MAX_NAME_CHARS = 80
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a folder for artifacts can be made, or is there and empty.
+    """Create the folder for artifacts, or make sure that it is empty.
 
     Raises:
-        UsageError: if not.
+        UsageError: if the folder cannot be created, or is not empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,35 +51,35 @@ def check_folder(folder: Path) -> None:
 def write_artifacts(
     folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: Judging
 ) -> int:
-    """Write each result that is not as expected as a test directory.
+    """Write a test directory for each result that is not as expected.
 
     Args:
-        folder: as :func:`check_folder` left it.
+        folder: the empty folder that :func:`check_folder` has checked.
         record: the run.
-        cases: by their ids.
-        judging: how outputs were judged.
+        cases: the cases by id.
+        judging: settings of the judgement.
 
     Returns:
         The number of directories.
 
     Raises:
-        UsageError: if something cannot be written; nothing is overwritten.
+        UsageError: if a file cannot be written. No file is overwritten.
     """
     if failed := failures(record):
-        # Another run may have written there since this one began.
+        # Another run may have written to the folder since this one began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
-    folders = {it.name: folder / free(_file_name(it.name)) for it in record.backends}
-    made: set[Path] = set()
+    folders = {backend.name: folder / free(_file_name(backend.name)) for backend in record.backends}
+    created: set[Path] = set()
     for result in failed:
         files = _files(result, cases.get(result.case), judging)
         files["README.txt"] = _readme(result, record).encode()
-        backend = folders[result.backend]
-        target = backend / f"test_{free(_file_name(result.case), backend.name)}"
+        parent = folders[result.backend]
+        target = parent / f"test_{free(_file_name(result.case), parent.name)}"
         try:
-            # No other run may have made it meanwhile.
-            backend.mkdir(exist_ok=backend in made)
-            made.add(backend)
+            # A folder that exists already is that of another run.
+            parent.mkdir(exist_ok=parent in created)
+            created.add(parent)
             for part, data in files.items():
                 path = target / part
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def write_artifacts(
 
 
 def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
-    """Return what can be said of the case in a test directory; nothing if it cannot be read."""
+    """Return the files of the case's test directory, by path; empty if the case is not readable."""
     if case is None:
         return {}
     try:
@@ -99,25 +99,30 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
         if problem.must_reject:
             files = model_and_inputs(problem)
         else:
-            key = expected_result(problem, case.location, judging)
-            # Of its tolerances the layout can hold but one.
+            expected = expected_result(problem, case.location, judging)
+            # The layout holds a single tolerance for all outputs.
             tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
-            whole = replace(problem, stored=key.outputs, tolerance=tolerance, output_tolerances={})
-            files = directory_files(whole)
+            stored = replace(
+                problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={}
+            )
+            files = directory_files(stored)
     except (InvalidCase, UsageError):
         return {}
     for index, value in enumerate(result.returned):
-        # Some element types have no place in a file.
+        # TensorProto cannot store some element types.
         with suppress(ValueError):
-            tensor = tensor_of(value)  # type: ignore[arg-type] # a run keeps tensors alone
+            tensor = tensor_of(value)  # type: ignore[arg-type] # results keep only arrays
             actual = tensor.SerializeToString(deterministic=True)
             files[f"test_data_set_0/actual_{index}.pb"] = actual
-    # Without outputs it is no case, and must not be taken for one.
-    return {f"refused_{name}": it for name, it in files.items()} if problem.must_reject else files
+    if not problem.must_reject:
+        return files
+    # A directory without outputs must not be mistaken for a case.
+    return {f"refused_{name}": data for name, data in files.items()}
 
 
 def _readme(result: Result, record: RunRecord) -> str:
-    version = next((it.version for it in record.backends if it.name == result.backend), "")
+    versions = {backend.name: backend.version for backend in record.backends}
+    version = versions.get(result.backend, "")
     lines = [
         f"{result.outcome.value}: {printable(result.case)}",
         f"backend: {printable(result.backend)} {printable(version)}".rstrip(),
@@ -134,7 +139,7 @@ def _readme(result: Result, record: RunRecord) -> str:
 def _file_name(text: str) -> str:
     """Return a file name for any text.
 
-    Only letters, digits, ``_``, ``-`` and inner dots are left, so that no name leads anywhere.
+    Only letters, digits, ``_``, ``-`` and inner dots remain, so the name cannot leave its folder.
     """
     return (
         re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_MAX_NAME_CHARS] or "_"

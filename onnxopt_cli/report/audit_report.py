@@ -1,4 +1,4 @@
-"""The mutation scores of a suite, for a terminal and as JSON. Nothing here prints."""
+"""Render the mutation scores of a suite for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MAX_SHOWN_SURVIVORS = 12
 
 
 def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
-    """Yield an operator's grade: a table, then survivors and false alarms, then details."""
+    """Yield an operator's mutation score: a table, survivors and false alarms, then details."""
     yield Text.assemble((score.operator.name, "bold"), f"  {len(score.trials)} cases")
-    equal = sum(verdict.equivalent for verdict in score.automatic)
-    more = f"rejected; {equal} more equal the formula on every input"
+    equivalent = sum(verdict.equivalent for verdict in score.automatic)
+    automatic_note = f"rejected; {equivalent} more equal the formula on every input"
     used = "none installed"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
@@ -48,7 +48,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     table.add_column(style="dim")
     for label, verdicts, rejected, note in (
         ("wrong, named", score.named, True, "rejected"),
-        ("wrong, automatic", score.automatic, True, more),
+        ("wrong, automatic", score.automatic, True, automatic_note),
         ("right", score.right, False, f"accepted; {used}"),
     ):
         counted = [verdict for verdict in verdicts if not (rejected and verdict.equivalent)]
@@ -56,13 +56,14 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         style = "green" if good == len(counted) else "bold red"
         table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
     yield table
-    # The wrong implementation that is rejected by the smallest margin.
-    rejected_ones = [verdict for verdict in score.named + score.automatic if verdict.rejected]
-    hardest = min(rejected_ones, key=lambda verdict: verdict.largest, default=None)
-    if hardest is not None:
-        share, partly = numbers.error(hardest.largest), None in hardest.excess
-        least = "at least " * (partly and math.isfinite(hardest.largest))
-        yield Text(f"  nearest miss: {hardest.name}, {least}{share} times its limit", style="dim")
+    # The killed mutant with the smallest margin.
+    killed = [verdict for verdict in score.named + score.automatic if verdict.rejected]
+    nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
+    if nearest is not None:
+        excess = numbers.error(nearest.largest)
+        is_lower_bound = None in nearest.excess and math.isfinite(nearest.largest)
+        amount = f"at least {excess}" if is_lower_bound else excess
+        yield Text(f"  nearest miss: {nearest.name}, {amount} times its limit", style="dim")
     for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
         yield Padding(_survivor(survivor), (0, 2))
     hidden = len(score.survivors) - _MAX_SHOWN_SURVIVORS
@@ -76,38 +77,51 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     yield Text()
 
 
-def injected_page(found: Sequence[InjectedErrors]) -> Iterable[RenderableType]:
-    """Yield how many injected errors each tolerance catches: by error, then by operator."""
-    for head, key in (("error", attrgetter("error")), ("operator", attrgetter("operator"))):
+def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType]:
+    """Yield the share of injected errors that each tolerance catches, by error and by operator."""
+    for head in ("error", "operator"):
+        key = attrgetter(head)
+        names = map(key, injected) if head == "error" else sorted(map(key, injected))
         rows = []
-        for name in dict.fromkeys(map(key, found) if head == "error" else sorted(map(key, found))):
-            mine = [it for it in found if key(it) == name]
-            cells = [_caught([it for it in mine if it.moves is moves]) for moves in (True, False)]
-            rows.append((name, *cells[0], *cells[1]))
+        for name in dict.fromkeys(names):
+            group = [errors for errors in injected if key(errors) == name]
+            exact, inexact = (
+                _caught([errors for errors in group if errors.moves is moves])
+                for moves in (True, False)
+            )
+            rows.append((name, *exact, *inexact))
         columns = ("exact", "onnx", "conditioned", "else", "onnx", "conditioned")
         yield plain_table(rows, (head,), columns)
         yield Text()
 
 
-def _caught(found: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return how many errors there are, and the shares that the tolerances catch."""
-    if not found:
+def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
+    """Return the number of errors, and the shares caught by ONNX's tolerance and by ours."""
+    if not injected:
         return "", "", ""
-    caught = sum(it.onnx for it in found), sum(it.conditioned for it in found)
-    onnx, ours = (f"{math.floor(1000 * it / len(found)) / 10:g} %" for it in caught)
-    return str(len(found)), onnx, ours
+    caught = (
+        sum(errors.onnx for errors in injected),
+        sum(errors.conditioned for errors in injected),
+    )
+    onnx, ours = (f"{math.floor(1000 * count / len(injected)) / 10:g} %" for count in caught)
+    return str(len(injected)), onnx, ours
 
 
-def injected_json(found: Sequence[InjectedErrors]) -> str:
+def injected_json(injected: Sequence[InjectedErrors]) -> str:
     """Return all injected errors as JSON text."""
-    document = {"schema": "onnxopt.injected/1", "injected": [asdict(it) for it in found]}
+    document = {"schema": "onnxopt.injected/1", "injected": list(map(asdict, injected))}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def audit_json(scores: Sequence[MutationScore], shard: object = None) -> str:
-    """Return all grades as JSON text, of a shard with all that it takes to join it with others."""
+    """Return all mutation scores as JSON text.
+
+    Args:
+        scores: the scores, one per operator.
+        shard: the shard that was analysed; its document then has all data for joining shards.
+    """
     part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
-    operators = [_score(score, whole=bool(shard)) for score in scores]
+    operators = [_score(score, joinable=bool(shard)) for score in scores]
     document = {"schema": SCHEMA, **part, "operators": operators}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -122,7 +136,7 @@ def _survivor(verdict: Verdict) -> Text:
 
 
 def _snapshot(attributes: Attributes, inputs: Mapping[str, Array]) -> str:
-    """Return attributes and inputs; with the types of all of them, or of each if they differ."""
+    """Return attributes and inputs as text, with one type for all inputs or one for each."""
     kinds = {value.dtype.name for value in inputs.values() if value.dtype.kind == "f"}
     pairs = [f"{name} {numbers.element(value, 'float32')}" for name, value in attributes.items()]
     for name, value in inputs.items():
@@ -148,16 +162,19 @@ def _details(score: MutationScore) -> Iterable[RenderableType]:
         yield Text(f"  inconclusive: {elements} of {output}: {printable(case)}", style="dim")
 
 
-def _score(score: MutationScore, *, whole: bool) -> dict[str, Any]:
-    kinds = {kind: [_verdict(it, whole=whole) for it in getattr(score, kind)] for kind in KINDS}
+def _score(score: MutationScore, *, joinable: bool) -> dict[str, Any]:
+    kinds = {
+        kind: [_verdict(verdict, joinable=joinable) for verdict in getattr(score, kind)]
+        for kind in KINDS
+    }
     return {
         "operator": score.operator.name,
         "cases": [trial.case for trial in score.trials],
-        **({"asked": digest(score.trials)} if whole else {}),
+        **({"asked": digest(score.trials)} if joinable else {}),
         **kinds,
         "survivors": [verdict.name for verdict in score.survivors],
         "false_alarms": [
-            {"reformulation": it.name, "case": case} for it, case in score.false_alarms
+            {"reformulation": verdict.name, "case": case} for verdict, case in score.false_alarms
         ],
         "redundant": score.redundant,
         "inconclusive": [
@@ -167,9 +184,9 @@ def _score(score: MutationScore, *, whole: bool) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict, *, whole: bool) -> dict[str, Any]:
+def _verdict(verdict: Verdict, *, joinable: bool) -> dict[str, Any]:
     return {
-        **(verdict_to_json(verdict) if whole else {}),
+        **(verdict_to_json(verdict) if joinable else {}),
         "name": verdict.name,
         "about": verdict.about,
         "rejected": verdict.rejected,

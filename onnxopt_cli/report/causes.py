@@ -1,4 +1,4 @@
-"""Failures in groups: those that a known mistake accounts for, and those that look alike."""
+"""Group failures by cause: by the known mistake that explains them, or by similarity."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from onnxopt_cli.report.diff_text import operator_options, remark
 from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
 
 _NUMBER = re.compile(r"\d+")
-# Where in a trajectory something is wrong first.
+# The message of a trajectory begins with its first wrong step.
 _STEP = re.compile(r"^(?:first exceeded the tolerance in )?step \d+\b.*")
 _SHAPE = re.compile(r"\[.*?\]")
-# Characters of a title, names and operators in it.
 _MAX_LINE_CHARS = 200
-_NAMED = 3
-# Wrong values say most about a backend, and a missing operator says least.
+# Names of outputs and of operators in a title.
+_MAX_NAMES = 3
+# From wrong values, which are the most informative, to errors such as a missing operator.
 _SEVERITY = {
     outcome: rank
     for rank, outcomes in enumerate(
@@ -43,19 +43,19 @@ _SEVERITY = {
     )
     for outcome in outcomes
 }
-# An output with more elements is hard to read.
-_FEW_ELEMENTS = 64
+# Examples with more elements are less readable.
+_MAX_READABLE_ELEMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Failures that a known mistake accounts for, or that look alike.
+    """Failures with the same explanation, or similar failures.
 
     Attributes:
-        backend: the backend's name; empty for an invalid case, which no backend is to blame for.
-        cause: what they have in common, in words.
-        more: a command that shows what the known mistake changes; empty where none is known.
-        results: the failures, the one that shows the most first.
+        backend: the backend's name; empty for an invalid case, which is not the backend's fault.
+        cause: description of the common cause.
+        more: a command that shows the effect of the known mistake; empty without one.
+        results: the failures, the most informative one first.
     """
 
     backend: str
@@ -67,77 +67,76 @@ class FailureGroup:
 def group_failures(
     failed: Sequence[Result], explanations: Sequence[Explanation]
 ) -> list[FailureGroup]:
-    """Return failures by cause: wrong values first, errors last, the most frequent cause first.
+    """Group failures by cause; wrong values come first, errors last, frequent causes first.
 
-    An invalid case is listed once, whatever the number of backends.
+    An invalid case is listed once, even if there are several backends.
 
     Args:
-        failed: results that are not as expected, as :func:`failures` returns them.
-        explanations: of failures, where one was looked for.
+        failed: results that are not as expected, from :func:`failures`.
+        explanations: explanations of the failures.
     """
-    known = _explained(explanations)
+    explained = _explained(explanations)
     patterns = _patterns(failed)
     groups: dict[tuple[str, tuple[str, str] | None, tuple[str, ...]], list[Result]] = {}
     for result, pattern in zip(failed, patterns, strict=True):
-        found = known.get((result.backend, result.case))
+        explanation = explained.get((result.backend, result.case))
         backend = "" if result.outcome is Outcome.INVALID else result.backend
-        key = backend, found, () if found else _looks(result, pattern)
+        key = backend, explanation, () if explanation else _similarity_key(result, pattern)
         groups.setdefault(key, []).append(result)
-    ranked = []
-    for (backend, found, looks), mine in groups.items():
-        ordered = _telling_first(mine)
-        words, more = found or (_title(ordered[0], mine, looks[0]), "")
-        ranked.append(FailureGroup(backend, words, more, tuple(ordered)))
-    return sorted(ranked, key=_severest_first)
+    failure_groups = []
+    for (backend, explanation, similarity), results in groups.items():
+        ordered = _most_informative_first(results)
+        cause, command = explanation or (_title(ordered[0], results, similarity[0]), "")
+        failure_groups.append(FailureGroup(backend, cause, command, tuple(ordered)))
+    return sorted(failure_groups, key=_severity)
 
 
 def _patterns(results: Sequence[Result]) -> list[str]:
-    """Return the pattern of what each result says."""
+    """Return the message pattern of each result."""
     operators = {name for result in results for name in result.operators}
-    patterns = [message_pattern(_said(result), operators) for result in results]
+    patterns = [message_pattern(_message_line(result), operators) for result in results]
     merged = merged_patterns(patterns)
     return [merged[pattern] for pattern in patterns]
 
 
 def reasons_alike(results: Sequence[Result]) -> list[str]:
-    """Return the reason of each result in a line, the same for reasons that differ by names alone.
+    """Return the reason of each result in one line; reasons that differ only in names are merged.
 
     Args:
         results: results without outputs, such as unsupported ones.
     """
-    lines = [_said(result) for result in results]
+    lines = [_message_line(result) for result in results]
     patterns = _patterns(results)
-    variants: dict[str, set[str]] = {}
+    lines_by_pattern: dict[str, set[str]] = {}
     for line, pattern in zip(lines, patterns, strict=True):
-        variants.setdefault(pattern, set()).add(line)
-    return [
-        printable(clipped(line if len(variants[pattern]) == 1 else pattern, 2 * _MAX_LINE_CHARS))
+        lines_by_pattern.setdefault(pattern, set()).add(line)
+    reasons = (
+        line if len(lines_by_pattern[pattern]) == 1 else pattern
         for line, pattern in zip(lines, patterns, strict=True)
-    ]
+    )
+    return [printable(clipped(reason, 2 * _MAX_LINE_CHARS)) for reason in reasons]
 
 
-def _severest_first(group: FailureGroup) -> tuple[int, int]:
-    severity = min(_SEVERITY.get(it.outcome, len(_SEVERITY)) for it in group.results)
-    return severity, -len(group.results)
+def _severity(group: FailureGroup) -> tuple[int, int]:
+    """Return the sort key of a group."""
+    ranks = (_SEVERITY.get(result.outcome, len(_SEVERITY)) for result in group.results)
+    return min(ranks), -len(group.results)
 
 
 def _explained(explanations: Iterable[Explanation]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return cause and command by backend and case; only this knows how explanations are made."""
-    return {
-        (it.backend, case): (
-            printable(
-                f"{it.operator}: {'consistent with ' * bool(cause.known_mistakes)}{cause.found}"
-            ),
-            mistake_command(it, cause),
-        )
-        for it in explanations
-        for cause in it.causes
-        for case in cause.cases
-    }
+    """Return cause and command of explained failures, by backend and case."""
+    explained: dict[tuple[str, str], tuple[str, str]] = {}
+    for explanation in explanations:
+        for cause in explanation.causes:
+            words = f"consistent with {cause.found}" if cause.known_mistakes else cause.found
+            text = printable(f"{explanation.operator}: {words}")
+            command = mistake_command(explanation, cause)
+            explained |= {(explanation.backend, case): (text, command) for case in cause.cases}
+    return explained
 
 
 def mistake_command(explanation: Explanation, cause: Cause) -> str:
-    """Return a command that shows the known mistakes of a cause; empty if it has none."""
+    """Return a command that shows the effect of a cause's known mistakes; empty without any."""
     if not cause.known_mistakes:
         return ""
     words = [word for name in cause.known_mistakes for word in ("--mistake", name)]
@@ -145,29 +144,34 @@ def mistake_command(explanation: Explanation, cause: Cause) -> str:
     return command_line(["onnxopt", "show", explanation.operator, *words])
 
 
-def _looks(result: Result, pattern: str) -> tuple[str, ...]:
-    """Return what is the same of two results that look alike, the pattern of the message first."""
-    structure = sorted({_structure(it.structure, it.kind) for it in result.wrong if it.structure})
+def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:
+    """Return a key that is equal for similar results; its first item is the message pattern."""
+    structure = _wrong_structures(result)
     key = [pattern, result.outcome, result.standing or "", bool(result.flaky) * "flaky"]
     key += structure
     if result.wrong and not structure:
-        # Values say little without the formula that they come from.
+        # Wrong values are similar only for the same operator and outputs.
         key += [*result.operators, *sorted({_NUMBER.sub("", diff.name) for diff in result.wrong})]
     return tuple(map(str, key))
 
 
-def _structure(found: str, kind: str) -> str:
-    """Return what is wrong with the structure of outputs, whatever their shapes."""
-    without = _SHAPE.sub("", found)
-    if without == f"is {_SHAPE.sub('', kind)}":
-        return "another shape than expected"
-    return f"{without} where {_SHAPE.sub('', kind)} is expected"
+def _wrong_structures(result: Result) -> list[str]:
+    """Return descriptions of the wrong structure of outputs, without shapes."""
+    descriptions = set()
+    for diff in result.wrong:
+        if diff.structure:
+            actual, expected = _SHAPE.sub("", diff.structure), _SHAPE.sub("", diff.kind)
+            is_same_type = actual == f"is {expected}"
+            other_type = f"{actual} where {expected} is expected"
+            descriptions.add("another shape than expected" if is_same_type else other_type)
+    return sorted(descriptions)
 
 
-def _said(result: Result) -> str:
-    """Return the line of a result that says most beside which values are wrong.
+def _message_line(result: Result) -> str:
+    """Return the most informative line of a result's message.
 
-    The last line of several may be a frame of a stack, which says nothing.
+    That is the first line, with the second one if the first ends with a colon. The last line may be
+    a frame of a stack trace.
     """
     message = remark(result)
     if result.wrong and _STEP.match(message):
@@ -176,15 +180,14 @@ def _said(result: Result) -> str:
     return f"{first} {more[0].strip()}" if more and first.rstrip().endswith(":") else first
 
 
-def _title(example: Result, alike: Sequence[Result], pattern: str) -> str:
-    """Say what results that look alike have in common, and of which operators they are."""
-    parts = sorted({_structure(it.structure, it.kind) for it in example.wrong if it.structure})
+def _title(example: Result, similar: Sequence[Result], pattern: str) -> str:
+    """Return a title for similar results, with their operators."""
+    parts = _wrong_structures(example)
     if example.wrong and not parts:
-        parts = [f"{some_of([diff.name for diff in example.wrong], _NAMED)} off"]
-    if said := _said(example):
-        if any(_said(it) != said for it in alike):
-            said = pattern
-        parts.append(clipped(said, _MAX_LINE_CHARS))
+        parts = [f"{some_of([diff.name for diff in example.wrong], _MAX_NAMES)} off"]
+    if line := _message_line(example):
+        is_common = all(_message_line(result) == line for result in similar)
+        parts.append(clipped(line if is_common else pattern, _MAX_LINE_CHARS))
     if example.standing is Standing.UNEXPECTED_PASS:
         parts.insert(0, "passes, which is not expected")
     if example.flaky:
@@ -192,11 +195,11 @@ def _title(example: Result, alike: Sequence[Result], pattern: str) -> str:
     words = clipped("; ".join(parts), 2 * _MAX_LINE_CHARS) or "not as expected"
     if example.outcome not in (Outcome.FAIL, Outcome.PASS):
         words = f"{example.outcome.value}: {words}"
-    by_operator = Counter(map(_operator, alike))
+    by_operator = Counter(map(_operator, similar))
     if len(by_operator) == 1:
         (name,) = by_operator
         return printable(f"{clipped(name, _MAX_LINE_CHARS)}: {words}" if name else words)
-    if len(by_operator) <= _NAMED:
+    if len(by_operator) <= _MAX_NAMES:
         counts = ", ".join(f"{name or 'others'} {count}" for name, count in by_operator.items())
         return printable(f"{words} ({clipped(counts, _MAX_LINE_CHARS)})")
     return printable(f"{words} ({len(by_operator)} operators)")
@@ -207,29 +210,29 @@ def _operator(result: Result) -> str:
     return "models of several operators" if len(names) > 1 else next(iter(names), "")
 
 
-def _telling_first(results: Sequence[Result]) -> list[Result]:
-    """Return results with the one first that shows the most.
+def _most_informative_first(results: Sequence[Result]) -> list[Result]:
+    """Return results with the most informative one first.
 
-    That is a small one whose values are far off and finite, so that they can be computed by hand;
-    of those without values one that says what most of them say. A flaky one shows little.
+    That is a small one whose errors are large and finite, so that they can be verified by hand;
+    among results without values, one with the most frequent message. Flaky results come last.
     """
-    said = Counter(it.message for it in results)
+    message_counts = Counter(result.message for result in results)
 
     def rank(result: Result) -> tuple[object, ...]:
         wrong = [diff for diff in result.diffs if diff.mismatches]
         elements = sum(diff.elements for diff in result.diffs)
-        # What is off by more than itself is as plain, however small the expected value is.
-        off = max((min(diff.max_relative, 1.0) for diff in wrong), default=0.0)
+        # Relative errors beyond 1 count as 1: a tiny expected value makes no better example.
+        error = max((min(diff.max_relative, 1.0) for diff in wrong), default=0.0)
         finite = all(isfinite(diff.max_absolute) for diff in wrong)
         return (
             bool(result.flaky),
-            elements > _FEW_ELEMENTS,
+            elements > _MAX_READABLE_ELEMENTS,
             len(result.operators) > 1 or bool(result.curve),
             not finite,
-            -off if off == off else 0.0,  # noqa: PLR0124 - not for NaN
-            -said[result.message],
+            -error if error == error else 0.0,  # noqa: PLR0124 - NaN counts as 0
+            -message_counts[result.message],
             elements,
         )
 
     best = min(results, key=rank)
-    return [best, *(it for it in results if it is not best)]
+    return [best, *(result for result in results if result is not best)]

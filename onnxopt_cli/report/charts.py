@@ -1,4 +1,4 @@
-"""Charts of a backend's accuracy: what each shows, and where; ``page/charts.html`` draws it."""
+"""Data and layout of the charts of a backend's accuracy, which ``page/charts.html`` draws."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from onnxopt_cli.core import numbers
 from onnxopt_cli.report.accuracy import Accuracy, merged_counts
 
-#: The width of every chart, in the units of its coordinates: about a pixel of a narrow page.
+#: Width of every chart in user units, each about a pixel of a narrow page.
 WIDTH = 400
-# Where the bars and curves of a chart with two axes begin and end.
+# Edges of the plot area of a chart with two axes.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 390, 24, 190
 _ROW = 26
 _LETTER = 7.0
-_MOST_LETTERS = 24
-# A bar that is over the limit ends a little beyond it.
-_NEAR_LIMIT = 1.15
-# Distances in ulp of more bits are labelled as powers of two.
-_WRITTEN_OUT = 11
-# Room for so many bars, so that a single one is not a wall.
-_LEAST_BARS = 8
-_MOST_TICKS = 8
-# Ratios of error to tolerance beyond these are drawn as these.
-_LEAST_SHARE, _MOST_SHARE = 1e-6, 1e6
-# A saved run may claim any.
-_MOST_STEPS = 10**12
+_MAX_LABEL_CHARS = 24
+# Bars of larger values end at this value, a little beyond the limit.
+_MAX_DRAWN_SHARE = 1.15
+# Distances in ulp with more bits are labelled as powers of two.
+_MAX_DECIMAL_BITS = 11
+# Bars are at most as wide as if there were this many of them.
+_MIN_BARS = 8
+_MAX_TICKS = 8
+# Values of error / tolerance are clipped to this range.
+_MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
+# Step numbers of a saved run, which may be any integer, are clipped to this.
+_MAX_STEP = 10**12
 
 
 def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
@@ -36,18 +36,21 @@ def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         rows: the outputs of one backend, at least one.
 
     Returns:
-        Its drawing, what it says in words, its height, and what the drawing needs; so do the other
-        charts.
+        The name of the drawing, a caption, the height, and the data of the drawing. The other
+        charts have the same form.
     """
     most = max(rows, key=lambda row: row.tolerance_used_most)
     names = [f"{row.operator} {row.output}" for row in rows]
-    names = [it if len(it) <= _MOST_LETTERS else f"{it[: _MOST_LETTERS - 2]}.." for it in names]
-    left = max(map(len, names)) * _LETTER + 10
+    names = [
+        name if len(name) <= _MAX_LABEL_CHARS else f"{name[: _MAX_LABEL_CHARS - 2]}.."
+        for name in names
+    ]
+    left_edge = max(map(len, names)) * _LETTER + 10
     end = _TOP + len(rows) * _ROW
 
     def x(share: float) -> float:
-        part = min(1.0, max(0.0, share / _NEAR_LIMIT))
-        return round(left + part * (_RIGHT - left), 1)
+        part = min(1.0, max(0.0, share / _MAX_DRAWN_SHARE))
+        return round(left_edge + part * (_RIGHT - left_edge), 1)
 
     used = numbers.error(most.tolerance_used_most)
     return {
@@ -55,7 +58,7 @@ def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         "says": f"Error / tolerance: at most {used}, by {most.operator} {most.output}.",
         "height": end + 34,
         "x": x,
-        "sides": (left, _TOP, _RIGHT, end),
+        "sides": (left_edge, _TOP, _RIGHT, end),
         "rows": [
             (name, _TOP + (place + 0.5) * _ROW, row, numbers.error(row.tolerance_used_most))
             for place, (name, row) in enumerate(zip(names, rows, strict=True))
@@ -64,26 +67,26 @@ def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a chart of how many elements are how many ulp off.
+    """Return a histogram of the distances to the correctly rounded result.
 
     Args:
         rows: the outputs of one backend, at least one.
     """
     counts = merged_counts(rows)
     elements = sum(row.elements for row in rows)
-    right = counts[0] if counts else 0
-    says = f"Spread of errors: {right} of {elements} elements are correctly rounded."
-    if apart := sum(row.not_finite for row in rows):
-        says += f" {apart} are finite on one side only."
-    # Each is labelled with the least of the distances that have so many bits.
+    exact = counts[0] if counts else 0
+    says = f"Spread of errors: {exact} of {elements} elements are correctly rounded."
+    if not_finite := sum(row.not_finite for row in rows):
+        says += f" {not_finite} are finite on one side only."
+    # The label of a bar is the smallest distance with its number of bits.
     bars = [
-        (str(2**bits // 2) if bits <= _WRITTEN_OUT else f"2^{bits - 1}", count)
+        (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
         for bits, count in enumerate(counts)
     ]
-    bars += [("inf or NaN", apart)] if apart else []
+    bars += [("inf or NaN", not_finite)] if not_finite else []
     y, ticks = _log_scale(0.7, max((count for _, count in bars), default=1))
-    # Room for about eight labels; the first and the last are always there.
-    step, last = math.ceil(len(bars) / _MOST_TICKS), len(bars) - 1
+    # About eight bars have labels, always including the first and the last.
+    step, last = math.ceil(len(bars) / _MAX_TICKS), len(bars) - 1
     return {
         "drawing": "spread",
         "says": says,
@@ -91,8 +94,8 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         "sides": (_LEFT, _TOP, _RIGHT, _BOTTOM),
         "ticks": [(f"{tick:,.0f}", y(tick)) for tick in ticks],
         "y": y,
-        "width": (_RIGHT - _LEFT) / max(len(bars), _LEAST_BARS),
-        "apart": bool(apart),
+        "width": (_RIGHT - _LEFT) / max(len(bars), _MIN_BARS),
+        "not_finite": bool(not_finite),
         "bars": [
             (label * (place == last or (place % step == 0 and place + step <= last)), count)
             for place, (label, count) in enumerate(bars)
@@ -104,13 +107,13 @@ def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     """Return a chart of error / tolerance of trajectories over their steps.
 
     Args:
-        curves: by case, the largest share of each recorded step; at least one.
+        curves: by case, the largest error / tolerance of each recorded step; at least one case.
     """
     most = {case: max(curve.values()) for case, curve in curves.items()}
     worst = max(most, key=most.__getitem__)
     drawn = [
         {
-            min(max(step, 0), _MOST_STEPS): min(_MOST_SHARE, max(_LEAST_SHARE, share))
+            min(max(step, 0), _MAX_STEP): min(_MAX_SHARE, max(_MIN_SHARE, share))
             for step, share in curve.items()
         }
         for curve in curves.values()
@@ -125,7 +128,7 @@ def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
     lines = []
     for curve in drawn:
-        # However many steps there are, the worst of those that share a place is drawn.
+        # Of the steps at the same x coordinate, the worst is drawn.
         places: dict[int, float] = {}
         for step, share in curve.items():
             places[x(step)] = max(share, places.get(x(step), 0.0))
@@ -145,7 +148,7 @@ def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
 
 def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return the height of a number on a logarithmic axis, and the powers of ten on it."""
+    """Return the function from a number to its y coordinate on a logarithmic axis, and ticks."""
     low, high = math.log10(least), math.log10(max(most, 10 * least))
 
     def y(number: float) -> float:
@@ -153,6 +156,6 @@ def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], lis
         return round(_BOTTOM - share * (_BOTTOM - _TOP), 1)
 
     powers = range(math.ceil(low), math.floor(high) + 1)
-    step = math.ceil(len(powers) / _MOST_TICKS)
-    # From one on, so that it is always there.
+    step = math.ceil(len(powers) / _MAX_TICKS)
+    # Counted from 10^0, so that 1 always has a tick.
     return y, [10.0**power for power in powers if power % step == 0]

@@ -1,4 +1,4 @@
-"""What got better and what got worse from one run to another. Nothing here prints."""
+"""Compare two runs: outcomes, accuracy and durations."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from onnxopt_cli.report.diff_text import verdict_options
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.verdict import in_words
 
-# Outcomes that are not named here are the worst.
+# All other outcomes have the worst rank.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
 _WORST = 4
 
 
 class Direction(StrEnum):
-    """Where a change leads."""
+    """Whether a change is an improvement."""
 
     WORSE = "worse"
     BETTER = "better"
-    OTHER = "other"
+    UNRANKED = "other"
     SLOWER = "slower"
 
 
@@ -44,12 +44,12 @@ class Change:
     """One difference between two runs.
 
     Attributes:
-        direction: where it leads.
+        direction: whether the change is an improvement.
         case: the case's id.
-        backend: the backend in the new run, or in the old one where the case is gone.
-        what: the outcome, or an output.
-        before: how it was; empty where there was no result.
-        now: how it is; empty where there is no result.
+        backend: the backend in the new run, or in the old run if the case is gone.
+        what: ``outcome``, ``time`` or the name of an output.
+        before: the old value; empty without a result.
+        now: the new value; empty without a result.
     """
 
     direction: Direction
@@ -61,9 +61,9 @@ class Change:
 
 
 def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
-    """Return all that changed: outcomes, then accuracy, each by what got worse first.
+    """Return all changes: outcomes, then accuracy, the worsened ones first.
 
-    Backends are compared by name; where each run has but one, these two are compared.
+    Backends are matched by name; if each run has a single one, these two are compared.
     """
     before, after = _by_case(old), _by_case(new)
     changes = [
@@ -71,47 +71,61 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
         for key in dict.fromkeys([*after, *before])
         for change in _changes(before.get(key), after.get(key))
     ]
-    return sorted(changes, key=lambda it: (it.what != "outcome", [*Direction].index(it.direction)))
+    directions = list(Direction)
+    return sorted(
+        changes,
+        key=lambda change: (change.what != "outcome", directions.index(change.direction)),
+    )
 
 
 def other_options(old: RunRecord, new: RunRecord) -> str:
-    """Say how two runs differ in options that change verdicts; empty if they do not."""
-    every = {**old.options, **new.options}
-    names = [it for it in every if old.options.get(it) != new.options.get(it)]
-    said = (verdict_options({it: run.options.get(it) for it in names}) for run in (old, new))
-    before, now = (printable(shlex.join(it)) or "none" for it in said)
+    """Describe differences in options that change verdicts; empty without a difference."""
+    names = [
+        name
+        for name in {**old.options, **new.options}
+        if old.options.get(name) != new.options.get(name)
+    ]
+    before, now = (
+        printable(shlex.join(verdict_options({name: run.options.get(name) for name in names})))
+        or "none"
+        for run in (old, new)
+    )
     return f"the options differ: {before} before, {now} now" if before != now else ""
 
 
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:
-    """Return what took a backend longer by more than the noise, the most by factor first.
+    """Return the cases whose time has grown by more than the noise, the largest factor first.
 
-    Of each case the least time of its runs counts. Every new one must exceed every old one, and the
-    least the least by a factor that is the fourth power of what a case's own times vary by, in the
-    median case. One run a side knows no noise, so it tells nothing.
+    The noise is the median over all cases of the ratio of the largest to the smallest time of a
+    case. A case is slower if every new time exceeds every old time, and the smallest new time
+    exceeds the smallest old time by more than the fourth power of the noise. A single run on either
+    side gives no estimate of the noise, and no result.
 
     Args:
-        old: the old run and repeats of it.
-        new: the new one, likewise.
+        old: the old run and its repetitions.
+        new: the new run and its repetitions.
     """
     before, after = _times(old), _times(new)
-    pairs = [(key, before[key], times) for key, times in after.items() if key in before]
-    pairs = [it for it in pairs if len(it[1]) > 1 and len(it[2]) > 1]
+    pairs = [
+        (key, before[key], times)
+        for key, times in after.items()
+        if len(before.get(key, ())) > 1 and len(times) > 1
+    ]
     if not pairs:
         return []
     noise = median(max(times) / min(times) for _, *sides in pairs for times in sides)
-    found = []
-    for (case, backend), were, are in pairs:
-        was, now = min(were), min(are)
-        if now > max(were) and now > was * noise**4:
-            said = (f"{1000 * seconds:.3g} ms" for seconds in (was, now))
+    slower = []
+    for (case, backend), old_times, new_times in pairs:
+        was, now = min(old_times), min(new_times)
+        if now > max(old_times) and now > was * noise**4:
+            texts = (f"{1000 * seconds:.3g} ms" for seconds in (was, now))
             name = backend or new[0].backends[0].name
-            found.append((now / was, Change(Direction.SLOWER, case, name, "time", *said)))
-    return [change for _, change in sorted(found, key=lambda it: -it[0])]
+            slower.append((now / was, Change(Direction.SLOWER, case, name, "time", *texts)))
+    return [change for _, change in sorted(slower, key=lambda item: -item[0])]
 
 
 def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
-    """Return the seconds that a backend took in each run to return outputs of a case."""
+    """Return the seconds for each case with outputs, one number per run."""
     times: dict[tuple[str, str], list[float]] = {}
     for record in records:
         for key, result in _by_case(record).items():
@@ -121,40 +135,41 @@ def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
 
 
 def comparison_table(changes: Sequence[Change]) -> Table:
-    """Return changes as a table; one backend stands above it, and takes no room of its columns."""
-    backends = {it.backend for it in changes}
-    many = len(backends) > 1
-    table = plain_table((), ("", "case", *["backend"] * many, "what", "before", "now"))
-    for it in changes:
-        direction = Text(it.direction.value, _STYLES[it.direction])
-        words = it.case, *[it.backend] * many, it.what, it.before or "-", it.now or "-"
+    """Return changes as a table; the name of a single backend is its title, not a column."""
+    backends = {change.backend for change in changes}
+    several = len(backends) > 1
+    table = plain_table((), ("", "case", *["backend"] * several, "what", "before", "now"))
+    for change in changes:
+        direction = Text(change.direction.value, _STYLES[change.direction])
+        backend = [change.backend] * several
+        words = change.case, *backend, change.what, change.before or "-", change.now or "-"
         table.add_row(direction, *map(Text, map(printable, words)))
-    if not many:
+    if not several:
         table.title, table.title_justify = Text(printable(*backends)), "left"
     return table
 
 
 def comparison_verdict(changes: Sequence[Change]) -> Text:
-    """Return the changes in numbers."""
+    """Return the number of changes by direction."""
     if not changes:
         return Text("nothing changed", "green")
     counts = Counter(change.direction for change in changes)
-    # Most comparisons have no times.
-    said = [it for it in Direction if counts[it] or it is not Direction.SLOWER]
-    return Text(in_words({it: counts[it] for it in said}))
+    # Only comparisons of repeated runs have slower cases.
+    named = [kind for kind in Direction if counts[kind] or kind is not Direction.SLOWER]
+    return Text(in_words({kind: counts[kind] for kind in named}))
 
 
 def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:
     single = len(record.backends) == 1
-    return {(it.case, "" if single else it.backend): it for it in record.results}
+    return {(result.case, "" if single else result.backend): result for result in record.results}
 
 
 def _changes(before: Result | None, now: Result | None) -> Iterator[Change]:
-    there = now or before
+    result = now or before
     was, is_now = (_word(before), _word(now))
-    if there and was != is_now:
+    if result and was != is_now:
         direction = _direction(before, now)
-        yield Change(direction, there.case, there.backend, "outcome", was, is_now)
+        yield Change(direction, result.case, result.backend, "outcome", was, is_now)
     elif before and now:
         old = {diff.name: diff for diff in before.diffs}
         for diff in now.diffs:
@@ -169,26 +184,30 @@ def _word(result: Result | None) -> str:
 
 
 def _direction(before: Result | None, now: Result | None) -> Direction:
-    """Say where a change of outcome leads; a case that came or went leads nowhere."""
+    """Return the direction of a change of outcome; UNRANKED if a case was added or removed."""
     if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
-        return Direction.OTHER
-    return _towards(_rank(before), _rank(now))
+        return Direction.UNRANKED
+    return _compared(_rank(before), _rank(now))
 
 
 def _rank(result: Result) -> float:
-    """Return how bad an outcome is: what passes now and then is between passing and failing."""
+    """Return the rank of an outcome, larger ones being worse; flaky is between pass and fail."""
     rank = _RANKS.get(result.outcome, _WORST)
     return min(rank, 2.5) if result.flaky else rank
 
 
-def _towards(old: float, new: float) -> Direction:
+def _compared(old: float, new: float) -> Direction:
     if old == new:
-        return Direction.OTHER
+        return Direction.UNRANKED
     return Direction.WORSE if new > old else Direction.BETTER
 
 
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
-    """Yield how an output's error changed, in tolerances where both have the same, and in ulp."""
+    """Yield the change of an output's error in the first measure that changed, if any.
+
+    The first measure is error / tolerance, or the absolute error if the tolerances differ; the
+    second is the distance in ulp.
+    """
     if str(old.tolerance) == str(new.tolerance):
         measures = [("error / tolerance", old.tolerance_used, new.tolerance_used)]
     else:
@@ -196,16 +215,17 @@ def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]
     if old.max_ulp is not None and new.max_ulp is not None:
         measures.append(("ulp", old.max_ulp, new.max_ulp))
     for unit, was, now in measures:
-        direction = _towards(_size(was), _size(now))
-        if direction is not Direction.OTHER:
+        direction = _compared(_size(was), _size(now))
+
+        if direction is not Direction.UNRANKED:
             before, after = (_measured(number, unit) for number in (was, now))
             yield Change(direction, case, backend, new.name, before, after)
             return
 
 
 def _measured(number: float, unit: str) -> str:
-    shown = _number(number)
-    return f"{unit} {shown}" if unit == "error / tolerance" else f"{shown} {unit}"
+    text = _number(number)
+    return f"{unit} {text}" if unit == "error / tolerance" else f"{text} {unit}"
 
 
 def _size(number: float) -> float:

@@ -1,4 +1,4 @@
-"""What is wrong with a result and how to see it again, in words that every report shows alike."""
+"""Texts about a failure that all reports share: differences, messages, the command to repeat it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
 
-#: Which reports leave nothing out.
+#: Refers to the reports that leave nothing out.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
-# Characters of a line of a message that is not shown in full, and of two in one line.
-_LINE = 500
-_HALF = 200
-# A message of so many lines is as short as its first and last one, and what stands for the others.
-_FEW_LINES = 3
+# Characters of a line of a shortened message, and of each of two lines joined in one.
+_MAX_LINE_CHARS = 500
+_MAX_HALF_CHARS = 200
+# Shortening a message to two lines and a remark does not help below this number of lines.
+_MAX_WHOLE_LINES = 3
 
 
 def finding(diff: Diff) -> str:
-    """Say whether an output is as expected: ``is float64[2]``, ``3 of 4 off``."""
+    """Return whether an output is as expected, in words: ``is float64[2]``, ``3 of 4 off``."""
     if diff.structure is not None:
         return diff.structure
     if not diff.mismatches:
@@ -52,37 +52,36 @@ def finding(diff: Diff) -> str:
 
 
 def errors(diff: Diff) -> list[str]:
-    """Say how far off an output is at most, and how many times its tolerance that is.
+    """Return the largest error of an output in words, and its error / tolerance.
 
-    Returns:
-        Nothing where its elements must be equal.
+    The list is empty if the elements must be equal.
     """
     if not diff.elements or diff.tolerance is None:
         return []
     absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
-    said = [f"max abs {absolute}, rel {relative}"]
+    largest = f"max abs {absolute}, rel {relative}"
     # Only finite elements have a distance in ulp.
     if diff.max_ulp is not None and isfinite(diff.max_absolute):
-        said[0] += f", {numbers.count(diff.max_ulp)} ulp"
-    if not _is_exact(diff.tolerance):
-        said.append(error_over_tolerance(diff.tolerance_used))
-    return said
+        largest += f", {numbers.count(diff.max_ulp)} ulp"
+    if _is_exact(diff.tolerance):
+        return [largest]
+    return [largest, error_over_tolerance(diff.tolerance_used)]
 
 
-def error_over_tolerance(share: float) -> str:
-    """Say how many times its tolerance an error is: 1 is the limit."""
-    return f"error / tolerance {numbers.error(share)}"
+def error_over_tolerance(ratio: float) -> str:
+    """Return the ratio of an error to its tolerance in words; 1 is the limit."""
+    return f"error / tolerance {numbers.error(ratio)}"
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
-    """Tell whether errors have no ratio to a tolerance: ulps are counted, or none are allowed."""
+    """Return whether error / tolerance is undefined: in ulp, or if no error is allowed."""
     return isinstance(tolerance, Ulps) or (
         isinstance(tolerance, ErrorBound) and not tolerance.factor
     )
 
 
 def allowed(diff: Diff) -> str:
-    """Say what was allowed of an output with a tolerance, and what would have been enough."""
+    """Return the tolerance of an output in words, and an rtol or atol that would be sufficient."""
     pairs = {"rtol": diff.needed_rtol, "atol": diff.needed_atol}
     needed = [f"{name} {numbers.error(number)}" for name, number in pairs.items() if number]
     enough = f"; would pass with {' or '.join(needed)}" if needed else ""
@@ -90,18 +89,16 @@ def allowed(diff: Diff) -> str:
 
 
 def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
-    """Return the elements of one output that are furthest off, a row each, worst first.
-
-    Before them stands a row with the names of the columns.
-    """
-    # No backend was asked: what is off is in the case's own file.
-    sides = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
+    """Return a header row, then a row for each of the worst elements of an output, worst first."""
+    # An invalid case did not run; its file contradicts the oracle.
+    values = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
     errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
-    rows = [["at", *sides, *errors]]
+    rows = [["at", *values, *errors]]
     for worst in diff.worst:
-        values = (worst.expected, worst.actual)
         row = [place(worst.index, tuple(result.curve))]
-        row += [printable(numbers.element(value, diff.kind)) for value in values]
+        row += [
+            printable(numbers.element(value, diff.kind)) for value in (worst.expected, worst.actual)
+        ]
         if diff.tolerance is not None:
             row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
             row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
@@ -110,41 +107,41 @@ def worst_rows(diff: Diff, result: Result) -> list[list[str]]:
 
 
 def headline(result: Result) -> str:
-    """Say in one line what is wrong with a result; empty if nothing is."""
+    """Return a failure in one line; empty for a result without a failure."""
     first, *more = result.message.strip().split("\n")
     if not first:
         return wrong_outputs(result.diffs, tuple(result.curve))
     if not more:
-        return printable(clipped(first, _LINE))
-    # Of a list of problems the last one says no more than the others.
+        return printable(clipped(first, _MAX_LINE_CHARS))
+    # The last line of a stack trace is informative, the last problem of a list is not.
     last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
-    return printable(f"{clipped(first, _HALF)} ...{clipped(last, _HALF)}")
+    return printable(f"{clipped(first, _MAX_HALF_CHARS)} ...{clipped(last, _MAX_HALF_CHARS)}")
 
 
 def remark(result: Result, where: str = "") -> str:
-    """Return what the message says beside which outputs are wrong; for where these are shown.
+    """Return a result's message without its list of wrong outputs, which are shown separately.
 
     Args:
-        result: the result; what we say ourselves of a file that is wrong stays whole.
-        where: what to read for all of a stack trace, of which only the first and the last line are
-            returned; empty if all is to be here.
+        result: the result; messages about invalid files are never shortened.
+        where: refers to the place of the whole message. A longer message is shortened to its first
+            and last line. Empty for the whole message.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
     if not where or result.outcome is Outcome.INVALID:
         return text
     lines = text.strip().split("\n")
-    if len(lines) > _FEW_LINES:
+    if len(lines) > _MAX_WHOLE_LINES:
         lines = [lines[0], f"... {len(lines) - 2} lines left out; {where} ...", lines[-1]]
-    return "\n".join(clipped(line, _LINE) for line in lines)
+    return "\n".join(clipped(line, _MAX_LINE_CHARS) for line in lines)
 
 
 def failure_text(result: Result, where: str = "") -> str:
-    """Return what is known of a result that does not conform, as lines of plain text.
+    """Return the details of a failure as lines of plain text.
 
     Args:
         result: the result.
-        where: what to read for all of a stack trace; empty if all is to be here.
+        where: see :func:`remark`.
     """
     message = remark(result, where)
     lines = [printable(message, lines=True)] if message else []
@@ -161,35 +158,36 @@ def failure_text(result: Result, where: str = "") -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines: the first column to the left, numbers to the right."""
+    """Return rows as lines with the first column left-aligned and the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(["", at.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-        for at, *others in rows
+        "  ".join(["", index.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+        for index, *cells in rows
     ]
 
 
-_LONGEST_COMMAND = 3000
-_INSTALLED = ("onnx", "backend", "test")
+_MAX_COMMAND_CHARS = 3000
+# Folders of the test data within the onnx package.
+_ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
 
 
 def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
-    """Return a command that runs just this case on just this backend, judged in the same way.
+    """Return a command that runs one case on one backend with the same settings.
 
     Args:
-        result: the case and the backend.
-        options: those of the run, as in RunRecord.
+        result: the result to repeat.
+        options: options of the run, as in RunRecord.
     """
     words = ["onnxopt", "run", *_target(result), "-b", result.backend, *verdict_options(options)]
     line = command_line([*words, *operator_options(result.operators)])
-    if len(line) > _LONGEST_COMMAND:
-        # Whoever pasted a part of it would run something else.
+    if len(line) > _MAX_COMMAND_CHARS:
+        # A truncated command would run something else.
         return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
     return line
 
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the options that change verdicts, as they are typed; those of a run, as above."""
+    """Return the words of the options that change verdicts; see :func:`repeat_command`."""
     values = RunConfig.from_json(options).values()
     stated = [
         declared
@@ -200,37 +198,38 @@ def verdict_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def operator_options(names: Iterable[str]) -> list[str]:
-    """Return the options that make operators known which are of files."""
-    known = {operator.name: operator.file for operator in OPERATORS}
-    files = dict.fromkeys(known[name] for name in names if known.get(name) in OPERATOR_FILES)
-    paths = (min(str(it), os.path.relpath(it), key=len) for it in files)
+    """Return the ``--operators`` options for operators that are defined in files."""
+    file_of = {operator.name: operator.file for operator in OPERATORS}
+    files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in OPERATOR_FILES)
+    paths = (min(str(file), os.path.relpath(file), key=len) for file in files)
     return [word for path in paths for word in ("--operators", path)]
 
 
 def _target(result: Result) -> list[str]:
     path = result.location.path
-    if _comes_with_a_package(result):
+    if _is_packaged(result):
         return [result.case]
     if path.name.startswith("test_data_set_"):
         path = path.parent
-    # A path may look like an option.
+    # A path that begins with a dash would be taken for an option.
     target = f"./{path}" if str(path).startswith("-") else str(path)
     if result.case in OUTSIDE_IDS:
         return [target]
-    # A whole id selects that case alone.
+    # -k with a complete id selects only that case.
     return [target, "-k", result.case]
 
 
-def _comes_with_a_package(result: Result) -> bool:
-    """Tell whether the case is one of onnx's or ours, which are asked for by their ids."""
+def _is_packaged(result: Result) -> bool:
+    """Return whether the case belongs to a suite of onnx or onnxopt and is selected by its id."""
     from onnxopt_cli.suites.catalogue import suites
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
     if suite in suites():
         return path.parent == Path(suite) and not path.exists()
     parts = path.parts
-    # Node cases stand in a folder of the cache that is named for their suite.
+    # Generated node cases are in a folder of the cache that is named after their suite.
+    length = len(_ONNX_TEST_FOLDERS)
     return suite.startswith("onnx-") and any(
-        parts[start : start + len(_INSTALLED)] == _INSTALLED or part.startswith(f"{suite}-")
+        parts[start : start + length] == _ONNX_TEST_FOLDERS or part.startswith(f"{suite}-")
         for start, part in enumerate(parts)
     )

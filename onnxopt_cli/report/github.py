@@ -1,4 +1,4 @@
-"""Failures as workflow commands, which GitHub shows beside the lines of the case files.
+"""Report failures as workflow commands, which GitHub shows beside the lines of the case files.
 
 Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -22,46 +22,43 @@ from onnxopt_cli.report.verdict import (
     scope,
 )
 
-#: GitHub shows so many of a step, and drops the others without a word.
+#: GitHub shows this many commands of a step, and silently drops the others.
 _MAX_COMMANDS = 10
-#: Characters of a message; GitHub cuts off what is far longer.
+#: GitHub truncates messages that are much longer.
 _MAX_MESSAGE_CHARS = 4000
 
 
 def github_report(record: RunRecord) -> str:
-    """Return a command a line, at most ten: problems of files first, then failures of each kind.
+    """Return at most ten commands, one per line: problems of files, then failures of each kind.
 
-    Where there are more, the last one says how many, and where they are.
+    If there are more, the last command states their number and the reports that have them.
     """
-    told: list[Fault | Result] = [*record.problems, *record.findings]
-    told += by_kind(failures(record))
-    shown = told if len(told) <= _MAX_COMMANDS else told[: _MAX_COMMANDS - 1]
+    items: list[Fault | Result] = [*record.problems, *record.findings]
+    items += by_kind(failures(record))
+    annotated_items = items if len(items) <= _MAX_COMMANDS else items[: _MAX_COMMANDS - 1]
     lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if record.left_out else []
-    for it in shown:
-        if isinstance(it, Fault):
-            place, title, message = (
-                Location.parse(it.where),
-                "invalid",
-                clipped(it.what, _MAX_MESSAGE_CHARS),
-            )
+    for item in annotated_items:
+        if isinstance(item, Fault):
+            location = Location.parse(item.where)
+            lines.append(_error(location, "invalid", clipped(item.what, _MAX_MESSAGE_CHARS)))
         else:
-            place = it.location
-            title = f"{(it.standing or it.outcome).value}: {it.case} on {it.backend}"
-            text = clipped(failure_text(it, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
-            again = f"again: {printable(repeat_command(it, record.options))}"
+            title = f"{(item.standing or item.outcome).value}: {item.case} on {item.backend}"
+            text = clipped(failure_text(item, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
+            again = f"again: {printable(repeat_command(item, record.options))}"
             message = f"{text}\n{again}" if text else again
-        lines.append(_error(place, title, message))
-    if told[len(shown) :]:
-        what = f"{len(told) - len(shown)} more failures and problems are not annotated"
-        where = f"the job's summary has the most telling of all {len(told)}, and {ELSEWHERE}"
-        lines.append(f"::error title={_property(what)}::{_data(f'{what}: {where}')}")
+            lines.append(_error(item.location, title, message))
+    if hidden := len(items) - len(annotated_items):
+        title = f"{hidden} more failures and problems are not annotated"
+        where = f"the job's summary has the most telling of all {len(items)}, and {ELSEWHERE}"
+        lines.append(f"::error title={_property(title)}::{_data(f'{title}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _error(place: Location, title: str, message: str) -> str:
-    line = "" if place.line is None else f"line={place.line},"
-    where = f"file={_property(shown_path(place.path))},{line}title={_property(title)}"
-    return f"::error {where}::{_data(printable(message, lines=True))}"
+def _error(location: Location, title: str, message: str) -> str:
+    line = "" if location.line is None else f"line={location.line},"
+    file = _property(shown_path(location.path))
+    text = _data(printable(message, lines=True))
+    return f"::error file={file},{line}title={_property(title)}::{text}"
 
 
 def _property(text: str) -> str:

@@ -1,8 +1,8 @@
-"""A run as one HTML file that needs nothing else: no network, no other file, and no script to read.
+"""Report a run as a single HTML file, which needs neither a network nor scripts to be read.
 
-All text that is not ours goes through two gates that a template cannot forget: Jinja escapes it,
-and what is invisible or harmful in it becomes a visible escape. A third stands behind them: the
-page's policy admits only the script and the style whose hashes it names.
+Untrusted text passes two safeguards that a template cannot bypass: Jinja escapes it, and invisible
+or harmful characters become visible escapes. In addition, the page's content security policy admits
+only the script and the style with the stated hashes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from typing import Any
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import (
-    HARMLESS,
-    Outcome,
-    Result,
-)
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report import diff_text
@@ -40,14 +36,15 @@ from onnxopt_cli.report.verdict import (
     by_capability,
     failures,
     fallback,
+    is_expected_failure,
     scope,
     tallies,
     verdict,
 )
 
-# A browser takes seconds to lay out more of them; the others are found by the filter.
-_MOST_ROWS = 1000
-# CSS classes of verdicts; every other verdict is bad.
+# A browser needs seconds to lay out more rows; the filter finds the others.
+_MAX_ROWS = 1000
+# CSS classes of verdicts; the class of every other verdict is ``bad``.
 _LOOKS = {
     Conformity.CONFORMS.value: "good",
     Conformity.EXPECTED_FAILURES.value: "known",
@@ -56,10 +53,10 @@ _PAGE = files("onnxopt_cli.report") / "page"
 
 
 def check_available() -> None:
-    """Make sure that the package is installed that only this format needs.
+    """Make sure that Jinja is installed, which only this format needs.
 
     Raises:
-        UsageError: if it is not; says how to install it.
+        UsageError: if it is not installed.
     """
     if importlib.util.find_spec("jinja2") is None:
         raise UsageError("--report html needs jinja2", hint="pip install 'onnxopt[html]'")
@@ -81,16 +78,16 @@ def html_report(record: RunRecord) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Markup is ours, and a str too.
+        # Markup, a subclass of str, is trusted.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
-    # Ours, and read from the package: not to be escaped.
+    # Files of this package are trusted and not escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     failed = failures(record)
-    known = [it for it in record.results if it.conforms and it.outcome not in HARMLESS]
-    rows = _matrix(record, [*failed, *known])
-    places, cells = _as_data(rows[_MOST_ROWS:])
+    expected_failures = [result for result in record.results if is_expected_failure(result)]
+    rows = _matrix(record, [*failed, *expected_failures])
+    hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
     page = environment.get_template("page.html").render(
         style=style,
         script=script,
@@ -104,15 +101,15 @@ def html_report(record: RunRecord) -> str:
         agreements=agreements(record),
         capabilities=by_capability(record.results),
         options=_options(record.options),
-        used=[it for it in Outcome if any(result.outcome is it for result in record.results)],
+        used=[kind for kind in Outcome if any(result.outcome is kind for result in record.results)],
         rows=rows,
-        more=Markup.escape(json.dumps(places, separators=(",", ":"))),
+        more=Markup.escape(json.dumps(hidden_rows, separators=(",", ":"))),
         cells=cells,
         failures=failed,
-        known=known,
+        expected_failures=expected_failures,
         measured=list(_measured(record)),
         chart_width=WIDTH,
-        most=_MOST_ROWS,
+        most=_MAX_ROWS,
         repeat=lambda result: repeat_command(result, record.options),
         text=diff_text,
         numbers=numbers,
@@ -132,7 +129,7 @@ def _policy(*inline: str) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the options that say something, as text."""
+    """Return the options that have a value, as text."""
     return [
         (name, value if isinstance(value, str) else json.dumps(value, default=str))
         for name, value in options.items()
@@ -141,30 +138,31 @@ def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _as_data(rows: list[tuple[str, list[Any]]]) -> tuple[list[list[Any]], list[tuple[int, Any]]]:
-    """Return for each row its case and a number for each of its cells, and the cells by number.
+    """Return rows as data: the case and the numbers of its cells, and the distinct cells by number.
 
-    Cells that look alike have one number. A browser takes many times as long to read rows as HTML.
+    A browser reads such data many times faster than rows of HTML.
     """
     cells: dict[object, tuple[int, int, Any]] = {}
-    places: list[list[Any]] = []
+    data: list[list[Any]] = []
     for case, row in rows:
-        places.append([printable(case)])
+        numbered: list[Any] = [printable(case)]
         for column, cell in enumerate(row):
-            look: object = column
+            appearance: object = column
             if cell is not None:
                 result, section = cell
-                told = section or result.message
+                text = section or result.message
                 standing = result.standing, result.conforms
-                look = column, result.outcome, standing, result.lowered, told
-            number, *_ = cells.setdefault(look, (len(cells), column, cell))
-            places[-1].append(number)
-    return places, [(column, cell) for _, column, cell in cells.values()]
+                appearance = column, result.outcome, standing, result.lowered, text
+            number, *_ = cells.setdefault(appearance, (len(cells), column, cell))
+            numbered.append(number)
+        data.append(numbered)
+    return data, [(column, cell) for _, column, cell in cells.values()]
 
 
 def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]]]:
-    """Return each case with a cell a backend; None where the backend did not get to it.
+    """Return each case with one cell per backend, which is None if the case did not run there.
 
-    A cell is a result and the number of its section, None if it has none.
+    A cell is a result and the number of its section, or None for a result without a section.
     """
     sections = {_section_key(result): number for number, result in enumerate(shown, 1)}
     rows: dict[str, dict[str, Any]] = {}
@@ -178,14 +176,18 @@ def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]
 
 
 def _section_key(result: Result) -> tuple[str, str]:
-    """Return what identifies the section of a result: an invalid case has one for all backends."""
+    """Return the key of a result's section; an invalid case has one section for all backends."""
     return result.case, "" if result.outcome is Outcome.INVALID else result.backend
 
 
 def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
-    """Yield each backend's accuracy, in numbers and charts."""
+    """Yield each backend with its accuracy and the charts of it."""
     for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
         rows = list(group)
-        curves = {it.case: it.curve for it in record.results if it.backend == backend and it.curve}
+        curves = {
+            result.case: result.curve
+            for result in record.results
+            if result.backend == backend and result.curve
+        }
         charts = [tolerance_chart(rows), spread_chart(rows)]
         yield backend, rows, charts + ([curve_chart(curves)] if curves else [])

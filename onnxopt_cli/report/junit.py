@@ -1,13 +1,13 @@
-"""A run as JUnit XML, which every CI server reads.
+"""Report a run as JUnit XML, which every CI server reads.
 
-What readers make of it decides its form:
+The readers determine its form:
 
-- GitLab takes cases for the same if ``classname`` and ``name`` are, whatever their suites, and
-  keeps one of them. So the backend stands in ``classname``, and no pair occurs twice.
-- Jenkins drops a suite whose ``name`` and ``timestamp`` another one has. So no name occurs twice.
-- GitLab, and what annotates pull requests on GitHub, link to ``file`` and ``line`` of a test case.
-- Jenkins' xUnit plugin refuses a document with these two attributes, so that it has a format of
-  its own; Jenkins' ``junit`` step takes both.
+- GitLab identifies a case by ``classname`` and ``name``, disregarding its suite, and keeps only one
+  of several. The backend is therefore part of ``classname``, and each pair is unique.
+- Jenkins drops a suite with the ``name`` and ``timestamp`` of another. Names of suites are unique.
+- GitLab and actions that annotate pull requests link to the ``file`` and ``line`` of a test case.
+- Jenkins' xUnit plugin refuses a document with these two attributes; the format ``xunit`` omits
+  them. Jenkins' ``junit`` step accepts both formats.
 
 Sources: https://docs.gitlab.com/ci/testing/unit_test_reports,
 https://github.com/jenkinsci/junit-plugin, https://github.com/jenkinsci/xunit-plugin (junit-10.xsd)
@@ -38,14 +38,15 @@ from onnxopt_cli.report.verdict import (
     tallies,
 )
 
-#: Wrong answers; every other outcome that counts against the backend is an error.
+#: Outcomes reported as failures; every other outcome that does not conform is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
 
 
 def junit_report(record: RunRecord, *, places: bool = True) -> str:
-    """Return a run as XML text: a test suite a backend, and one for what is wrong with files.
+    """Return a run as XML text: one test suite per backend, and one for problems of files.
 
-    What makes the run fail is a failure or an error here, what was expected or not run is skipped.
+    Results that do not conform are failures or errors; expected failures and cases that did not run
+    are skipped.
 
     Args:
         record: the run.
@@ -56,8 +57,8 @@ def junit_report(record: RunRecord, *, places: bool = True) -> str:
     for backend in tallies(record):
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
-        own = {"backend": backend.version, "scope": scope(record), "fallback": fallback(record)}
-        for name, value in {**record.versions, **own}.items():
+        facts = {"backend": backend.version, "scope": scope(record), "fallback": fallback(record)}
+        for name, value in {**record.versions, **facts}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
         for result in backend.results:
             _add_result(suite, result, record, names)
@@ -71,7 +72,7 @@ def junit_report(record: RunRecord, *, places: bool = True) -> str:
             error.text = printable(str(problem), lines=True)
         _count(suite, 0)
     _count(root, sum(result.seconds for result in record.results))
-    # The schemas know no such count of all suites.
+    # The schemas have no such attribute for all suites.
     del root.attrib["skipped"]
     for case in () if places else root.iter("testcase"):
         for name in ("file", "line"):
@@ -80,19 +81,19 @@ def junit_report(record: RunRecord, *, places: bool = True) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-#: The same for Jenkins' xUnit plugin.
+#: The variant for Jenkins' xUnit plugin.
 xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:
-    """Return what a reader may make of a name: it trims it, or letter case does not count."""
+    """Return a name as some readers compare it: trimmed, and without regard to letter case."""
     return name.strip().casefold()
 
 
 def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
     suite = SubElement(root, "testsuite", name=name)
     if record.started:
-        # The older schemas know no time zone; it is UTC.
+        # The older schemas allow no time zone; the time is UTC.
         suite.set("timestamp", printable(record.started.removesuffix("Z")))
     if record.hostname:
         suite.set("hostname", printable(record.hostname))
@@ -123,8 +124,8 @@ def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNa
     )
     if kind := _kind(result):
         word = (result.standing or result.outcome).value
-        told = headline(result) or result.expectation or word
-        child = SubElement(case, kind, type=word, message=printable(told))
+        message = headline(result) or result.expectation or word
+        child = SubElement(case, kind, type=word, message=printable(message))
         text = [printable(str(result.location)), failure_text(result)]
         if not result.conforms:
             text.append(f"again: {printable(repeat_command(result, record.options))}")
@@ -134,7 +135,7 @@ def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNa
 
 
 def _kind(result: Result) -> str | None:
-    """Return the element that tells of a result; None if there is nothing to tell."""
+    """Return the name of the element that reports a result; None for a plain pass."""
     if result.outcome in (Outcome.SKIP, Outcome.NOT_RUN):
         return "skipped"
     if result.conforms:
@@ -143,9 +144,9 @@ def _kind(result: Result) -> str | None:
 
 
 def _count(suites: Element, seconds: float) -> None:
-    """Say of one or all suites how many cases there are, how many of each kind, and how long."""
+    """Set the attributes of one suite or of all: number of cases, cases of each kind, time."""
     kinds = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in kinds.items():
         suites.set(name, str(sum(1 for _ in suites.iter(tag))))
-    # The schema allows three digits, but of a single case any number.
+    # The schema allows three decimals here, and any number of them for a single case.
     suites.set("time", f"{seconds:.3f}")

@@ -1,4 +1,4 @@
-"""Operators, cases, backends and what their check has found, for a reader. Nothing prints."""
+"""Render operators, known mistakes, cases, backends and protocol findings for a terminal."""
 
 from __future__ import annotations
 
@@ -33,26 +33,29 @@ from onnxopt_cli.operators.operator import Attribute, Operator
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.verdict import counted, in_words
 
-_MOST_ELEMENTS = 12
+_MAX_SHOWN_ELEMENTS = 12
 
 
 def case_table(cases: Sequence[Case]) -> Table:
-    """Return the ids of cases and what each asks."""
+    """Return cases with their operators and descriptions."""
     rows = [
-        (it.id, ", ".join(it.operators or ()), Text(printable(it.about), "dim")) for it in cases
+        (case.id, ", ".join(case.operators or ()), Text(printable(case.about), "dim"))
+        for case in cases
     ]
     return plain_table(rows, ("case", "operator", "about"))
 
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
-    """Return the backends that can be asked for by name, and why some cannot be used."""
-    lacks = "not available: {}".format
-    rows = [(it.name, it.kind, lacks(it.problem) if it.problem else it.version) for it in backends]
+    """Return the named backends with their versions, or the reason why one is not available."""
+    rows = []
+    for backend in backends:
+        problem = f"not available: {backend.problem}" if backend.problem else ""
+        rows.append((backend.name, backend.kind, problem or backend.version))
     return plain_table(rows, ("backend", "kind", "version"))
 
 
 def operator_page(operator: Operator) -> Iterable[RenderableType]:
-    """Yield an operator's page: what it is, its formula, inputs, outputs and attributes."""
+    """Yield an operator's page: description, formula, inputs, outputs, attributes, mistakes."""
     yield Text.assemble((operator.name, "bold"), f"  {operator.domain} version {operator.version}")
     yield Text(operator.about)
     yield Text(operator.source, style="dim")
@@ -64,7 +67,8 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
         yield Padding(Text(description), (1, 2, 0, 2))
     first = operator.tensors[0]
     inputs = [
-        (it.name, " or ".join(it.dtypes), "one element, of any rank") for it in operator.scalars
+        (scalar.name, " or ".join(scalar.dtypes), "one element, of any rank")
+        for scalar in operator.scalars
     ]
     for name in operator.tensors:
         shape = "" if name == first else f"broadcasts to {first}"
@@ -80,7 +84,8 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield from _section("Outputs", outputs)
     yield from _section("Attributes", map(_attribute_row, operator.attributes))
     mistakes = (
-        (it.name, Text(", ".join(it.seen_in), style="dim")) for it in operator.known_mistakes
+        (mistake.name, Text(", ".join(mistake.seen_in), style="dim"))
+        for mistake in operator.known_mistakes
     )
     yield from _section("Known mistakes", mistakes)
 
@@ -98,7 +103,7 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
 
 
 def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[RenderableType]:
-    """Yield a mistake's page: what it changes, who has it, an input that shows it."""
+    """Yield the page of a known mistake: its effect, its occurrences, an input that shows it."""
     yield Text.assemble((operator.name, "bold"), f"  {mistake.name}")
     yield Text(mistake.about)
     if mistake.seen_in:
@@ -108,18 +113,18 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
         styles = {"-": "red", "+": "green", " ": ""}
         for line in difference:
             yield Padding(Text(line, style=styles[line[0]]), (0, 2))
-    apart = distinguishing_input(operator, mistake)
-    if apart is None:
+    example = distinguishing_input(operator, mistake)
+    if example is None:
         yield Text("no input is known that shows it")
         return
-    given, inputs = apart
-    attributes = {
+    attributes, inputs = example
+    arrays = {
         name: np.asarray(value, None if isinstance(value, str) else np.float32)
-        for name, value in given.items()
+        for name, value in attributes.items()
     }
-    yield from _section("An input that shows it", _values({**inputs, **attributes}))
-    omitted = frozenset(it.name for it in operator.attributes) - set(given)
-    complete = complete_attributes(operator, given)
+    yield from _section("An input that shows it", _values({**inputs, **arrays}))
+    omitted = frozenset(attribute.name for attribute in operator.attributes) - set(attributes)
+    complete = complete_attributes(operator, attributes)
     call = bind(operator, list(inputs.values()), complete, omitted=omitted)
     names = operator.output_names(len(call.groups))
     for title, outputs in (("Right", evaluate(call)), ("With the mistake", mistake.run(call))):
@@ -128,7 +133,7 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
 
 
 def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
-    """Yield a case's page: where it stands, the node, its inputs and stored outputs."""
+    """Yield a case's page: description, location, nodes, inputs, expected outputs, tolerances."""
     yield Text(printable(case.id), style="bold")
     for label, text in (("", case.about), ("source: ", case.source), ("", str(case.location))):
         if text:
@@ -136,7 +141,8 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     nodes = []
     for node in problem.model.graph.node:
         name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-        nodes.append((name, ", ".join(f"{it.name}={_attribute(it)}" for it in node.attribute)))
+        attributes = ", ".join(f"{item.name}={_attribute(item)}" for item in node.attribute)
+        nodes.append((name, attributes))
     yield from _section("Model", nodes)
     yield from _section("Inputs", _values(problem.inputs))
     if problem.trajectory is not None:
@@ -147,8 +153,9 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     elif problem.stored is not None:
         expected = _values(problem.stored)
     yield from _section("Expected outputs", expected)
-    limits = {"all outputs": problem.tolerance, **problem.output_tolerances}
-    yield from _section("Tolerance", [(name, str(it)) for name, it in limits.items() if it])
+    tolerances = {"all outputs": problem.tolerance, **problem.output_tolerances}
+    rows = [(name, str(tolerance)) for name, tolerance in tolerances.items() if tolerance]
+    yield from _section("Tolerance", rows)
 
 
 def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
@@ -158,20 +165,21 @@ def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
 def _brief(value: Value) -> str:
     if not isinstance(value, np.ndarray):
         return "" if value is None else printable(repr(value))[:200]
-    elements = ", ".join(str(item) for item in value.reshape(-1)[:_MOST_ELEMENTS])
-    more = ", ..." if value.size > _MOST_ELEMENTS else ""
+    elements = ", ".join(str(item) for item in value.reshape(-1)[:_MAX_SHOWN_ELEMENTS])
+    more = ", ..." if value.size > _MAX_SHOWN_ELEMENTS else ""
     return elements + more if value.ndim == 0 else f"[{elements}{more}]"
 
 
 def _steps(trajectory: Trajectory) -> str:
-    """Say how many steps there are, and what becomes of outputs and inputs in between."""
-    ways = [
-        *(f"{name} becomes {taken}" for name, taken in trajectory.feedback.items()),
+    """Describe a trajectory: its steps, and the inputs of the next step."""
+    inputs = [
+        *(f"{output} becomes {name}" for output, name in trajectory.feedback.items()),
         *(f"{name} counts up" for name in sorted(trajectory.counted)),
         *(f"{name} is given for each" for name in trajectory.series),
-        *(f"{name} is computed from {it.of}" for name, it in trajectory.derived.items()),
+        *(f"{name} is computed from {rule.of}" for name, rule in trajectory.derived.items()),
     ]
-    return f"{trajectory.count} steps, {len(trajectory.recorded)} of them judged: {', '.join(ways)}"
+    judged = len(trajectory.recorded)
+    return f"{trajectory.count} steps, {judged} of them judged: {', '.join(inputs)}"
 
 
 def _attribute(attribute: object) -> str:
@@ -188,10 +196,10 @@ def _heading(text: str) -> Padding:
 
 
 def _section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
-    """Yield a heading and a table without lines; nothing if there are no rows."""
+    """Yield a heading and a table without lines; nothing without rows."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
-        table.add_row(*(it if isinstance(it, Text) else Text(printable(it)) for it in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     if table.row_count:
         yield _heading(title)
         yield table
@@ -202,17 +210,17 @@ _VERDICT_WIDTH = max(map(len, RuleOutcome))
 
 
 def rule_line(finding: RuleResult) -> RenderableType:
-    """Return a rule with its verdict and what was found; if it is broken, also what to do.
+    """Return a rule with its verdict and finding, and with the remedy if it is violated.
 
-    What to write is left out: it stands in a line of its own, to be copied.
+    The line to copy into the backend's specification is printed separately.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)
     table.add_column(overflow="fold")
-    found = Text(printable(finding.found), style="dim")
+    details = Text(printable(finding.found), style="dim")
     table.add_row(
         Text(finding.verdict, style=_STYLES[finding.verdict]),
-        Group(Text(finding.rule.name), Padding(found, (0, 0, 0, 2))),
+        Group(Text(finding.rule.name), Padding(details, (0, 0, 0, 2))),
     )
     if finding.verdict is RuleOutcome.FAIL:
         table.add_row("", Padding(Text(f"to do: {printable(finding.remedy)}"), (0, 0, 0, 2)))
@@ -220,6 +228,6 @@ def rule_line(finding: RuleResult) -> RenderableType:
 
 
 def rule_summary(findings: Sequence[RuleResult]) -> Text:
-    """Return how many rules are kept and broken."""
+    """Return the number of rules by outcome."""
     counts = counted(RuleOutcome, (finding.verdict for finding in findings))
     return Text(in_words(counts), style="bold red" if RuleOutcome.FAIL in counts else "bold green")

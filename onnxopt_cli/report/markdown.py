@@ -1,7 +1,7 @@
-"""A run as Markdown, as GitHub and GitLab render it.
+"""Report a run as Markdown for GitHub and GitLab.
 
-Text that is not ours stands only in code spans, code fences and escaped HTML, where nothing of it
-is a link, a mention, a table or a tag.
+Untrusted text occurs only in code spans, code fences and escaped HTML, where it cannot form a link,
+a mention, a table or a tag.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _NAME = 300
 
 
 def markdown_report(record: RunRecord) -> str:
-    """Return a run as Markdown text of at most 60,000 characters, what matters most first.
+    """Return a run as Markdown text of at most 60,000 characters.
 
-    Causes, counts, what is wrong with files, failures of each kind, how many are left out, and
-    where there is room the accuracy.
+    The text has the causes, the counts, problems of files, failures of each kind, the number of
+    failures left out and, if it fits, the accuracy.
     """
     parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), _causes(record)]
     parts.append("\n".join(f"- {_code(line, _CAUSE)}" for line in agreements(record)))
@@ -66,82 +66,90 @@ def markdown_report(record: RunRecord) -> str:
 
 
 def _room(parts: Sequence[str]) -> int:
-    """Return how many characters are left beside these parts and what joins them."""
+    """Return the number of characters available beside these parts and their separators."""
     return _MAX_REPORT_CHARS - sum(len(part) + 2 for part in parts) - 4
 
 
 def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
-    """Return the first parts, as many as there is room for with what joins them."""
-    taken = []
+    """Return the first parts that fit into ``room`` characters with separators between them."""
+    fitting = []
     for part in parts:
         room -= len(part) + between
         if room < 0:
             break
-        taken.append(part)
-    return taken
+        fitting.append(part)
+    return fitting
 
 
 def _listed(lines: Sequence[str], more: str) -> list[str]:
-    """Return the lines, or those that there is room for in a part; then how many are left."""
-    taken = _fitting(lines, _PART, len("\n"))
-    left = len(lines) - len(taken)
-    return [*taken, more.format(left)] if left else taken
+    """Return the lines that fit into a part of the report, and a line with the number of others."""
+    fitting = _fitting(lines, _PART, len("\n"))
+    hidden = len(lines) - len(fitting)
+    return [*fitting, more.format(hidden)] if hidden else fitting
 
 
 def _causes(record: RunRecord) -> str:
     lines = [
-        f"- {_code(it.backend)}, {_code(it.operator)}: {_code(it.text, _CAUSE)}"
-        for it in record.explanations
+        f"- {_code(explanation.backend)}, {_code(explanation.operator)}: "
+        f"{_code(explanation.text, _CAUSE)}"
+        for explanation in record.explanations
     ]
     return "\n".join(_listed(lines, f"- {{}} more explanations; {ELSEWHERE}"))
 
 
 def _summary(record: RunRecord) -> str:
     counts = tallies(record)
-    used, cells = outcome_columns({it.name: it.outcomes for it in counts})
+    used, cells = outcome_columns({tally.name: tally.outcomes for tally in counts})
     header = ["backend", "version", *used, "lowered", ""]
     rows = [
-        [_code(name), _code(it.version), *mine, str(it.lowered or ""), it.said.value]
-        for it, (name, *mine) in zip(counts, cells, strict=True)
+        [
+            _code(name),
+            _code(tally.version),
+            *numbers,
+            str(tally.lowered or ""),
+            tally.conformity.value,
+        ]
+        for tally, (name, *numbers) in zip(counts, cells, strict=True)
     ]
     head, rule, *lines = _table([header, *rows], left=2)
     return "\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))
 
 
 def _capabilities(record: RunRecord) -> str:
-    """Return a table of the outcomes by what cases need."""
+    """Return a table of outcomes by capability."""
     used, counts = outcome_columns(by_capability(record.results))
-    rows = [[_code(name), *mine] for name, *mine in counts]
+    rows = [[_code(name), *numbers] for name, *numbers in counts]
     return "\n".join(_table([["cases that need", *used], *rows], left=1)) if rows else ""
 
 
 def _problems(record: RunRecord) -> list[str]:
     problems = [*record.problems, *record.findings]
-    lines = [f"- {_code(it.where)}: {_code(it.what)}" for it in problems]
+    lines = [f"- {_code(problem.where)}: {_code(problem.what)}" for problem in problems]
     listed = "\n".join(_listed(lines, "- and {} more"))
     return ["## Case and expectation files", listed] if lines else []
 
 
 def _failures(record: RunRecord, room: int) -> list[str]:
-    """Return failures of each kind, collapsed, as many as there is room for; then what is left."""
+    """Return collapsed failures of each kind that fit, and the number of the others."""
     failed = by_kind(failures(record))
     if not failed:
         return []
     title = f"## {len(failed)} not as expected"
-    shown = _fitting((_failure(it, record) for it in failed), room - len(title) - 2, len("\n\n"))
-    left = failed[len(shown) :]
-    if not left:
-        return [title, *shown]
-    counts = in_words(counted(Outcome, (it.outcome for it in left)))
-    return [title, *shown, f"{len(left)} more are not shown here ({counts}); {ELSEWHERE}."]
+    texts = (_failure(result, record) for result in failed)
+    fitting = _fitting(texts, room - len(title) - 2, len("\n\n"))
+    hidden = failed[len(fitting) :]
+    if not hidden:
+        return [title, *fitting]
+    counts = in_words(counted(Outcome, (result.outcome for result in hidden)))
+    return [title, *fitting, f"{len(hidden)} more are not shown here ({counts}); {ELSEWHERE}."]
 
 
 def _failure(result: Result, record: RunRecord) -> str:
     word = (result.standing or result.outcome).value
-    told = html.escape(headline(result)[:_NAME])
+    line = html.escape(headline(result)[:_NAME])
     text = clipped(failure_text(result, ELSEWHERE), _TEXT, "\n")
     name, backend = (html.escape(printable(text[:_NAME])) for text in (result.case, result.backend))
-    summary = f"{word} <code>{name}</code> on <code>{backend}</code> <code>{told}</code>"
+    summary = f"{word} <code>{name}</code> on <code>{backend}</code> <code>{line}</code>"
     return "\n\n".join(
         (
             f"<details><summary>{summary}</summary>",
@@ -171,14 +179,14 @@ def _table(rows: list[list[str]], left: int) -> list[str]:
 
 
 def _code(text: str, longest: int = _NAME) -> str:
-    """Return a text as a code span that also a table's cell can hold."""
+    """Return a text as a code span that is valid in a cell of a table."""
     text = clipped(printable(text), longest)
     if not text:
         return ""
     if "`" not in text and "|" not in text:
         return f"`{text}`"
-    # A table's cell ends at a pipe whatever stands before it; an entity is never markup.
-    escaped = re.sub(r"[\W_]", lambda it: f"&#{ord(it[0])};", text)
+    # A pipe ends a cell even after a backslash; a character reference is never markup.
+    escaped = re.sub(r"[\W_]", lambda match: f"&#{ord(match[0])};", text)
     return f"<code>{escaped}</code>"
 
 

@@ -29,8 +29,8 @@ _WORD = re.compile(r"\w+")
 # Tensors are often called X or y; no English word but these has one letter.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{PLACEHOLDER}(?:[\s,;x:]*{PLACEHOLDER})+")
-# So many words at one place of otherwise equal patterns are names, and so is one beside a
-# placeholder.
+# Words at one place of otherwise equal patterns count as names if there are this many of them, or
+# if another pattern has a placeholder there.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Types whose names have no digit.

@@ -1,4 +1,4 @@
-"""The reports that a run writes to files."""
+"""Write the reports of a run to files."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.diff_text import ELSEWHERE
 from onnxopt_cli.report.verdict import verdict
 
-#: The formats; the module of each is imported when it is asked for.
+#: The formats; the module of a format is imported on its first use.
 FORMATS = ("json", "junit", "xunit", "markdown", "github", "badge", "html")
 
 _STDOUT = "-"
-#: Not a format: the Markdown report, appended to the summary of a GitHub step.
+#: The Markdown report appended to the summary of a GitHub step; not a value of FORMAT.
 SUMMARY = "step summary"
-#: GitHub drops the whole summary of a step that is larger.
-_MOST_SUMMARY = 1 << 20
-# Formats whose module has another name; xunit is junit for a stricter reader.
+#: GitHub discards a step's summary that is larger than this.
+_MAX_SUMMARY_BYTES = 1 << 20
+# Formats whose module has another name; xunit is a variant of junit for a stricter reader.
 _MODULES = {"json": "saved_run", "xunit": "junit", "badge": "verdict"}
 
 
 def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
-    """Read ``FORMAT=PATH`` requests, where the path ``-`` is standard output.
+    """Parse ``FORMAT=PATH`` requests, where the path ``-`` is standard output.
 
     Raises:
-        UsageError: if a format is unknown or not installed, or the path's folder cannot be written
-            to.
+        UsageError: if a format is unknown, its packages are missing, or the folder is not writable.
     """
-    wanted = []
+    reports = []
     for request in requests:
         name, equals, target = request.partition("=")
         if not equals or not target or name not in FORMATS:
-            known = f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json"
+            formats = f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json"
             raise UsageError(
-                f"--report takes FORMAT=PATH, not {request!r}", hint=nearest(name, FORMATS, known)
+                f"--report takes FORMAT=PATH, not {request!r}", hint=nearest(name, FORMATS, formats)
             )
         path = Path(target)
         require_place("--report", path)
@@ -49,60 +48,60 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
             from onnxopt_cli.report.html import check_available
 
             check_available()
-        wanted.append((name, path))
-    return wanted
+        reports.append((name, path))
+    return reports
 
 
-def require_apart(wanted: Sequence[tuple[str, Path]], others: Iterable[Path]) -> None:
-    """See that no report takes the place of a file that is read or written beside it.
+def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) -> None:
+    """Make sure that no report replaces a file that the run reads or writes, or another report.
 
     Args:
-        wanted: the reports.
-        others: those files; some may not exist.
+        reports: formats and paths of the reports.
+        files: other files of the run; some may not exist.
 
     Raises:
-        UsageError: naming the first report that does.
+        UsageError: naming the first report that would.
     """
-    taken = set(map(_place, others))
-    for name, path in wanted:
-        # Devices and pipes take more than one.
+    identities = set(map(_identity, files))
+    for name, path in reports:
+        # Several reports may share a device or a pipe.
         if name == SUMMARY or str(path) == _STDOUT or (path.exists() and not path.is_file()):
             continue
-        if _place(path) in taken:
+        if _identity(path) in identities:
             raise UsageError(
                 f"--report {name}={path} would replace a file that is read or written beside it",
                 hint="give the report another path",
             )
-        taken.add(_place(path))
+        identities.add(_identity(path))
 
 
-def _place(path: Path) -> str:
-    """Return the same for all paths of one file, on a file system that ignores case, too."""
+def _identity(path: Path) -> str:
+    """Return a text that is equal for all paths of a file, even if the file system ignores case."""
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:
-    """Call what writes something, the rest of it too where something cannot be written.
+    """Call all functions that write a file, also after one of them has failed.
 
     Raises:
-        UsageError: with all that could not be written.
+        UsageError: with all errors.
     """
-    failed = []
+    errors = []
     for write in writes:
         try:
             write()
         except OnnxoptError as error:
-            failed.append(error)
-    if failed:
-        hints = dict.fromkeys(error.hint for error in failed if error.hint)
-        raise UsageError("\n".join(it.message for it in failed), hint="\n".join(hints))
+            errors.append(error)
+    if errors:
+        hints = dict.fromkeys(error.hint for error in errors if error.hint)
+        raise UsageError("\n".join(error.message for error in errors), hint="\n".join(hints))
 
 
 def write_report(name: str, path: Path, record: RunRecord) -> None:
     """Write a report.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if the file cannot be written.
     """
     if name == SUMMARY:
         _append_summary(path, record)
@@ -114,29 +113,32 @@ def write_report(name: str, path: Path, record: RunRecord) -> None:
         sys.stdout.flush()
 
 
-def render(form: str, record: RunRecord) -> Iterable[str]:
-    """Return a run in one of the formats, in pieces."""
-    module = import_module(f"onnxopt_cli.report.{_MODULES.get(form, form)}")
-    text: str | Iterable[str] = getattr(module, f"{form}_report")(record)
+def render(name: str, record: RunRecord) -> Iterable[str]:
+    """Return the text of a report, in pieces.
+
+    Args:
+        name: one of :data:`FORMATS`.
+        record: the run.
+    """
+    module = import_module(f"onnxopt_cli.report.{_MODULES.get(name, name)}")
+    text: str | Iterable[str] = getattr(module, f"{name}_report")(record)
     return [text] if isinstance(text, str) else text
 
 
 def _append_summary(path: Path, record: RunRecord) -> None:
-    """Append the Markdown report to the summary of a GitHub step.
-
-    Where many runs have filled it, the verdict alone.
+    """Append the Markdown report to the summary of a GitHub step, or the verdict if it is full.
 
     Raises:
         UsageError: if the file cannot be written.
     """
     data = "".join(render("markdown", record)).encode()
     if path.is_fifo():
-        # Opening it as a file would wait for a reader for ever.
+        # path.open() would block until the pipe has a reader.
         write_atomically(path, data)
         return
     try:
         with path.open("ab") as file:
-            if file.tell() + len(data) > _MOST_SUMMARY:
+            if file.tell() + len(data) > _MAX_SUMMARY_BYTES:
                 brief = f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n"
                 data = brief.encode()
             file.write(data)

@@ -1,6 +1,7 @@
-"""A run as one JSON document, and a saved run read back, from that or from a log.
+"""Write a run as one JSON document, and read a saved run from such a document or a log.
 
-The document's ``schema`` names its version; a new field does not change it, a changed meaning does.
+The field ``schema`` has the version of the format. A changed meaning changes it, a new field does
+not.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ SCHEMA = "onnxopt.report/1"
 
 
 def json_report(record: RunRecord) -> Iterator[str]:
-    """Yield a run as pieces of JSON text: whole, that of very many cases takes more than they do.
+    """Yield a run as pieces of JSON text, to limit the memory that a large run needs.
 
-    Numbers are as :mod:`onnxopt_cli.core.record_json` has them.
+    :mod:`onnxopt_cli.core.record_json` defines the format of numbers.
     """
     outcomes = Counter(result.outcome.value for result in record.results)
     document = {
@@ -47,7 +48,7 @@ def json_report(record: RunRecord) -> Iterator[str]:
         "problems": list(map(asdict, record.problems)),
         "findings": list(map(asdict, record.findings)),
         "results": map(result_to_json, record.results),
-        "explanations": [explanation_to_json(it) for it in record.explanations],
+        "explanations": list(map(explanation_to_json, record.explanations)),
         "capabilities": {
             name: {outcome.value: count for outcome, count in counts.items()}
             for name, counts in by_capability(record.results).items()
@@ -59,7 +60,10 @@ def json_report(record: RunRecord) -> Iterator[str]:
 
 
 def _lines(document: Mapping[str, object]) -> Iterator[str]:
-    """Yield a document as JSON, each item of its lists on a line: indenting takes minutes."""
+    """Yield a document as JSON with one line per item of a list.
+
+    The indentation of :mod:`json` takes minutes for a large run.
+    """
     before = "{\n "
     for key, value in document.items():
         yield f"{before}{_plain(key)}: "
@@ -76,7 +80,7 @@ def _lines(document: Mapping[str, object]) -> Iterator[str]:
 
 
 def _plain(value: object) -> str:
-    # On standard output Azure would look for commands in it.
+    # Azure Pipelines would interpret `##` on standard output as a command.
     return json.dumps(value, allow_nan=False).replace("##", "#\\u0023")
 
 
@@ -84,14 +88,14 @@ _STDIN = "-"
 
 
 def read_saved_run(path: Path) -> RunRecord:
-    """Read a run from a log or a JSON report; from standard input if the path is ``-``.
+    """Read a run from a log or a JSON report, or from standard input if the path is ``-``.
 
     Raises:
-        UsageError: if the file cannot be read, or is neither.
+        UsageError: if the file cannot be read, or is neither of them.
     """
     if str(path) == _STDIN:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            # A byte more than is taken, so that too much is refused as it is of a file.
+            # One byte beyond the limit, so that reading the copy reports an excessive size.
             copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
             copy.flush()
             try:
@@ -109,30 +113,30 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # Not one document: a log has one a line, and its reader says what is wrong with it.
+        # Not a single document. The reader of logs reports the error if it is not a log either.
         return read_record(path)
     try:
-        # Longer than anything else that is read: no number of parts is too many.
+        # A report may have any number of parts.
         document = read_json(data, most_parts=len(data))
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             return read_record(path)
         log = log_of(path, _records(document))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"it has no field {error}" if isinstance(error, KeyError) else error
-        raise UsageError(f"{printable(str(path))} is not a report of onnxopt: {what}") from error
+        reason = f"it has no field {error}" if isinstance(error, KeyError) else error
+        raise UsageError(f"{printable(str(path))} is not a report of onnxopt: {reason}") from error
     return log.record
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the records of the log of a report's run, so that the rules of logs hold for it."""
+    """Yield a report's run as records of a log, which are validated as those of a log are."""
     results, options = document["results"], document["options"]
-    cases = {it["case"] for it in results if it["case"] not in OUTSIDE_IDS}
+    cases = {result["case"] for result in results if result["case"] not in OUTSIDE_IDS}
     config = RunConfig.from_json(options)
     expect = config.expect or config.update_expect
     yield {
         "record": "header",
         "schema": LOG_SCHEMA,
-        # Reports of earlier versions lack them.
+        # Reports of earlier versions lack these two fields.
         "started": document.get("started") or _EARLIEST,
         "hostname": document.get("hostname", ""),
         "versions": document["versions"],
@@ -143,21 +147,21 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "options": options,
         "left_out": document.get("left_out", {}),
     }
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for result in results:
         key = result["case"], result["backend"]
-        if key in seen:
+        if key in keys:
             raise ValueError(f"found a result of {key[0]} on {key[1]} twice")
-        seen.add(key)
+        keys.add(key)
         yield {"record": "start", "case": result["case"], "backend": result["backend"]}
         yield {"record": "end", "result": result}
-    counts = dict(Counter(it["outcome"] for it in results))
+    counts = dict(Counter(result["outcome"] for result in results))
     if counts != document["summary"]:
-        raise ValueError("found a summary that is not that of the results")
-    # A run that did not finish has none.
+        raise ValueError("found a summary that contradicts the results")
+    # An unfinished run has no exit code.
     if document["exit_code"] is not None:
-        said = ("exit_code", "problems", "findings", "explanations")
-        yield {"record": "footer", "counts": counts, **{name: document[name] for name in said}}
+        names = ("exit_code", "problems", "findings", "explanations")
+        yield {"record": "footer", "counts": counts, **{name: document[name] for name in names}}
 
 
 _EARLIEST = "0001-01-01T00:00:00Z"

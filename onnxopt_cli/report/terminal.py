@@ -1,4 +1,4 @@
-"""Results for a terminal: causes, a panel a failure, a summary, a verdict. Nothing here prints."""
+"""Render results for a terminal: causes, a panel for each failure, a summary and a verdict."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ from onnxopt_cli.report.verdict import (
     Conformity,
     by_capability,
     conformity,
+    counted,
     failures,
     fallback,
+    in_words,
     outcome_columns,
 )
 
-#: How outcomes that do not count against the backend, or only in part, look.
+#: Styles of outcomes; every other outcome counts fully against the backend.
 STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
@@ -55,7 +57,7 @@ _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 
 
 def outcome_text(result: Result) -> Text:
-    """Return the outcome in a word; capitals say that it counts against the backend."""
+    """Return the outcome in a word, in capitals if it counts against the backend."""
     outcome = result.outcome
     if result.standing is Standing.EXPECTED and outcome not in HARMLESS:
         return Text(f"{outcome.value} (expected)", style="dim")
@@ -74,9 +76,9 @@ def outcome_text(result: Result) -> Text:
 
 
 def case_line(results: Sequence[Result], id_width: int) -> Text:
-    """Return a case's line: its id, then what happened on each backend."""
+    """Return a case's line: its id and its outcome on each backend."""
     line = Text(f"{printable(results[0].case):<{id_width}}")
-    return _with_columns(line, {it.backend: outcome_text(it) for it in results})
+    return _with_columns(line, {result.backend: outcome_text(result) for result in results})
 
 
 def column_width(backend: str) -> int:
@@ -85,7 +87,7 @@ def column_width(backend: str) -> int:
 
 
 def heading(backends: Sequence[str], id_width: int) -> Text:
-    """Return the line above the cases that names the backends."""
+    """Return the header line with the names of the backends."""
     cells = {}
     for backend in backends:
         name, width = printable(backend), column_width(backend)
@@ -94,7 +96,7 @@ def heading(backends: Sequence[str], id_width: int) -> Text:
 
 
 def _with_columns(line: Text, cells: Mapping[str, Text]) -> Text:
-    """Return a line that goes on with a cell for each backend."""
+    """Append one cell per backend to a line, and return the line."""
     for backend, text in cells.items():
         text.pad_right(max(0, column_width(backend) - len(text)))
         line.append("  ").append_text(text)
@@ -103,7 +105,7 @@ def _with_columns(line: Text, cells: Mapping[str, Text]) -> Text:
 
 
 def output_lines(result: Result) -> Iterable[Text]:
-    """Return a line for each output of a result: how far off it is and what it was judged by."""
+    """Yield a line for each output of a result, with its error and tolerance."""
     for diff in result.diffs:
         yield Text("  ").append_text(_headline(diff))
         if getattr(diff.tolerance, "reason", ""):
@@ -115,11 +117,11 @@ def output_lines(result: Result) -> Iterable[Text]:
 
 
 def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[RenderableType]:
-    """Yield how many failures there are, and by cause: a number, how many, and the cause in words.
+    """Yield the number of failures, and a table of causes with their counts.
 
     Args:
-        groups: the failures; of very many groups those with the fewest are only counted.
-        examples: of how many groups an example is shown elsewhere; of others it is named.
+        groups: the failures; the smallest groups are only counted if there are many.
+        examples: number of groups with an example of their own; others name one here.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)
@@ -130,21 +132,22 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     numbered = list(enumerate(groups, start=1))
-    # The most frequent of the others stand beside the first, which wrong values may fill.
-    first, others = numbered[: _CAUSES - _FREQUENT_CAUSES], numbered[_CAUSES - _FREQUENT_CAUSES :]
-    frequent = sorted(others, key=lambda pair: -len(pair[1].results))[:_FREQUENT_CAUSES]
-    for number, it in [*first, *sorted(frequent, key=lambda pair: pair[0])]:
-        words = Text(it.cause)
-        if len(backends) > 1 and it.backend:
-            words.append(f" on {printable(it.backend)}", style="dim")
+    # Wrong values come first and may fill the table; a few rows are kept for frequent other causes.
+    leading = _MAX_CAUSES - _MAX_FREQUENT_CAUSES
+    first, remaining = numbered[:leading], numbered[leading:]
+    frequent = sorted(remaining, key=lambda pair: -len(pair[1].results))[:_MAX_FREQUENT_CAUSES]
+    for number, group in [*first, *sorted(frequent, key=lambda pair: pair[0])]:
+        words = Text(group.cause)
+        if len(backends) > 1 and group.backend:
+            words.append(f" on {printable(group.backend)}", style="dim")
         if number > examples:
-            words.append(f", as {printable(it.results[0].case)}", style="dim")
-        table.add_row(f"  {number}.", Text(str(len(it.results)), "bold"), words)
+            words.append(f", as {printable(group.results[0].case)}", style="dim")
+        table.add_row(f"  {number}.", Text(str(len(group.results)), "bold"), words)
     yield table
-    if rest := [group for number, group in others if (number, group) not in frequent]:
-        left = Counter(result.outcome.value for group in rest for result in group.results)
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in left.items())
-        yield Text(f"{len(rest)} more causes of {counts}; -q names all failures", "dim")
+    if hidden := [group for number, group in remaining if (number, group) not in frequent]:
+        outcomes = Counter(result.outcome.value for group in hidden for result in group.results)
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+        yield Text(f"{len(hidden)} more causes of {counts}; -q names all failures", "dim")
 
 
 def failure_panel(
@@ -152,46 +155,47 @@ def failure_panel(
     options: Mapping[str, Any],
     about: str = "",
     *,
-    whole: bool = False,
+    complete: bool = False,
     brief: bool = False,
     note: str = "",
     more: str = "",
 ) -> Panel:
-    """Return what is known of a case that did not conform.
+    """Return a panel with the details of a failure.
 
     Args:
         result: the case on a backend.
-        options: those of the run, for the command that repeats it.
-        about: what the case asks.
-        whole: True for all lines of a stack trace, and all outputs that are wrong.
-        brief: True for the worst element alone, as another example stands above.
-        note: what stands below it.
-        more: a command that shows more of what is wrong.
+        options: options of the run, for the command that repeats the case.
+        about: the case's description.
+        complete: whether to show the whole stack trace and all wrong outputs.
+        brief: whether to show only the worst element, because another example is above.
+        note: subtitle of the panel.
+        more: a command that shows more about the cause.
     """
-    # Where the file is to blame, it is what to open.
-    place = str(result.location) if result.outcome is Outcome.INVALID else ""
-    message = diff_text.remark(result, "" if whole else "-v shows them")
+    # The location of an invalid case is the place to fix.
+    location = str(result.location) if result.outcome is Outcome.INVALID else ""
+    message = diff_text.remark(result, "" if complete else "-v shows them")
     printed = result.printed.splitlines()
-    told = (
-        (printable(about if whole else clipped(about, _ABOUT)), "italic"),
-        (printable(place), "bold"),
+    texts = (
+        (printable(about if complete else clipped(about, _MAX_ABOUT_CHARS)), "italic"),
+        (printable(location), "bold"),
         (printable(message, lines=True), ""),
         (printable(result.expectation), "yellow"),
         (printable(result.note), "yellow"),
-        ("\n".join(printed if whole else printed[-_ELEMENTS:]), "dim"),
+        ("\n".join(printed if complete else printed[-_MAX_PRINTED_LINES:]), "dim"),
     )
-    parts: list[RenderableType] = [Text(text, style) for text, style in told if text]
+    parts: list[RenderableType] = [Text(text, style) for text, style in texts if text]
     wrong = result.wrong
-    shown = wrong if whole else sorted(wrong, key=partial(_worst, message))[:1]
-    for diff in shown:
+    detailed = wrong if complete else sorted(wrong, key=partial(_worst_first, message))[:1]
+    elements = None if complete else 1 if brief else _MAX_ELEMENTS
+    for diff in detailed:
         parts.append(_headline(diff))
-        parts.extend(_details(diff, result, None if whole else 1 if brief else _ELEMENTS))
-    for word, others in (
-        ("wrong, too", [diff for diff in wrong if diff not in shown]),
+        parts.extend(_details(diff, result, elements))
+    for word, diffs in (
+        ("wrong, too", [diff for diff in wrong if diff not in detailed]),
         ("as expected", [diff for diff in result.diffs if diff.agrees] if wrong else []),
     ):
-        if others:
-            names = some_of([diff.name for diff in others], len(others) if whole else _NAMES)
+        if diffs:
+            names = some_of([diff.name for diff in diffs], len(diffs) if complete else _MAX_NAMES)
             parts.append(Text(f"{word}: {names}", style="dim"))
     again = f"again: {printable(repeat_command(result, options))}"
     parts.append(Text(again + f"\nmore: {more}" * bool(more), style="dim"))
@@ -208,15 +212,18 @@ def failure_panel(
     )
 
 
-def _worst(message: str, diff: Diff) -> tuple[bool, bool, float]:
-    """Return what sorts wrong outputs: by type or shape, then named by the message, then by far."""
-    used = diff.tolerance_used if diff.tolerance else diff.mismatches
+def _worst_first(message: str, diff: Diff) -> tuple[bool, bool, float]:
+    """Return the sort key of wrong outputs.
+
+    Wrong types and shapes come first, then outputs that the message names, then large errors.
+    """
+    error = diff.tolerance_used if diff.tolerance else diff.mismatches
     named = f" {diff.name}[" in message
-    return diff.structure is None, not named, -used if used == used else 0.0  # noqa: PLR0124 - not for NaN
+    return diff.structure is None, not named, -error if error == error else 0.0  # noqa: PLR0124 - NaN counts as 0
 
 
 def failing_lines(record: RunRecord) -> Iterable[Text]:
-    """Return a line for each result that is not as expected: outcome and id, and the backend."""
+    """Yield a line for each result that is not as expected: outcome, id and backend."""
     for result in failures(record):
         line = Text.assemble(outcome_text(result), f" {printable(result.case)}")
         named = len(record.backends) > 1 and result.outcome is not Outcome.INVALID
@@ -237,7 +244,7 @@ def _headline(diff: Diff) -> Text:
 
 
 def _details(diff: Diff, result: Result, most: int | None) -> Iterable[RenderableType]:
-    """Yield so many worst elements, and of more than one the tolerance that was applied."""
+    """Yield at most ``most`` of the worst elements, after the tolerance unless most is 1."""
     if diff.tolerance is not None and most != 1:
         yield Text(f"  {diff_text.allowed(diff)}", style="dim")
     if diff.worst:
@@ -248,29 +255,31 @@ def _details(diff: Diff, result: Result, most: int | None) -> Iterable[Renderabl
 class _Elements:
     """A table of elements that never breaks a number over two lines.
 
-    Where it is too wide it has fewer columns, as the largest errors stand above it; where that does
-    not help each element is a paragraph.
+    A table that is too wide loses the columns whose maximum is shown above it. If it is still too
+    wide, each element is a paragraph.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self._header, self._rows = header, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what fits; see rich."""
-        for left_out in ((), ("rel error", "ulp")):
-            shown = [name not in left_out for name in self._header]
-            (first, *others), *rows = (compress(it, shown) for it in (self._header, *self._rows))
-            cells = [(f"  {at}", *numbers) for at, *numbers in rows]
-            table = plain_table(cells, [f"  {first}"], others, "dim")
-            # Numbers of full length fit 80 columns only so.
+        """Yield the widest form that fits; see rich."""
+        for hidden in ((), ("rel error", "ulp")):
+            visible = [name not in hidden for name in self._header]
+            (first, *titles), *rows = (
+                compress(row, visible) for row in (self._header, *self._rows)
+            )
+            cells = [(f"  {index}", *numbers) for index, *numbers in rows]
+            table = plain_table(cells, [f"  {first}"], titles, "dim")
+            # With this padding, numbers of full length fit into 80 columns.
             table.padding = (0, 1, 0, 0)
             width = console.measure(table, options=options.update(max_width=_WIDE_COLUMNS)).maximum
             if width <= options.max_width:
                 yield table
                 return
-        for at, *numbers in self._rows:
+        for index, *numbers in self._rows:
             parts = map(" ".join, zip(self._header[1:], numbers, strict=True))
-            yield Padding(Text(f"{at}: {', '.join(parts)}"), (0, 0, 0, 2))
+            yield Padding(Text(f"{index}: {', '.join(parts)}"), (0, 0, 0, 2))
 
 
 def plain_table(
@@ -279,13 +288,13 @@ def plain_table(
     right: Sequence[str] = (),
     style: str = "bold",
 ) -> Table:
-    """Return a table without lines; what does not fit into a cell goes on below.
+    """Return a table without lines, whose cells wrap.
 
     Args:
-        rows: cells; of a string what is invisible or harmful becomes visible.
-        left: titles of the first columns.
-        right: titles of the others, which hold numbers.
-        style: of the titles.
+        rows: the cells; invisible and harmful characters of strings become visible.
+        left: titles of the first columns, which are left-aligned.
+        right: titles of the other columns, which are right-aligned.
+        style: style of the titles.
     """
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style=style)
     for title in left:
@@ -293,45 +302,56 @@ def plain_table(
     for title in right:
         table.add_column(title, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(it if isinstance(it, Text) else Text(printable(it)) for it in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     return table
 
 
 def summary_table(results: Sequence[Result]) -> Table | None:
-    """Return the outcomes by operator; of many operators those with most failures, or None."""
+    """Return the outcomes by operator; None if there are many operators and no failures.
+
+    Of many operators, those with the most failures are shown.
+    """
     rows = sorted({(_operator(result), result.backend) for result in results})
     counts = Counter((_operator(result), result.backend, result.outcome) for result in results)
     outcomes = [outcome for outcome in Outcome if any(key[2] is outcome for key in counts)]
-    bad = {row: sum(counts[*row, it] for it in outcomes if it not in HARMLESS) for row in rows}
-    shown = rows
-    if len(rows) > _MAX_ROWS:
-        shown = sorted(sorted(filter(bad.get, rows), key=lambda row: -bad[row])[:_MAX_ROWS])
-    if not shown:
+    failures_of = {
+        row: sum(counts[*row, outcome] for outcome in outcomes if outcome not in HARMLESS)
+        for row in rows
+    }
+    failing = sorted(filter(failures_of.get, rows), key=lambda row: -failures_of[row])
+    visible = rows if len(rows) <= _MAX_ROWS else sorted(failing[:_MAX_ROWS])
+    if not visible:
         return None
-    named = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
+    titles = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
     cells: list[list[Text | str]] = []
-    for row in shown:
-        numbers = (Text(str(counts[*row, it] or ""), STYLES.get(it, "bold red")) for it in outcomes)
-        cells.append([*row[: len(named)], *numbers])
-    table = plain_table(cells, named, [outcome.value for outcome in outcomes])
-    left = sum(map(bool, bad.values())) - sum(bool(bad[row]) for row in shown)
-    others = {"others do not all pass": left, "others all pass": len(rows) - len(shown) - left}
-    for what, count in others.items():
+    for row in visible:
+        numbers = (
+            Text(str(counts[*row, outcome] or ""), STYLES.get(outcome, "bold red"))
+            for outcome in outcomes
+        )
+        cells.append([*row[: len(titles)], *numbers])
+    table = plain_table(cells, titles, [outcome.value for outcome in outcomes])
+    hidden_failing = len(set(failing) - set(visible))
+    hidden_passing = len(rows) - len(visible) - hidden_failing
+    for count, description in (
+        (hidden_failing, "others do not all pass"),
+        (hidden_passing, "others all pass"),
+    ):
         if count:
-            table.add_row(Text(f"{count} {what}", style="dim"))
+            table.add_row(Text(f"{count} {description}", style="dim"))
     return table
 
 
 def duration_table(results: Sequence[Result], count: int) -> Table:
-    """Return the cases that took longest in the backends, the longest first."""
-    ran = [it for it in results if it.outcome is not Outcome.NOT_RUN]
-    slowest = sorted(ran, key=lambda it: -it.seconds)[:count]
-    rows = [(it.case, it.backend, f"{it.seconds:.4f} s") for it in slowest]
+    """Return the slowest cases, the slowest one first."""
+    ran = [result for result in results if result.outcome is not Outcome.NOT_RUN]
+    slowest = sorted(ran, key=lambda result: -result.seconds)[:count]
+    rows = [(result.case, result.backend, f"{result.seconds:.4f} s") for result in slowest]
     return plain_table(rows, ["slowest cases", "backend"], ["in the backend"])
 
 
 def capability_table(results: Sequence[Result]) -> Table | None:
-    """Return the outcomes by what cases need; None if all is harmless."""
+    """Return the outcomes by capability; None if all outcomes are harmless."""
     used, rows = outcome_columns(by_capability(results))
     if not rows or all(result.outcome in HARMLESS for result in results):
         return None
@@ -339,66 +359,71 @@ def capability_table(results: Sequence[Result]) -> Table | None:
 
 
 def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[Text]:
-    """Return a line for each backend: what became of its cases, and whether it conforms.
+    """Return lines for expectations that no longer hold, then one line per backend.
 
-    Before them stand the entries of expectation files that no longer hold.
+    The line of a backend has its conformity and the number of results by outcome.
 
     Args:
-        record: of the run.
-        seconds: how long it took.
-        explaining: how long it then took to explain them.
+        record: the run.
+        seconds: duration of the run.
+        explaining: duration of the search for explanations, which followed.
     """
     time = f" in {seconds + explaining:.1f} s"
     if explaining > _LONG_SECONDS:
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
-    lines = [Text.assemble(head, printable(str(it))) for it in record.findings]
+    lines = [Text.assemble(head, printable(str(finding))) for finding in record.findings]
     for backend in dict.fromkeys(result.backend for result in record.results):
-        mine = [result for result in record.results if result.backend == backend]
-        counts = Counter(result.outcome for result in mine)
-        parts = ", ".join(f"{counts[it]} {it.value}" for it in Outcome if counts[it])
-        said = conformity(mine)
-        word = said.value, _CONFORMITY_STYLES.get(said, "bold red")
-        line = Text.assemble(printable(backend), " ", word, f": {parts}")
-        if standings := Counter(it.standing for it in mine if it.standing and not _plain(it)):
-            parts = ", ".join(f"{standings[it]} {it}" for it in Standing if standings[it])
-            line.append(f" ({parts})")
-        if lowered := sum(result.lowered for result in mine):
+        results = [result for result in record.results if result.backend == backend]
+        outcomes = in_words(counted(Outcome, (result.outcome for result in results)))
+        word = conformity(results)
+        style = _CONFORMITY_STYLES.get(word, "bold red")
+        line = Text.assemble(printable(backend), " ", (word.value, style), f": {outcomes}")
+        standings = counted(
+            Standing, (result.standing for result in results if not _is_plain_pass(result))
+        )
+        if standings:
+            line.append(f" ({in_words(standings)})")
+        if lowered := sum(result.lowered for result in results):
             line.append(f", {lowered} of them lowered")
         lines.append(line.append(time, style="dim"))
-    if judged := fallback(record):
-        lines.append(Text(judged, "yellow"))
+    if fallback_line := fallback(record):
+        lines.append(Text(fallback_line, "yellow"))
     return lines
 
 
 def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
-    """Return a line for each explanation."""
-    for it in explanations:
-        line = Text.assemble("  ", (printable(it.backend), "bold"), f", {it.operator}: ")
-        yield line.append(printable(it.text), style="" if it.causes else "dim")
-        for cause in it.causes:
-            if more := mistake_command(it, cause):
-                yield Text(f"    {more}", "dim")
-    if not all(it.complete for it in explanations):
+    """Yield a line for each explanation, and the commands that show its known mistakes."""
+    for explanation in explanations:
+        backend = printable(explanation.backend)
+        line = Text.assemble("  ", (backend, "bold"), f", {explanation.operator}: ")
+        yield line.append(printable(explanation.text), style="" if explanation.causes else "dim")
+        for cause in explanation.causes:
+            if command := mistake_command(explanation, cause):
+                yield Text(f"    {command}", "dim")
+    if not all(explanation.complete for explanation in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
 
 
-#: Causes that are named, and rows of the summary.
-_CAUSES = 12
-_FREQUENT_CAUSES = 3
+#: Rows of the table of causes, and how many of them are for the most frequent remaining causes.
+_MAX_CAUSES = 12
+_MAX_FREQUENT_CAUSES = 3
+#: Rows of the summary.
 _MAX_ROWS = 18
-#: Of an example: elements of its worst output, names of others, characters of what it asks.
-_ELEMENTS = 3
-_NAMES = 6
-_ABOUT = 200
-#: More columns than any terminal has.
+#: Limits of a panel: elements of the worst output, lines that the backend printed, names of other
+#: outputs, characters of the case's description.
+_MAX_ELEMENTS = 3
+_MAX_PRINTED_LINES = 3
+_MAX_NAMES = 6
+_MAX_ABOUT_CHARS = 200
+#: Wider than any terminal.
 _WIDE_COLUMNS = 10_000
-#: Explaining that took more seconds is worth a word.
+#: The verdict mentions the time of the search for explanations above this.
 _LONG_SECONDS = 1.0
 
 
-def _plain(result: Result) -> bool:
-    """Tell whether a result is what a case without any expectation would have."""
+def _is_plain_pass(result: Result) -> bool:
+    """Return whether a result is harmless and expected, as for a case without an expectation."""
     return result.standing is Standing.EXPECTED and result.outcome in HARMLESS
 
 

@@ -1,4 +1,4 @@
-"""What became of a run, in words and counts that every report shows alike."""
+"""Summaries of a run in words and counts, which all reports share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-#: Reasons that a sentence has room for, and characters of each.
-_REASONS = 3
-_REASON = 200
+_MAX_REASONS = 3
+_MAX_REASON_CHARS = 200
 Word = TypeVar("Word", bound=StrEnum)
 
 
 class Conformity(StrEnum):
-    """What all results of a backend come to; ``CONFORMS`` alone says that nothing is wrong."""
+    """Conformity of a backend in a run; only ``CONFORMS`` means that every result is a pass."""
 
     CONFORMS = "conforms"
     EXPECTED_FAILURES = "fails only as expected"
@@ -41,8 +40,8 @@ class Conformity(StrEnum):
     DOES_NOT_CONFORM = "does not conform"
 
 
-# What some passes rest on, and what their notes say.
-_RESTS_ON = {
+# Qualifications of passes, and the mark of each in the note of a result.
+_QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
 }
@@ -59,15 +58,15 @@ _WORDS: Mapping[int | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """A backend's results, counted.
+    """The results of a backend, counted.
 
     Attributes:
-        name: the backend as the user asked for it.
-        version: the implementation that answered.
-        results: all of its results.
-        outcomes: how often each occurred, in the order of their definition.
-        lowered: how many cases ran as primitive operators.
-        said: what they come to.
+        name: the backend's specification.
+        version: the version that the backend reported.
+        results: all its results.
+        outcomes: number of results by outcome, in the order of their definition.
+        lowered: number of cases that ran as primitive operators.
+        conformity: the backend's conformity.
     """
 
     name: str
@@ -75,23 +74,23 @@ class Tally:
     results: Sequence[Result]
     outcomes: Mapping[Outcome, int]
     lowered: int
-    said: Conformity
+    conformity: Conformity
 
 
 def is_expected_failure(result: Result) -> bool:
-    """Return whether a result is one that an expectation file predicts, and that is no pass."""
+    """Return whether a result is a failure that an expectation file predicts."""
     return result.conforms and result.outcome not in HARMLESS
 
 
 def conformity(results: Sequence[Result]) -> Conformity:
-    """Return what all results of a backend come to."""
-    against = {result.outcome for result in results if not result.conforms}
+    """Return the conformity of a backend from all its results."""
+    nonconforming = {result.outcome for result in results if not result.conforms}
     if any(result.not_started for result in results):
         return Conformity.NOT_STARTED
     if all(result.outcome is Outcome.SKIP for result in results):
         return Conformity.NOT_TESTED
-    if against:
-        judged = not against <= NOT_ITS_FAULT
+    if nonconforming:
+        judged = not nonconforming <= NOT_ITS_FAULT
         return Conformity.DOES_NOT_CONFORM if judged else Conformity.NOT_JUDGED
     if any(map(is_expected_failure, results)):
         return Conformity.EXPECTED_FAILURES
@@ -99,7 +98,7 @@ def conformity(results: Sequence[Result]) -> Conformity:
 
 
 def verdict(record: RunRecord) -> str:
-    """Say what became of the run: ``conforms``, ``does not conform``, ``was interrupted``."""
+    """Return the verdict on the run: ``conforms``, ``does not conform``, ``was interrupted``."""
     code = record.exit_code
     if code == 0 and any(map(is_expected_failure, record.results)):
         return Conformity.EXPECTED_FAILURES.value
@@ -107,29 +106,29 @@ def verdict(record: RunRecord) -> str:
 
 
 def scope(record: RunRecord) -> str:
-    """Say what was asked, what was left out, and how it was judged; empty if nothing is known."""
+    """Describe the suites, the excluded capabilities and the qualifications of passes."""
     suites = [
         f"{name.removeprefix(SUITE)}@{version}"
         for name, version in record.versions.items()
         if name.startswith(SUITE)
     ]
     left_out = record.left_out.items()
-    parts = [", ".join(suites), *(f"without {name} ({why})" for name, why in left_out)]
-    declaring = [it.name for it in record.backends if ",math=" in it.name]
+    parts = [", ".join(suites), *(f"without {name} ({reason})" for name, reason in left_out)]
+    declaring = [backend.name for backend in record.backends if ",math=" in backend.name]
     parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
-    passes = [it for it in record.results if it.note and it.outcome is Outcome.PASS]
-    for words, mark in _RESTS_ON.items():
-        counts = Counter(it.backend for it in passes if mark in it.note)
+    passes = [result for result in record.results if result.note and result.outcome is Outcome.PASS]
+    for words, mark in _QUALIFICATIONS.items():
+        counts = Counter(result.backend for result in passes if mark in result.note)
         parts += [f"{name} passes {count} {words}" for name, count in counts.items()]
     return printable("; ".join(filter(None, parts)))
 
 
-def fallback(record: RunRecord, most: int = _REASONS) -> str:
-    """Say how many cases are judged by ONNX's tolerance because their own is unknown, and why.
+def fallback(record: RunRecord, most: int = _MAX_REASONS) -> str:
+    """Return the number of cases judged by ONNX's tolerance as a fallback, with the reasons.
 
     Args:
-        record: of the run.
-        most: how many reasons are named, the most frequent ones first.
+        record: the run.
+        most: maximum number of reasons to name, the most frequent ones first.
 
     Returns:
         ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2); ...``; empty if
@@ -145,34 +144,34 @@ def fallback(record: RunRecord, most: int = _REASONS) -> str:
         return ""
     ordered = sorted(cases.items(), key=lambda item: -len(item[1]))
     several = len(ordered) > 1
-    told = [
-        clipped(printable(reason), _REASON) + f" ({len(ids)})" * several
+    reasons = [
+        clipped(printable(reason), _MAX_REASON_CHARS) + f" ({len(ids)})" * several
         for reason, ids in ordered[:most]
     ]
-    if (left := len(ordered) - most) > 0:
-        told.append(f"{left} more reason{'s' * (left > 1)}")
-    return f"{total} case{'s' * (total > 1)} judged by ONNX's tolerance: {'; '.join(told)}"
+    if (hidden := len(ordered) - most) > 0:
+        reasons.append(f"{hidden} more reason{'s' * (hidden > 1)}")
+    return f"{total} case{'s' * (total > 1)} judged by ONNX's tolerance: {'; '.join(reasons)}"
 
 
 def by_capability(results: Sequence[Result]) -> dict[str, dict[Outcome, int]]:
-    """Count the outcomes of the cases that need each capability, and of those that need none.
+    """Count the outcomes by capability, and those of cases that need no capability.
 
-    Returns:
-        Nothing where no case needs any.
+    The result is empty if no case needs a capability.
     """
     if not any(result.capabilities for result in results):
         return {}
-    found: dict[str, list[Outcome]] = {}
-    # What a case needs is known once it has been read.
-    for result in (it for it in results if it.outcome is not Outcome.NOT_RUN):
-        for name in result.capabilities or ["none of these"]:
-            found.setdefault(name, []).append(result.outcome)
-    ordered = [*CAPABILITIES, *sorted(found.keys() - CAPABILITIES.keys())]
-    return {name: counted(Outcome, found[name]) for name in ordered if name in found}
+    outcomes: dict[str, list[Outcome]] = {}
+    for result in results:
+        # The capabilities of a case are unknown until it has been read.
+        if result.outcome is not Outcome.NOT_RUN:
+            for name in result.capabilities or ["none of these"]:
+                outcomes.setdefault(name, []).append(result.outcome)
+    ordered = [*CAPABILITIES, *sorted(outcomes.keys() - CAPABILITIES.keys())]
+    return {name: counted(Outcome, outcomes[name]) for name in ordered if name in outcomes}
 
 
 def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Word, int]:
-    """Return how often each of the words occurs that does, in the order of the words."""
+    """Return the positive counts of the words, in the order of the words."""
     counts = Counter(occurring)
     return {word: counts[word] for word in words if counts[word]}
 
@@ -180,10 +179,12 @@ def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Wor
 def outcome_columns(
     counts: Mapping[str, Mapping[Outcome, int]],
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the outcomes that occur in some counts, and for each of these a row: name, numbers."""
-    used = [outcome for outcome in Outcome if any(outcome in it for it in counts.values())]
-    rows = [[name, *(str(it.get(one, "")) for one in used)] for name, it in counts.items()]
-    return [it.value for it in used], rows
+    """Return the outcomes that occur, and for each name a row with the name and its counts."""
+    used = [kind for kind in Outcome if any(kind in by_kind for by_kind in counts.values())]
+    rows = [
+        [name, *(str(by_kind.get(kind, "")) for kind in used)] for name, by_kind in counts.items()
+    ]
+    return [kind.value for kind in used], rows
 
 
 def in_words(counts: Mapping[Word, int]) -> str:
@@ -195,18 +196,24 @@ def tallies(record: RunRecord) -> list[Tally]:
     """Return the counts of each backend."""
     rows = []
     for backend in record.backends:
-        mine = [result for result in record.results if result.backend == backend.name]
-        outcomes = counted(Outcome, (result.outcome for result in mine))
-        lowered = sum(result.lowered for result in mine)
-        name, version, said = backend.name, backend.version, conformity(mine)
-        rows.append(Tally(name, version, mine, outcomes, lowered, said))
+        results = [result for result in record.results if result.backend == backend.name]
+        rows.append(
+            Tally(
+                name=backend.name,
+                version=backend.version,
+                results=results,
+                outcomes=counted(Outcome, (result.outcome for result in results)),
+                lowered=sum(result.lowered for result in results),
+                conformity=conformity(results),
+            )
+        )
     return rows
 
 
 def failures(record: RunRecord) -> list[Result]:
-    """Return the results that are not as expected, without those that were never run.
+    """Return the results that are not as expected, without cases that did not run.
 
-    An invalid case occurs once, with the first backend: no backend is to blame for it.
+    An invalid case occurs once, with the first backend, since it is not a backend's fault.
     """
     failed = []
     invalid: set[str] = set()
@@ -220,25 +227,29 @@ def failures(record: RunRecord) -> list[Result]:
 
 
 def by_kind(failed: Sequence[Result]) -> list[Result]:
-    """Return failures in an order in which the first few show the most.
+    """Return failures in an order whose beginning has every kind.
 
-    First comes one of each backend, operator and outcome, then a second of each, and so on.
+    The first failure of each backend, operator and outcome comes first, then the second of each,
+    and so on.
     """
-    # Sorting asks for the key of each once, in their order.
-    seen: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
-    return sorted(failed, key=lambda it: next(seen[it.backend, it.operators, it.outcome]))
+    # sorted() calls the key function once per item, in order.
+    numbers: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
+    return sorted(
+        failed,
+        key=lambda result: next(numbers[result.backend, result.operators, result.outcome]),
+    )
 
 
 def badge_report(record: RunRecord) -> str:
-    """Return the badge as JSON text, with counts: green if every result is a pass.
+    """Return a badge with counts as JSON text.
 
-    Expected failures turn it yellow. A shard may hold no case at all, which is neither good nor
-    bad.
+    The badge is green if every result is a pass, yellow with expected failures, grey for a shard
+    without cases, and red otherwise.
     """
-    against = sum(not result.conforms for result in record.results)
+    nonconforming = sum(not result.conforms for result in record.results)
     expected = sum(map(is_expected_failure, record.results))
-    skipped = sum(it.conforms and it.outcome is Outcome.SKIP for it in record.results)
-    conforming = len(record.results) - against - expected - skipped
+    skipped = sum(result.conforms and result.outcome is Outcome.SKIP for result in record.results)
+    conforming = len(record.results) - nonconforming - expected - skipped
     good = record.exit_code == 0
     color = "red"
     if good:
@@ -248,12 +259,12 @@ def badge_report(record: RunRecord) -> str:
             message += f", {expected} expected failure{'s' * (expected > 1)}"
         if skipped:
             message += f", {skipped} skipped"
-    elif record.exit_code == 1 and against:
-        message = f"{against} of {len(record.results)} do not conform"
+    elif record.exit_code == 1 and nonconforming:
+        message = f"{nonconforming} of {len(record.results)} do not conform"
     else:
         message = verdict(record)
-    if said := scope(record):
-        message += f" ({said})"
+    if run_scope := scope(record):
+        message += f" ({run_scope})"
     badge = {
         "schemaVersion": 1,
         "label": "onnxopt",

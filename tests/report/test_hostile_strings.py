@@ -182,7 +182,7 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
     for part in cause_table(group_failures(failing, run.explanations), 1):
         console.print(part)
     for it in failing:
-        console.print(failure_panel(it, run.options, it.message, whole=True))
+        console.print(failure_panel(it, run.options, it.message, complete=True))
         # Whoever prints text that is not fit to be shown, and in pieces.
         console.print(it.message, soft_wrap=True)
         stream.write("error: ")
