@@ -179,7 +179,7 @@ def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, sev
     page.page.write_text(text.replace("<main>", f"<main>{injected}"), encoding="utf-8")
     seen = page.open()
     assert "<title>owned" not in seen.dom
-    assert any("Problem Security Policy" in line for line in seen.console)
+    assert any("Content Security Policy" in line for line in seen.console)
 
 
 def test_without_a_script_the_table_is_there(browser, several):
