@@ -27,12 +27,14 @@ def _shapes(case: CaseTemplate) -> list[tuple[int, ...]]:
 
 
 def _numbers(case: CaseTemplate) -> list[float | str]:
-    values = case.attributes.values()
-    return [it for value in values for it in (value if isinstance(value, tuple) else (value,))]
+    numbers: list[float | str] = []
+    for value in case.attributes.values():
+        numbers += value if isinstance(value, tuple) else (value,)
+    return numbers
 
 
 def _sizes(case: CaseTemplate) -> list[float]:
-    return [abs(it) for it in _numbers(case) if isinstance(it, float)]
+    return [abs(number) for number in _numbers(case) if isinstance(number, float)]
 
 
 def _count(case: CaseTemplate) -> int:
@@ -50,57 +52,67 @@ def _is_special(case: CaseTemplate) -> bool:
     return not case.rejects and any(not np.isfinite(tensor).all() for tensor in tensors)
 
 
-#: A dimension, and whether a case asks for it.
+#: Whether a case covers a dimension, by the dimension's name in the table.
 DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
-    "names, orders and initializers of the graph": lambda it: it.wiring is not PLAIN_WIRING,
-    "one value for two inputs": lambda it: any(
-        name in it.inputs and name not in it.wiring.names for name in it.wiring.names.values()
+    "names, orders and initializers of the graph": lambda case: case.wiring is not PLAIN_WIRING,
+    "one value for two inputs": lambda case: any(
+        name in case.inputs and name not in case.wiring.names for name in case.wiring.names.values()
     ),
-    "refusals": lambda it: it.rejects,
-    "counts beyond 2^32 + 1": lambda it: abs(_count(it)) > 2**32 + 1,
-    "odd counts from 2^31 on, an attribute -1": lambda it: (
-        _count(it) > 2**31 and _count(it) % 2 == 1 and -1.0 in _numbers(it)
+    "refusals": lambda case: case.rejects,
+    "counts beyond 2^32 + 1": lambda case: abs(_count(case)) > 2**32 + 1,
+    "odd counts from 2^31 on, an attribute -1": lambda case: (
+        _count(case) > 2**31 and _count(case) % 2 == 1 and -1.0 in _numbers(case)
     ),
-    "attributes beyond 1e30 or percents below 1e-5": lambda it: any(
-        size > LARGE_NUMBER or (0 < size < SMALL_PERCENT and bool(it.operator.attributes[0].limits))
-        for size in _sizes(it)
+    "attributes beyond 1e30 or percents below 1e-5": lambda case: any(
+        size > LARGE_NUMBER
+        or (0 < size < SMALL_PERCENT and bool(case.operator.attributes[0].limits))
+        for size in _sizes(case)
     ),
-    "whole pages of 4096": lambda it: any(
-        prod(shape) and not prod(shape) % PAGE for shape in _shapes(it)
+    "whole pages of 4096": lambda case: any(
+        prod(shape) and not prod(shape) % PAGE for shape in _shapes(case)
     ),
-    "between 4224 and 16384 elements": lambda it: any(
-        prod(shape) in BEYOND_PAGES for shape in _shapes(it)
+    "between 4224 and 16384 elements": lambda case: any(
+        prod(shape) in BEYOND_PAGES for shape in _shapes(case)
     ),
-    "several rows longer than 1024": lambda it: any(
-        len(shape) > 1 and shape[0] > 1 and shape[-1] > LONG_ROW for shape in _shapes(it)
+    "several rows longer than 1024": lambda case: any(
+        len(shape) > 1 and shape[0] > 1 and shape[-1] > LONG_ROW for shape in _shapes(case)
     ),
-    "rank 9 and more": lambda it: any(len(shape) >= HIGH_RANK for shape in _shapes(it)),
-    "more than 256 tensors": lambda it: len(_tensors(it)) > MANY_TENSORS * len(it.operator.tensors),
-    "floats beside doubles": lambda it: len(_types(it)) > 1 and not it.rejects,
-    "doubles alone": lambda it: _types(it) == {np.dtype(np.float64)} and not it.rejects,
+    "rank 9 and more": lambda case: any(len(shape) >= HIGH_RANK for shape in _shapes(case)),
+    "more than 256 tensors": lambda case: (
+        len(_tensors(case)) > MANY_TENSORS * len(case.operator.tensors)
+    ),
+    "floats beside doubles": lambda case: len(_types(case)) > 1 and not case.rejects,
+    "doubles alone": lambda case: _types(case) == {np.dtype(np.float64)} and not case.rejects,
     "NaN or infinity": _is_special,
-    "NaN or infinity beside an attribute that is 0": lambda it: (
-        _is_special(it) and 0.0 in _numbers(it)
+    "NaN or infinity beside an attribute that is 0": lambda case: (
+        _is_special(case) and 0.0 in _numbers(case)
     ),
-    "large last elements": lambda it: any(getattr(each, "tail", ()) for each in _tensors(it)),
-    "a product of T and an attribute that is -1": lambda it: any(
-        size and _count(it) * -size == -1 for size in _sizes(it)
+    "large last elements": lambda case: any(
+        getattr(tensor, "tail", ()) for tensor in _tensors(case)
+    ),
+    "a product of T and an attribute that is -1": lambda case: any(
+        size and _count(case) * -size == -1 for size in _sizes(case)
     ),
 }
-#: What asks for T, in operators that have one.
-OF_COUNTS = {it for it in DIMENSIONS if "count" in it or " T " in it}
+#: Dimensions that only operators with a T have.
+DIMENSIONS_OF_T = {name for name in DIMENSIONS if "count" in name or " T " in name}
 
 
 def counts() -> dict[str, dict[str, tuple[int, int]]]:
-    """Return by dimension and operator how many cases ask for it: in ``cases/``, and elsewhere."""
-    found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
+    """Return by dimension and operator the covering cases: in ``cases/``, in other suites."""
+    covering: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
     for operator in OPERATORS:
-        files = list(suites()[operator.suite_name].templates(operator))
-        others = [it for name in ("pairwise", "large") for it in suites()[name].templates(operator)]
-        for name, asks in DIMENSIONS.items():
-            if name not in OF_COUNTS or operator.counts:
-                found[name][operator.name] = sum(map(asks, files)), sum(map(asks, others))
-    return found
+        committed = list(suites()[operator.suite_name].templates(operator))
+        generated = [
+            template
+            for suite in ("pairwise", "large")
+            for template in suites()[suite].templates(operator)
+        ]
+        for name, covers in DIMENSIONS.items():
+            if name not in DIMENSIONS_OF_T or operator.counts:
+                numbers = sum(map(covers, committed)), sum(map(covers, generated))
+                covering[name][operator.name] = numbers
+    return covering
 
 
 def table() -> str:
@@ -109,8 +121,8 @@ def table() -> str:
     lines = [f"| dimension | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     for dimension, by_operator in counts().items():
         cells = (by_operator.get(name) for name in names)
-        shown = " | ".join("" if cell is None else f"{cell[0]} + {cell[1]}" for cell in cells)
-        lines.append(f"| {dimension} | {shown} |")
+        row = " | ".join("" if cell is None else f"{cell[0]} + {cell[1]}" for cell in cells)
+        lines.append(f"| {dimension} | {row} |")
     return "\n".join(lines)
 
 

@@ -77,11 +77,11 @@ def main() -> None:
 
 def terminal_picture(output: str) -> str:
     """Return a command and its output, with escape sequences for colours, as SVG."""
-    shown = "$ " + " ".join(f"'{word}'" if " " in word else word for word in COMMAND) + "\n"
+    prompt = "$ " + " ".join(f"'{word}'" if " " in word else word for word in COMMAND) + "\n"
     # Progress is drawn while the cursor is hidden, and erased afterwards.
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    console.print(Text(shown), Text.from_ansi(lines), sep="")
+    console.print(Text(prompt), Text.from_ansi(lines), sep="")
     # Readers need no font from the web.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="onnxopt"), flags=re.DOTALL)
 

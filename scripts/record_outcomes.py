@@ -36,7 +36,7 @@ SUITES = (
     "onnx-pytorch-converted",
 )
 PLUGINS = {
-    "honest": (
+    "reformulated": (
         "PyTorch",
         "PyTorchWithTensorRates",
         "TensorFlow",

@@ -1,9 +1,9 @@
-"""Show how the derived tolerance of one case comes about: the worked example of docs/tolerance.md.
+"""Print the derivation of one tolerance step by step: the worked example of docs/tolerance.md.
 
     python scripts/tolerance_example.py
 
-Calls Adagrad's formula with operands that carry a bound on their rounding error, and prints every
-intermediate value as the formula assigns it.
+Calls Adagrad's formula with operands that carry an error bound, and prints the intermediate values
+of the formula.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ U = 2.0**-24
 
 
 def main() -> None:
-    """Print the steps, then the limit of each output."""
+    """Print the intermediate values, then the allowed error of each output."""
     arrays = [np.array(value, np.int64 if name == "T" else np.float32)
               for name, value in INPUTS.items()]  # fmt: skip
     call = bind(ADAGRAD, arrays, complete_attributes(ADAGRAD, ATTRIBUTES))
     assigned: dict[str, Any] = {}
 
-    def watch(frame: FrameType, event: str, _: Any) -> None:
+    def record_locals(frame: FrameType, event: str, _: Any) -> None:
         if event == "return" and frame.f_code is ADAGRAD.formula.__code__:
             assigned.update(frame.f_locals)
 
-    sys.setprofile(watch)
+    sys.setprofile(record_locals)
     derived_outputs = bound(call)
     sys.setprofile(None)
     print(f"u = 2^-24 = {U:.3g}")
@@ -43,11 +43,11 @@ def main() -> None:
         operand = assigned[name]
         print(f"{name:<15} {float(operand.value):14.9f} {float(operand.error) / U:10.3f}")
     for name, derived_output in zip(ADAGRAD.outputs, derived_outputs, strict=True):
-        share = float(derived_output.limit) / float(np.spacing(derived_output.expected))
+        limit = float(derived_output.limit)
+        ulps = limit / float(np.spacing(derived_output.expected))
         print(
-            f"{name}: expected {derived_output.expected!s}, "
-            f"allowed error {float(derived_output.limit):.3g}"
-            f" ({share:.1f} ulp)"
+            f"{name}: expected {derived_output.expected!s}, allowed error {limit:.3g} "
+            f"({ulps:.1f} ulp)"
         )
 
 

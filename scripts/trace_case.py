@@ -1,9 +1,10 @@
-"""Count the files and functions of ours that one Adam case passes through, on ``numpy`` in process.
+"""Print the path of one Adam case through the modules of the package.
 
-    python scripts/trace_case.py [--list]
+    python scripts/trace_case.py
 
-Counts the functions that are called (``sys.setprofile``) once everything is imported: reading the
-case file, running, judging, the log and the table.
+Runs one case on ``numpy`` in this process, after all modules have been imported, and prints each
+call from one module into another as "caller's module -> callee's module, function" in call order,
+then the number of these module changes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import pkgutil
 import sys
 import tempfile
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 import onnxopt_cli
 from onnxopt_cli.cli import main as command
 
-_CASE = """\
+CASE = """\
 onnxopt: 1
 suite: one
 operator: Adam
@@ -32,42 +33,54 @@ cases:
 """
 
 
-def called() -> set[CodeType]:
-    """Return the code of every function of ours that the command calls."""
-    ours = str(Path(onnxopt_cli.__file__).parent)
-    found: set[CodeType] = set()
+def module_changes() -> list[tuple[str, str, str]]:
+    """Return caller's module, callee's module and function of each call between two modules."""
+    package = Path(onnxopt_cli.__file__).parent
+    changes: list[tuple[str, str, str]] = []
 
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ours):
-            found.add(frame.f_code)
+    def module_of(frame: FrameType) -> str:
+        """Return the module of a frame, or an empty string for code outside the package."""
+        path = Path(frame.f_code.co_filename)
+        if not path.is_relative_to(package):
+            return ""
+        return ".".join(path.relative_to(package).with_suffix("").parts)
+
+    def record_call(frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or not (callee := module_of(frame)):
+            return
+        caller_frame = frame.f_back
+        # A call through a library, such as click, is a call from the last module of the package.
+        while caller_frame is not None and not module_of(caller_frame):
+            caller_frame = caller_frame.f_back
+        caller = module_of(caller_frame) if caller_frame else ""
+        if caller != callee:
+            changes.append((caller, callee, frame.f_code.co_qualname))
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        # What failed here before, which a run compares with, is nothing that the case asks for.
+        # An empty cache: a run also compares its failures with those of the previous run.
         os.environ["ONNXOPT_CACHE_DIR"] = folder
-        file = Path(folder) / "one.yaml"
-        file.write_text(_CASE)
-        sys.setprofile(note)
+        file = Path(folder, "one.yaml")
+        file.write_text(CASE)
+        sys.setprofile(record_call)
         try:
-            command(["run", str(file), "--isolation", "none"])
+            command(["run", str(file), "-b", "numpy", "--isolation", "none"])
         except SystemExit as ended:
             if ended.code:
                 raise
         finally:
             sys.setprofile(None)
-    return {code for code in found if not code.co_name.startswith("<")}
+    return changes
 
 
 def main() -> None:
-    """Print the counts, and with ``--list`` each function."""
+    """Import all modules, run the case, and print the path."""
     for module in pkgutil.walk_packages(onnxopt_cli.__path__, "onnxopt_cli."):
         if "__main__" not in module.name and ".skeletons" not in module.name:
             importlib.import_module(module.name)
-    found = called()
-    files = {code.co_filename for code in found}
-    if "--list" in sys.argv:
-        for code in sorted(found, key=lambda it: (it.co_filename, it.co_firstlineno)):
-            print(f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname}")
-    print(f"{len(files)} files, {len(found)} functions")
+    changes = module_changes()
+    for caller, callee, function in changes:
+        print(f"{caller or '(start)'} -> {callee}, {function}")
+    print(f"{len(changes)} module changes")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Count where quads yield other expected doubles, or other verdicts, than long double does.
+"""Compare verdicts on doubles whose error bound is computed in long double and in quadruple.
 
     python scripts/wide_types.py
 
-Of all single nodes of the suites with double outputs, each element is moved up and down: by shares
-of its limit, and to the double that long double says is the last within it and to the next. It
-exits with 1 where a verdict on one that is moved by a share is another.
+Takes all nodes of the suites with double outputs. Each element is moved in both directions by
+shares of its error bound, and to the doubles next to the bound. Counts expected values and verdicts
+that differ between the two types. Exits with 1 if a verdict on an element that was moved by a share
+differs.
 """
 
 from __future__ import annotations
@@ -23,48 +24,55 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.single_node import sole_call
 
-_SHARES = (0.5, 0.9, 1.1, 2.0)
+SHARES = (0.5, 0.9, 1.1, 2.0)
 
 
 def main() -> int:
-    """Print what was counted."""
-    counted = Counter[str]()
+    """Print the counts; return the exit code."""
+    counts = Counter[str]()
     for case in api.load(str(Path(__file__).parent.parent / "cases")):
         content = case.load()
         call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:
-            for own, quad in zip(bound(call), bound(call, wide=QuadPrecDType()), strict=True):
-                if own.expected.dtype == np.float64:
-                    _count(counted, own.branch, quad.branch)
-    for what, count in counted.items():
-        print(f"{what:40}{count:10,}")
-    return int(any(counted[f"other verdicts at {share} of the limit"] for share in _SHARES))
+            outputs = zip(bound(call), bound(call, wide=QuadPrecDType()), strict=True)
+            for long_double, quad in outputs:
+                if long_double.expected.dtype == np.float64:
+                    count_differences(counts, long_double.branch, quad.branch)
+    for description, count in counts.items():
+        print(f"{description:40}{count:10,}")
+    return int(any(counts[f"verdicts differ at {share} of the bound"] for share in SHARES))
 
 
-def _count(counted: Counter[str], own: Branch, quad: Branch) -> None:
-    counted["elements"] += own.expected.size
-    same = (own.expected == quad.expected) | np.isnan(own.expected)
-    counted["other expected values"] += np.count_nonzero(~same)
+def count_differences(counts: Counter[str], long_double: Branch, quad: Branch) -> None:
+    """Compare the expected values, and the verdicts on moved elements."""
+    expected, limit = long_double.expected, long_double.limit
+    counts["elements"] += expected.size
+    equal = (expected == quad.expected) | np.isnan(expected)
+    counts["expected values differ"] += int(np.count_nonzero(~equal))
     with np.errstate(all="ignore"):
         for sign in (-1, 1):
-            for share in _SHARES:
-                moved = own.expected + sign * share * own.limit
-                counted[f"other verdicts at {share} of the limit"] += _differ(own, quad, moved)
-            last = own.expected + sign * own.limit
-            counted["other verdicts one ulp around"] += sum(
-                _differ(own, quad, last + step * np.spacing(last)) for step in (-1, 0, 1)
+            for share in SHARES:
+                moved = expected + sign * share * limit
+                differing = differing_verdicts(long_double, quad, moved)
+                counts[f"verdicts differ at {share} of the bound"] += differing
+            last = expected + sign * limit
+            counts["verdicts differ within one ulp of the bound"] += sum(
+                differing_verdicts(long_double, quad, last + step * np.spacing(last))
+                for step in (-1, 0, 1)
             )
 
 
-def _differ(own: Branch, quad: Branch, moved: Array) -> int:
-    return np.count_nonzero(_right(own, moved) != _right(quad, moved))
+def differing_verdicts(first: Branch, second: Branch, values: Array) -> int:
+    """Return the number of values that only one of two branches accepts."""
+    return int(np.count_nonzero(is_accepted(first, values) != is_accepted(second, values)))
 
 
-def _right(branch: Branch | None, moved: Array) -> Any:
+def is_accepted(branch: Branch | None, values: Array) -> Any:
+    """Return which values a branch or one of its alternatives accepts."""
     if branch is None:
         return False
-    near = np.abs(moved - branch.expected) <= branch.limit
-    return near | (moved == branch.expected) | _right(branch.otherwise, moved)
+    near = np.abs(values - branch.expected) <= branch.limit
+    return near | (values == branch.expected) | is_accepted(branch.otherwise, values)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def results_of(implementation, operator):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Adagrad", "AdmmPenalty", "MagnitudePrune"])
 def test_a_known_mistake_as_backend_is_explained_by_its_own_name(name):
-    # Some: all of them take minutes, and scripts/explain_every_mistake.py does that.
+    # Some: all of them take minutes, and scripts/explain_known_mistakes.py does that.
     operator = next(operator for operator in OPERATORS if operator.name == name)
     known = known_mistakes(operator)
     sample = known[:: len(known) // 4]
