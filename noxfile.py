@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 from packaging.requirements import Requirement
@@ -54,7 +55,7 @@ def oldest_dependencies(*extras: str) -> list[str]:
     return [text.replace(">=", "==") for text in required if Requirement(text).name != "onnxopt"]
 
 
-def run_module(session: nox.Session, module: str, *arguments: str, **options: object) -> None:
+def run_module(session: nox.Session, module: str, *arguments: str, **options: Any) -> None:
     """Run a module with the Python that runs nox."""
     session.run(sys.executable, "-m", module, *arguments, **options)
 

@@ -189,13 +189,16 @@ def simulate(
 
 async def tasks() -> None:
     """Measure the time of client, scheduler and workers for a task without work."""
-    from distributed import Client, LocalCluster
+    import distributed
+
+    client_type: Any = distributed.Client
+    cluster_type: Any = distributed.LocalCluster
 
     for workers in (1, 10, 50, 100):
         async with (
-            LocalCluster(n_workers=workers, threads_per_worker=1, processes=False,
+            cluster_type(n_workers=workers, threads_per_worker=1, processes=False,
                          dashboard_address=None, memory_limit=0, asynchronous=True) as cluster,
-            Client(cluster, asynchronous=True) as client,
+            client_type(cluster, asynchronous=True) as client,
         ):  # fmt: skip
             addresses = list((await client.scheduler.identity(n_workers=-1))["workers"])
             rounds = 20 + 200 // workers

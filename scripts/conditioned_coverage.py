@@ -28,7 +28,7 @@ def main(corpus: str = "onnx-node") -> None:
     totals: defaultdict[str, int] = defaultdict(int)
     uncovered: defaultdict[str, list[str]] = defaultdict(list)
     for case, result in zip(cases, api.run(cases, "numpy", judging=judging), strict=True):
-        inputs = [value for value in case.read().inputs.values() if isinstance(value, np.ndarray)]
+        inputs = [value for value in case.load().inputs.values() if isinstance(value, np.ndarray)]
         input_types = {dtype_name(value.dtype) for value in inputs}
         tolerances: defaultdict[str, list[Tolerance | None]] = defaultdict(list)
         for diff in result.diffs:

@@ -26,10 +26,10 @@ def _shapes(case: CaseTemplate) -> list[tuple[int, ...]]:
     return [tensor.shape for tensor in _tensors(case)]
 
 
-def _numbers(case: CaseTemplate) -> list[float | str]:
-    numbers: list[float | str] = []
+def _numbers(case: CaseTemplate) -> list[object]:
+    numbers: list[object] = []
     for value in case.attributes.values():
-        numbers += value if isinstance(value, tuple) else (value,)
+        numbers += value if isinstance(value, tuple) else [value]
     return numbers
 
 

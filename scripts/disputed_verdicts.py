@@ -82,9 +82,9 @@ def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Ex
 def einsum(*operands: Array, at: Index, u: Any, equation: bytes, **_: Any) -> Exact:
     """Bound the error of a sum of n products by n roundings of the sum of magnitudes."""
     text = equation.decode().replace(" ", "").replace("...", "Z")
-    left, _, right = text.partition("->")
+    left, arrow, right = text.partition("->")
     terms = left.split(",")
-    if "->" not in text:
+    if not arrow:
         right = "".join(letter for letter in sorted(set(left) - {","}) if left.count(letter) == 1)
     lengths = {
         letter: length
@@ -324,6 +324,12 @@ RANDOM_OPERATORS: Mapping[str, Callable[..., bool]] = {
 }
 
 
+def unit_roundoff(dtype: np.dtype[Any]) -> Any:
+    """Return half the distance of 1 to the next number of a floating-point type."""
+    limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return mpf(float(limits.eps)) / 2
+
+
 def check_elements(
     row: Mapping[str, Any], node: onnx.NodeProto, content: Problem
 ) -> Iterator[bool]:
@@ -332,8 +338,8 @@ def check_elements(
         attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
     }
     inputs = [content.inputs.get(name) if name else None for name in node.input]
-    dtype = (content.stored or {})[row["output"]].dtype
-    u = mpf(float(ml_dtypes.finfo(dtype).eps)) / 2 if dtype.kind not in "biu" else mpf(0)
+    stored: Any = (content.stored or {})[row["output"]]
+    u = mpf(0) if stored.dtype.kind in "biu" else unit_roundoff(stored.dtype)
     for index, recorded in row["elements"]:
         value = mpf(float.fromhex(recorded) if isinstance(recorded, str) else recorded)
         element = {"at": tuple(index), "output": row["output"]}

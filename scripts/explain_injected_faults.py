@@ -226,7 +226,12 @@ def inexpressible_condition(operator: Operator, random: Random) -> Condition:
     rates = [item.name for item in operator.attributes if not item.choices and not item.each]
     if rates:
         rate = random.choice(rates)
-        drawn.append((f"{rate} in (0, 0.6)", lambda call, _: 0 < call.attributes[rate] < 0.6))
+
+        def is_small(call: Call[Any], _: int) -> bool:
+            value: Any = call.attributes[rate]
+            return bool(0 < value < 0.6)
+
+        drawn.append((f"{rate} in (0, 0.6)", is_small))
     return random.choice(drawn)
 
 
@@ -281,13 +286,13 @@ def draw_call(operator: Operator, random: Random) -> Call[Any]:
             scalars.append(np.array(round(random.uniform(0.01, 2), 3), dtype))
     columns: list[list[Any]] = [[] for _ in operator.tensors]
     for _ in range(groups):
-        group_shape = random.choice((
+        group_shape: tuple[int, ...] = random.choice((
             (), (1,), (random.randrange(1, 20),), (random.randrange(20, 300),),
             (random.randrange(1, 5), random.randrange(1, 70)), (2, 3, 4), (2, 1, 3, 2),
             (random.choice((1024, 1500)),),
         ))  # fmt: skip
         for index, name in enumerate(operator.tensors):
-            shape = group_shape
+            shape: tuple[int, ...] = group_shape
             if index and random.random() < 0.1:
                 shape = random.choice(((), shape[1:], (1,) * len(shape)))
             nonnegative = name in nonnegative_tensors(operator)

@@ -20,9 +20,9 @@ from random import Random
 
 from onnxopt_cli.analysis.audit import AuditedCase, find_trials
 from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs
-from onnxopt_cli.core.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation

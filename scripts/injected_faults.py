@@ -669,7 +669,7 @@ def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[N
     """Return the nodes of suites by operator, for the operators in ``only`` or all."""
     nodes: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
-        if only and not set(only) & set(case.operators):
+        if only and not set(only) & set(case.operators or ()):
             continue
         content = case.load()
         if not content.must_reject and content.trajectory is None:

@@ -166,7 +166,7 @@ def _change_field(message: Message, generator: random.Random) -> None:
             value[generator.randrange(len(value))] = new
         else:
             value.append(new)
-    elif not isinstance(value, Sequence):
+    elif not hasattr(value, "add"):
         message.ClearField(field.name)
     elif len(value) and generator.random() < 0.5:  # noqa: PLR2004 - delete or repeat
         del value[generator.randrange(len(value))]

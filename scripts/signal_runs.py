@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
-from isolated import HOSTILE, Run, write_cases  # noqa: E402 - from the tests' folder
+from isolated import HOSTILE, Run, write_cases  # noqa: E402 - in tests/helpers
 
 SURVIVORS = HOSTILE.with_name("survivors.py")
 LITTER = HOSTILE.with_name("litter.py")
@@ -68,7 +68,7 @@ class Command:
 
     arguments: list[str]
     seconds: float
-    outcomes: Counter | None
+    outcomes: Counter[tuple[str, str, str]] | None
 
 
 def start(arguments: list[str], folder: Path) -> Run:
@@ -86,7 +86,7 @@ def start(arguments: list[str], folder: Path) -> Run:
     return Run(process, mark, folder / "report.json")
 
 
-def outcomes(report: Path) -> Counter:
+def outcomes(report: Path) -> Counter[tuple[str, str, str]]:
     """Count the combinations of case, backend and outcome in a report."""
     results = json.loads(report.read_text())["results"]
     return Counter((result["case"], result["backend"], result["outcome"]) for result in results)

@@ -393,7 +393,7 @@ cases:
     rejects: true
 """)
     (case,), problems = read_yaml_file(tmp_path / "c.yaml")
-    (attribute,) = case.read().model.graph.node[0].attribute
+    (attribute,) = case.load().model.graph.node[0].attribute
     assert not problems
     assert onnx.AttributeProto.AttributeType.Name(attribute.type) == kind
 
