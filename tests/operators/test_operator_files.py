@@ -77,14 +77,14 @@ def test_a_formula_that_fails_on_some_inputs_only_is_named_with_its_line(place):
     (place / "lion.py").write_text(LION.replace("    blend = ", fails))
     done = call(place, "list company --operators lion.py")
     assert done.returncode == 2
-    assert re.search(r"error: .*lion.py:9: Lion: ValueError: no beta1", done.stderr), done.stderr
+    assert re.search(r"error: .*lion.py:16: Lion: ValueError: no beta1", done.stderr), done.stderr
 
 
 def test_a_file_of_the_variable_is_checked_like_one_of_the_option(place):
     (place / "lion.py").write_text(LION.replace("return X_new, M_new", "raise SystemExit(0)"))
     done = call(place, "list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert done.returncode == 2
-    assert "lion.py:11: Lion: SystemExit" in done.stderr
+    assert "lion.py:18: Lion: SystemExit" in done.stderr
 
 
 def test_the_variable_names_files_and_another_command_knows_nothing_of_them(place):
@@ -105,13 +105,13 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("    formula=lion,\n", "", r"lion.py:14 does not run: TypeError.*'formula'"),
+        ("    formula=lion,\n", "", r"lion.py:21 does not run: TypeError.*'formula'"),
         ("import numpy as np", "import numpy as", r"lion.py:1 does not run: SyntaxError"),
         ("import numpy as np", "import nowhere", r"lion.py:1 does not run: .*nowhere"),
-        ("def lion(R, X, G,", "def lion(R, G, X,", r"lion.py:6: Lion: .* takes R, G, X, M"),
-        ("beta2, decay):", "beta2):", r"lion.py:6: Lion: the formula takes beta1, beta2 after"),
+        ("def lion(R, X, G,", "def lion(R, G, X,", r"lion.py:13: Lion: .* takes R, G, X, M"),
+        ("beta2, decay):", "beta2):", r"lion.py:13: Lion: the formula takes beta1, beta2 after"),
         ('"np.sign(blend)": "blend"', '"np.sign(mix)": "mix"', r"'step by the blend': lion has no"),
-        ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:9: Lion: .*numpy\.sinh"),
+        ("np.sign(blend) +", "np.sinh(blend) +", r"(?s)lion.py:16: Lion: .*numpy\.sinh"),
         ('{"X_new": "X"', '{"X_new": "Y"', r"the output X_new is like Y, which is no"),
         ("return X_new, M_new", "return X_new", r"returns a value, .* of 2: return X_new, M_new"),
         ("return X_new, M_new", "return X_new, M_new, R", r"returns 3 values, expected"),
@@ -119,24 +119,24 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('"my.company"', '"my.spec"', r"the suite spec is another"),
         ('"my.company"', '"my.pairwise"', r"the suite pairwise is another"),
         ("LION = Operator", "LION = dict", r"lion.py defines no operator"),
-        ('Scalar("R", FLOATS)', '"R"', r"lion.py:6: Lion: AttributeError"),
+        ('Scalar("R", FLOATS)', '"R"', r"lion.py:13: Lion: AttributeError"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float9",))', r"float9 is not an element type"),
         ('("X", "G", "M")', '("X", "X1", "M")', r"X1 is what X is called in a group of several"),
         ('("beta1", 0.9)', '("beta1", 0.9, limits=(0, 0.5))', r"beta1 is 0.9 by default, beyond"),
         ('("beta1", 0.9)', '("beta1", 1e60)', r"does not run: .*1e\+60 is beyond float32"),
         ('("decay", 0.0)', '("decay", "a", choices=("a", "b"))', r"decay: a word has no default"),
-        ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:9: Lion: .*np\.where instead of if"),
-        ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:9: .*& instead of and"),
-        ("np.sign(blend)", "np.random.rand()", r"lion.py:6: Lion: .*returns other values"),
-        ("return X_new, M_new", "raise SystemExit(0)", r"lion.py:11: Lion: SystemExit: 0"),
+        ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:16: Lion: .*np\.where instead of if"),
+        ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:16: .*& instead of and"),
+        ("np.sign(blend)", "np.random.rand()", r"lion.py:13: Lion: .*returns other values"),
+        ("return X_new, M_new", "raise SystemExit(0)", r"lion.py:18: Lion: SystemExit: 0"),
         ('"X_new": "X"', '"X": "X"', r"X: an output has the name of an input"),
         ('(Scalar("R", FLOATS),)', 'Scalar("R", FLOATS)', r"scalars is not a tuple"),
         ('blend)": "blend"', 'blend)": "blnd"', r"'step by the blend' does not run: .*'blnd'"),
         ('"np.sign(blend)": "blend"}', '}, defaults={"beta": 1}', r"there is no attribute beta$"),
-        ('"np.sign(blend)": "blend"', "", r"lion.py:6: Lion: .*blend' changes nothing"),
+        ('"np.sign(blend)": "blend"', "", r"lion.py:13: Lion: .*blend' changes nothing"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float32",))', r"R: a scalar has the types FLOATS"),
         ('Scalar("R", FLOATS)', 'Scalar("R", ("float16",))', r"R: a scalar has the types FLOATS"),
-        ('("beta1", 0.9)', '("beta1", 0.9, limits=(1, 0))', r"lion.py:23 .*the least first"),
+        ('("beta1", 0.9)', '("beta1", 0.9, limits=(1, 0))', r"lion.py:30 .*the least first"),
         ('("beta1", 0.9)', '("beta1", 0.9, limits=(0, np.inf))', r"expected two finite float32"),
         ('name="Lion"', 'name="Lion", suite="../x"', r"the suite '../x' is not words"),
     ],

@@ -210,12 +210,12 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
 #: The list. Two readings of a question are two expected results, each with limits of its own.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
-        name="Resize: the length by which a scale that leaves a fraction resizes",
+        name="Resize: the output length if scale times length is not an integer",
         operator="Resize",
         readings=(
             Quotation(
                 "output_width = scale_factor * input_width",
-                "reference, op_resize.py; so are the outputs of the published case "
+                "reference, op_resize.py; also the outputs of the published case "
                 "test_resize_downsample_scales_linear_align_corners, [[[[1. 3.142857]]]]",
                 f"{_TREE}/reference/ops/op_resize.py",
             ),
@@ -227,19 +227,19 @@ CONTESTED: tuple[Contested, ...] = (
         ),
         outcome=(
             "`align_corners` and `tf_crop_and_resize` divide by 4 * 0.6 - 1 = 1.4",
-            "they divide by floor(4 * 0.6) - 1 = 1",
+            "`align_corners` and `tf_crop_and_resize` divide by floor(4 * 0.6) - 1 = 1",
         ),
         concerns=_has_fraction,
         place="op_resize._compute_x_ori",
         second=_whole_length,
     ),
     Contested(
-        name="RoiAlign: what mode max is the largest of",
+        name="RoiAlign: the values whose maximum mode max takes",
         operator="RoiAlign",
         readings=(
             Quotation(
                 "val = max( pc.w1 * bottom_data[offset_bottom_data + pc.pos1], pc.w2",
-                "reference, op_roi_align.py; so are the outputs of the published case "
+                "reference, op_roi_align.py; also the outputs of the published case "
                 "test_roialign_mode_max",
                 f"{_TREE}/reference/ops/op_roi_align.py",
             ),
@@ -277,15 +277,15 @@ CONTESTED: tuple[Contested, ...] = (
             ),
         ),
         outcome=(
-            "NaN, as NumPy's minimum and maximum have it",
-            "the bound does not count: nothing is less than NaN",
+            "NaN, as from NumPy's minimum and maximum",
+            "the bound is ignored: no number is less than NaN",
         ),
         concerns=_has_nan_bound,
         place="op_clip.Clip_11._run",
         second=_clipped_by_body,
     ),
     Contested(
-        name="MaxUnpool: the tensor that indices count in where output_shape is given",
+        name="MaxUnpool: the tensor to which indices refer if output_shape is given",
         operator="MaxUnpool",
         readings=(
             Quotation(
@@ -304,8 +304,8 @@ CONTESTED: tuple[Contested, ...] = (
             ),
         ),
         outcome=(
-            "the tensor whose shape follows from kernel, strides and pads; its result is padded",
-            "the output itself: MaxPool, from which they come, knows no other tensor",
+            "the tensor whose shape follows from kernel, strides and pads; it is padded afterwards",
+            "the output itself: MaxPool, which yields the indices, has no other tensor",
         ),
         concerns=_has_other_shape,
         place="op_max_unpool.MaxUnpool._run",
@@ -327,8 +327,8 @@ CONTESTED: tuple[Contested, ...] = (
             ),
         ),
         outcome=(
-            "divisors are made of magnitudes, and results keep their signs",
-            "divisors have signs, and the results of L2 have none",
+            "divisors are computed from magnitudes, and results keep their signs",
+            "divisors keep signs, and the results of L2 are not negative",
         ),
         concerns=_has_signs,
         place="aionnxml.op_normalizer.Normalizer._run",
