@@ -20,9 +20,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
 
-# Of 16 units, so that a limit is 3 times the deviation of Winograd's error if each rounding is as
+# Of 16 units, so that a limit is 4 times the deviation of Winograd's error if each rounding is as
 # large as it may be. Roundings spread evenly, so that their deviation is about 0.4 of that.
-_STANDARD_DEVIATIONS = 3 / 16
+_STANDARD_DEVIATIONS = 4 / 16
 # By how much of a rounding each of log2(n) stages of a Fourier transform moves what it yields.
 _STAGE, _STAGE_OF_CONVOLUTION = 1 / 3, 1 / 6
 # A transform that is computed as sums of n terms is off by sqrt(n) / 10 roundings of the root mean
