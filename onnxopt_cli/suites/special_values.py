@@ -82,7 +82,8 @@ def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
         tensors[one][2], tensors[other][2] = np.inf, sign * np.inf
         if sign > 0 or not {one, other} & set(author.nonnegative):
             found[f"_{one}_{other}_{word}"] = tensors
-    if not author.elementwise:
+    # An operator with a single tensor has no pairs.
+    if not author.elementwise or not found:
         return found
     columns = [{name: it[1:3] for name, it in each.items()} for each in found.values()]
     return {"": _joined(author, columns)}
