@@ -61,8 +61,8 @@ from onnxopt_cli.errors import (
     OnnxoptError,
     UsageError,
 )
-from onnxopt_cli.operators import registry as known_operators
 from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.diff_text import failure_text, headline
 from onnxopt_cli.run.runner import run as run_plan
 from onnxopt_cli.run.runner import run_case
@@ -366,7 +366,7 @@ def explain_session(
 
 
 def _formula_names() -> list[str]:
-    return [operator.name for operator in known_operators.OPERATORS]
+    return [operator.name for operator in registry().operators]
 
 
 def audit(
@@ -495,13 +495,12 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     for path in map(os.path.realpath, paths):
         if os.pathsep in path:
             raise UsageError(f"{printable(path)}: its path must not have {os.pathsep}")
-    added = [it for path in paths for it in known_operators.add_operators(Path(path))]
-    variable = known_operators.VARIABLE
-    given = [*os.environ.get(variable, "").split(os.pathsep), *map(os.path.realpath, paths)]
-    os.environ[variable] = os.pathsep.join(dict.fromkeys(filter(None, given)))
-    # With those that the variable names, which are known since the import.
-    mine = [it for it in known_operators.OPERATORS if it.file in known_operators.OPERATOR_FILES]
-    for wrong in filter(None, map(unreadable, mine)):
+    known = registry()
+    added = [operator for path in paths for operator in known.add_file(Path(path))]
+    known.export()
+    # Those of the files that the variable names are checked, too.
+    of_files = [operator for operator in known.operators if operator.file in known.files]
+    for wrong in filter(None, map(unreadable, of_files)):
         hint = "a formula takes tensors of any rank; functions of whole tensors take no axis"
         raise UsageError(wrong, hint=hint)
     return added

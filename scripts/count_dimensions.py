@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suites
 
 PAGE, MANY_TENSORS, HIGH_RANK, LONG_ROW = 4096, 256, 9, 1024
@@ -101,7 +101,7 @@ DIMENSIONS_OF_T = {name for name in DIMENSIONS if "count" in name or " T " in na
 def counts() -> dict[str, dict[str, tuple[int, int]]]:
     """Return by dimension and operator the covering cases: in ``cases/``, in other suites."""
     covering: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
-    for operator in OPERATORS:
+    for operator in registry().operators:
         committed = list(suites()[operator.suite_name].templates(operator))
         generated = [
             template
@@ -117,7 +117,7 @@ def counts() -> dict[str, dict[str, tuple[int, int]]]:
 
 def table() -> str:
     """Return the table as Markdown."""
-    names = [operator.name for operator in OPERATORS]
+    names = [operator.name for operator in registry().operators]
     lines = [f"| dimension | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
     for dimension, by_operator in counts().items():
         cells = (by_operator.get(name) for name in names)

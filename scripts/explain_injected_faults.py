@@ -33,7 +33,7 @@ from onnxopt_cli.operators.call import (
     complete_attributes,
 )
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
 from onnxopt_cli.workers.parallel import parallel
 
@@ -366,7 +366,7 @@ def main() -> int:
     cases = [case for suite in ("conformance", "pruning") for case in suite_cases(suite)]
     trials, _ = find_trials(cases, Judging())
     explained = good = bad = total = 0
-    for operator in OPERATORS:
+    for operator in registry().operators:
         if options.operators and operator.name not in options.operators:
             continue
         calls = [trial.call for trial in trials[operator.name] if trial.call.size < 10_000]

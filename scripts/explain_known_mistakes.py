@@ -27,7 +27,7 @@ from onnxopt_cli.core.record import UNEXPLAINED
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
 from onnxopt_cli.workers.parallel import parallel
 
@@ -46,7 +46,7 @@ def main() -> int:
     cases = {case.id: case for suite in SUITES for case in suite_cases(suite)}
     trials, _ = find_trials(list(cases.values()), Judging())
     totals: Counter[str] = Counter()
-    for operator in OPERATORS:
+    for operator in registry().operators:
         if options.operators and operator.name not in options.operators:
             continue
         mistakes = {mistake.name: mistake for mistake in known_mistakes(operator)}

@@ -34,7 +34,7 @@ from onnxopt_cli.operators.call import (
     complete_attributes,
 )
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS, add_operators
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
 DRAWS = 2000
@@ -692,7 +692,7 @@ def inject_kind(
     random: np.random.RandomState,
 ) -> tuple[Counter[str], list[Fault]]:
     """Inject visible faults of a kind; return the counts and the faults that the suites miss."""
-    operators = [operator for operator in OPERATORS if operator.name in suites]
+    operators = [operator for operator in registry().operators if operator.name in suites]
     counts: Counter[str] = Counter()
     missed = []
     while counts["visible"] < required and counts["tried"] < 60 * required:
@@ -724,10 +724,10 @@ def main() -> int:
     arguments = parser.parse_args()
     random = np.random.RandomState(arguments.seed)
     for path in arguments.operators:
-        add_operators(path)
+        registry().add_file(path)
     suites = suite_nodes(arguments.suites, arguments.operator or ())
     draws: dict[str, list[Node]] = {}
-    for operator in OPERATORS:
+    for operator in registry().operators:
         if operator.name in suites:
             nodes = itertools.islice(drawn_nodes(operator, random), arguments.draws)
             # Most faults are visible on a small node.

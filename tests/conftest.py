@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from onnx import defs
 
 from onnxopt_cli.cli import main
-from onnxopt_cli.operators import registry
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites import catalogue
 
 # What breaks a property breaks it for most inputs of a class, and each class is drawn often; CI
@@ -119,7 +118,7 @@ def _suites_are_written_once():
     write = catalogue.yaml_files
     written = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogue, "yaml_files", lambda name: written(name, *registry.OPERATORS))
+        patch.setattr(catalogue, "yaml_files", lambda name: written(name, *registry().operators))
         asks = (
             catalogue.conformance, catalogue.pairwise, catalogue.beyond_pairs, catalogue.large,
             catalogue.many_sizes,
@@ -146,21 +145,6 @@ def _workers_are_forked(request):
         if sys.platform == "linux" and request.path.stem not in _STARTS_WORKERS:
             patch.setattr(subprocess, "_fork_exec", fork_or_start)
         yield
-
-
-@pytest.fixture(autouse=True)
-def _operators_of_a_test_are_its_own(monkeypatch):
-    """What a command adds stays known to its process, and to those that it starts."""
-    monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
-    known = [registry.OPERATORS, registry.OPERATOR_FILES, registry._BY_NAME]
-    before = [it.copy() for it in known]
-    yield
-    for added in [it for it in registry.OPERATORS if it not in before[0]]:
-        if defs.has(added.name, added.domain):
-            defs.deregister_schema(added.name, added.version, added.domain)
-    for now, it in zip(known, before, strict=True):
-        now.clear()
-        (now.update if isinstance(now, dict) else now.extend)(it)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.mutation.mutants import mutants
 from onnxopt_cli.operators.call import Attributes, Call
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import Expected, expected_result
 from onnxopt_cli.workers.parallel import parallel
 
@@ -164,7 +164,7 @@ def find_trials(
     Returns:
         The trials of each operator, smallest first, and what is wrong with invalid cases.
     """
-    trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in OPERATORS}
+    trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
     for case in cases:
         try:
@@ -217,7 +217,7 @@ def audit(
         shard: the part of the implementations to look at; None for all.
         elsewhere: yields what comes of tasks, in order, from other machines; None for this one.
     """
-    present = [operator for operator in OPERATORS if trials[operator.name]]
+    present = [operator for operator in registry().operators if trials[operator.name]]
     tasks: list[Task] = []
     for operator in present:
         for kind, implementations in KINDS.items():
@@ -283,7 +283,7 @@ def implementation(task: Task) -> Implementation:
 
 
 def _operator(name: str) -> Operator:
-    return next(it for it in OPERATORS if it.name == name)
+    return next(it for it in registry().operators if it.name == name)
 
 
 #: Of implementations, as fields of a grade: what returns those of an operator.

@@ -58,7 +58,7 @@ from onnxopt_cli.interpret.implementation import Implementation, both
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.rerun import Questioning, node_question
 
 #: Cases with larger outputs are not read: reading alone may take longer than all the rest.
@@ -143,7 +143,9 @@ def _searches(
     judging: Judging,
     progress: Callable[[str], None],
 ) -> Iterator[_Search]:
-    known: dict[tuple[str, ...], Operator] = {(operator.name,): operator for operator in OPERATORS}
+    known: dict[tuple[str, ...], Operator] = {
+        (operator.name,): operator for operator in registry().operators
+    }
     groups: dict[tuple[str, Operator], list[Result]] = {}
     for result in results:
         case = cases.get(result.case)

@@ -32,7 +32,7 @@ from onnxopt_cli.operators.nodes import (
     subgraphs,
 )
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -165,7 +165,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 def _evaluator_class() -> type[ReferenceEvaluator]:
     from onnx.reference import ReferenceEvaluator
 
-    nodes = [_node_class(operator) for operator in OPERATORS]
+    nodes = [_node_class(operator) for operator in registry().operators]
 
     class FormulaEvaluator(ReferenceEvaluator):
         """The base class makes evaluators of subgraphs and functions from its own class.

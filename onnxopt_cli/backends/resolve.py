@@ -22,7 +22,7 @@ from onnxopt_cli.core.text import (
     printable,
 )
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.operators.registry import register_schemas
+from onnxopt_cli.operators.registry import registry
 
 # Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
 # the others start faster without.
@@ -74,7 +74,7 @@ def resolve_backend(text: str) -> Backend:
         specification.require_known(())
         return NumpyBackend()
     # Others may ask onnx of their models.
-    register_schemas()
+    registry().register_schemas()
     rest = {}
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from textwrap import indent
 from typing import Any
@@ -151,12 +152,18 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
     """Run the command, and turn what it raises into a message."""
+    # The command's registry of operators is in use until the message is made.
+    with ExitStack() as stack:
+        return _run(arguments, stack)
+
+
+def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     stream = sys.stdout
     # NumPy says so of np.mean, which formulas may use, beside the NaN that is right.
     warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
-        code = group.main(arguments, prog_name="onnxopt", standalone_mode=False)
+        code = group.main(arguments, prog_name="onnxopt", standalone_mode=False, obj=stack)
     except click.ClickException as error:
         error.show()
         return _UNABLE
@@ -189,10 +196,10 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 def _fault_of_operator(error: Exception) -> UsageError | None:
     """Return an error in the formula of a user's operator as one of usage."""
     from onnxopt_cli.operators.operator_file import failing_line, fault_in
-    from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
+    from onnxopt_cli.operators.registry import registry
 
-    for operator in OPERATORS:
-        if operator.file in OPERATOR_FILES and failing_line(error, str(operator.file)):
+    for operator in registry().operators:
+        if operator.file in registry().files and failing_line(error, str(operator.file)):
             return UsageError(fault_in(operator, error), hint="the formula fails on such inputs")
     return None
 

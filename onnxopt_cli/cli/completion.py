@@ -75,9 +75,9 @@ def complete_suite(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_our_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a formula."""
-    from onnxopt_cli.operators.registry import OPERATORS
+    from onnxopt_cli.operators.registry import registry
 
-    return [operator.name for operator in OPERATORS]
+    return [operator.name for operator in registry().operators]
 
 
 @_offering
@@ -85,9 +85,9 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
     """Offer operators with a schema or a formula."""
     from onnx.defs import get_all_schemas
 
-    from onnxopt_cli.operators.registry import OPERATORS
+    from onnxopt_cli.operators.registry import registry
 
-    return sorted({it.name for it in get_all_schemas()} | {it.name for it in OPERATORS})
+    return sorted({it.name for it in get_all_schemas()} | {it.name for it in registry().operators})
 
 
 @_offering

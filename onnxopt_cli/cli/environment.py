@@ -38,7 +38,10 @@ _LACKS = {
 }
 
 # What most commands load: what a run does, and the schemas of onnx.
-_LOADS = "import onnxopt_cli.api, onnxopt_cli.operators as it; it.register_schemas()"
+_LOADS = (
+    "import onnxopt_cli.api; from onnxopt_cli.operators.registry import Registry; "
+    "Registry.builtin().register_schemas()"
+)
 
 
 def require_memory() -> None:

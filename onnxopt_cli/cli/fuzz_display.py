@@ -12,7 +12,7 @@ from rich.text import Text
 from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.diff_text import operator_options
 from onnxopt_cli.workers.response import Incident
 
@@ -97,5 +97,7 @@ class FuzzDisplay:
                 self._console.print_line(Text(f"{printable(cause)}: {len(kept)} ({names})"))
         if self._found:
             words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
-            again = command_line([*words, *operator_options(it.name for it in OPERATORS)])
+            again = command_line(
+                [*words, *operator_options(it.name for it in registry().operators)]
+            )
             self._console.print_line(Text(f"run them again: {printable(again)}"))

@@ -88,9 +88,9 @@ def _check(model: onnx.ModelProto) -> None:
         TooLargeForOnnx,
         check_model,
     )
-    from onnxopt_cli.operators.registry import register_schemas
+    from onnxopt_cli.operators.registry import registry
 
-    register_schemas()
+    registry().register_schemas()
     try:
         check_model(model, full=True)
     except TooLargeForOnnx as error:

@@ -35,7 +35,7 @@ from onnxopt_cli.core.result import (
     Result,
 )
 from onnxopt_cli.core.text import printable, some_of
-from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.causes import group_failures, reasons_alike
@@ -209,7 +209,7 @@ class Display:
             self._console.print(Text("-v shows all failures, -q names them", "dim"))
         known = {it.operators for it in record.results if it.lowered or it.outcome not in _OPEN}
         only = {it.operators for it in failed if it.outcome is Outcome.ERROR} - known
-        if unknown := [it.name for it in OPERATORS if (it.name,) in only]:
+        if unknown := [it.name for it in registry().operators if (it.name,) in only]:
             said = (
                 f"{some_of(unknown, 4)}: nothing but errors. If one says that the operator is not "
                 "known, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
@@ -304,7 +304,7 @@ def _files_beside(config: RunConfig) -> Iterator[Path]:
 
     named = (config.log, config.resume, config.update_expect, find_configuration())
     yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
-    yield from OPERATOR_FILES
+    yield from registry().files
     for backend in config.backends:
         yield from snapshot_files(backend).values()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -213,6 +212,8 @@ def opened_cluster(
 # The keys, among what a command's context holds, of what the configuration file says, and of where
 # it says what.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
+# The key of the registry that the command uses.
+_REGISTRY = "onnxopt registry"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
@@ -238,8 +239,20 @@ def expand_backend(context: click.Context, _parameter: click.Parameter, value: A
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
+    """Use a registry of the environment's operators and those of files until the command ends."""
+    # Importing it takes a while, which help and completion of options need not wait for.
+    from onnxopt_cli.operators.registry import Registry, registry
+
     try:
-        if files or os.environ.get("ONNXOPT_OPERATORS"):
+        if not context.meta.get(_REGISTRY):
+            # A second context of the command, for what a log says, uses the same registry.
+            context.meta[_REGISTRY] = made = Registry.of_environment()
+            root = context.find_root()
+            enter = (
+                root.obj.enter_context if isinstance(root.obj, ExitStack) else root.with_resource
+            )
+            enter(made.in_use())
+        if registry().files or files:
             from onnxopt_cli import api
 
             api.add_operators(*files)

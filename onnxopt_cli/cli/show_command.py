@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import nearest, printable
     from onnxopt_cli.errors import InvalidCase, UsageError
-    from onnxopt_cli.operators.registry import OPERATORS, operator_named
+    from onnxopt_cli.operators.registry import registry
     from onnxopt_cli.report.listing import (
         case_page,
         mistake_page,
@@ -51,19 +51,19 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
 
     console = stdout()
     for name in names:
-        if operator := operator_named(name):
+        if operator := registry().named(name):
             page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
             console.print(*(page or operator_page(operator)), sep="\n")
             continue
         if mistakes:
             raise UsageError(
                 f"{printable(name)} is not an operator with known mistakes",
-                hint=f"operators are {', '.join(it.name for it in OPERATORS)}",
+                hint=f"operators are {', '.join(it.name for it in registry().operators)}",
             )
         try:
             collection = collect([name], telling=ticking)
         except UsageError as error:
-            known = [operator.name for operator in OPERATORS]
+            known = [operator.name for operator in registry().operators]
             hint = nearest(name, known, f"operators are {', '.join(known)}; {error.hint}")
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:

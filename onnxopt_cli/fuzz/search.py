@@ -35,7 +35,7 @@ from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
 from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.response import Incident
@@ -68,17 +68,17 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list
     Raises:
         NothingSelected: if a name is unknown, or every operator is excluded.
     """
-    operator_names = [operator.name for operator in OPERATORS]
+    operator_names = [operator.name for operator in registry().operators]
     for name in (*names, *excluded):
-        if operator_named(name) is None:
+        if registry().named(name) is None:
             message = f"no operator {name!r} with a formula"
             hint = nearest(name, operator_names, ", ".join(operator_names))
             raise NothingSelected(message, hint=hint)
-    included = set(map(operator_named, names or operator_names))
-    included -= set(map(operator_named, excluded))
+    included = set(map(registry().named, names or operator_names))
+    included -= set(map(registry().named, excluded))
     if not included:
         raise NothingSelected("every operator is excluded")
-    return [operator for operator in OPERATORS if operator in included]
+    return [operator for operator in registry().operators if operator in included]
 
 
 class Portions:

@@ -15,7 +15,7 @@ from onnxopt_cli.operators.call import (
     node_attributes,
 )
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import find_operator
+from onnxopt_cli.operators.registry import registry
 
 
 def sole_operator(model: onnx.ModelProto) -> Operator | None:
@@ -24,7 +24,7 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
     if len(graph.node) != 1 or model.functions:
         return None
     node = graph.node[0]
-    operator = find_operator(node.domain, node.op_type)
+    operator = registry().find(node.domain, node.op_type)
     # The graph may list the node's outputs in another order.
     outputs = sorted(it.name for it in graph.output)
     if operator is None or outputs != sorted(filter(None, node.output)):

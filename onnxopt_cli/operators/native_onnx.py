@@ -61,7 +61,7 @@ _ACCEPTED, _REFUSED = b"+", b"-"
 # The program of a helper that is not forked. It knows the same operators.
 _PROGRAM = (
     "import sys; descriptor, *sys.path = sys.argv[1:]; "
-    "from onnxopt_cli.operators.registry import register_schemas; register_schemas(); "
+    "from onnxopt_cli.operators.registry import registry; registry().register_schemas(); "
     "from onnxopt_cli.operators.native_onnx import serve; serve(int(descriptor))"
 )
 

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from pickle import PicklingError
 from textwrap import dedent
 from typing import Any
 
@@ -267,6 +269,18 @@ class Operator:
     known_mistakes: tuple[KnownMistake, ...] = ()
     reformulations: tuple[Reformulation, ...] = ()
     suite: str = ""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
+        """Pickle the operator by its name: the other process has the same ones.
+
+        Raises:
+            PicklingError: if the registry has another operator of this name.
+        """
+        # The registry imports this module.
+        known = import_module("onnxopt_cli.operators.registry")
+        if known.registry().find(self.domain, self.name) is not self:
+            raise PicklingError(f"{self.name} is changed, and would be found as it was")
+        return known.unpickled, (self.domain, self.name)
 
     @property
     def suite_name(self) -> str:

@@ -1,20 +1,20 @@
-"""The operators that have a formula: those of onnxopt, of installed packages and of files.
+"""The registry of operators that have a formula.
 
-Whatever asks for operators finds those of the package ``builtin``, those of installed packages
-(entry points of the group ``onnxopt.operators``), and those of the files that the variable
-ONNXOPT_OPERATORS names, which the option ``--operators`` sets for the processes to come.
+A registry is an instance: importing this module reads, runs and registers nothing. A command
+creates the registry of its operators and uses it until it ends. Where no registry is in use, as in
+a worker or a program that calls the library, :func:`registry` creates one when it is first needed.
 """
 
 from __future__ import annotations
 
-import copyreg
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from pickle import PicklingError
-from typing import Any
+
+from onnx import defs
 
 from onnxopt_cli.operators import builtin
 from onnxopt_cli.operators.operator import Operator
@@ -25,70 +25,143 @@ from onnxopt_cli.operators.operator_file import (
 )
 from onnxopt_cli.operators.schemas import register
 
-#: Paths of operator files, separated as in PATH.
+#: Paths of operator files, separated as in PATH; a command sets it for the processes it starts.
 VARIABLE = "ONNXOPT_OPERATORS"
 
-#: All that are known; files of the user's come last.
-OPERATORS: list[Operator] = []
-#: The user's files that some of them are from.
-OPERATOR_FILES: list[Path] = []
-_BY_NAME: dict[tuple[str, str], Operator] = {}
 
-
-def add_operators(path: Path) -> list[Operator]:
-    """Make the operators of a file known, and return those that were not.
+class Registry:
+    """Operators that have a formula, found by name.
 
     Args:
-        path: a Python file; its code runs, with the rights of this process.
+        operators: the first ones.
+
+    Attributes:
+        operators: all of them; those of files come last.
+        files: the files that some of them are from.
+    """
+
+    def __init__(self, operators: Iterable[Operator] = ()) -> None:
+        self.operators: list[Operator] = []
+        self.files: list[Path] = []
+        self._by_name: dict[tuple[str, str], Operator] = {}
+        self.add(operators)
+
+    @classmethod
+    def builtin(cls) -> Registry:
+        """Return a registry of the operators that come with onnxopt."""
+        modules = pkgutil.iter_modules(builtin.__path__)
+        names = [f"{builtin.__name__}.{module.name}" for module in modules]
+        return cls([operator for name in names for operator in operators_in(import_module(name))])
+
+    @classmethod
+    def of_environment(cls) -> Registry:
+        """Return a registry that also has the operators of installed packages and of files.
+
+        Packages declare entry points of the group ``onnxopt.operators``; the files are those that
+        the variable ONNXOPT_OPERATORS names. The code of both runs.
+
+        Raises:
+            UsageError: naming the package, or file and line, if it defines no valid operator.
+        """
+        made = cls.builtin()
+        made.add(installed_operators(made.operators))
+        for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+            made.add_file(Path(path))
+        return made
+
+    def add(self, operators: Iterable[Operator]) -> list[Operator]:
+        """Add operators, and return those that are new."""
+        new = [operator for operator in operators if operator not in self.operators]
+        self.operators.extend(new)
+        self._by_name.update({(operator.domain, operator.name): operator for operator in new})
+        return new
+
+    def add_file(self, path: Path) -> list[Operator]:
+        """Add the operators of a file, and return those that are new.
+
+        Args:
+            path: a Python file; its code runs, with the rights of this process.
+
+        Raises:
+            UsageError: naming file and line, if it defines no operator, or one that is wrong.
+        """
+        path = Path(os.path.realpath(path))
+        others = [operator for operator in self.operators if operator.file != path]
+        found = read_operators(path, others)
+        if path not in self.files:
+            self.files.append(path)
+        return self.add(found)
+
+    def find(self, domain: str, name: str) -> Operator | None:
+        """Return the operator of a node's domain and op_type; None if it has no formula."""
+        return self._by_name.get((domain, name))
+
+    def named(self, name: str) -> Operator | None:
+        """Return the operator with this name, in any capitals."""
+        lowered = name.lower()
+        return next((one for one in self.operators if one.name.lower() == lowered), None)
+
+    def register_schemas(self) -> None:
+        """Let onnx's checker and type inference accept the nodes of all operators.
+
+        Call it before onnx inspects a model. The first call takes a while, as onnx builds its own
+        schemas then; a run of formulas does without.
+        """
+        register(self.operators)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Make it the registry of this process, and of those that it starts, for a while."""
+        global _in_use  # noqa: PLW0603 - one registry is in use at a time
+        before, variable = _in_use, os.environ.get(VARIABLE)
+        _in_use = self
+        self.export()
+        try:
+            yield
+        finally:
+            _in_use = before
+            if variable is None:
+                os.environ.pop(VARIABLE, None)
+            else:
+                os.environ[VARIABLE] = variable
+            self._forget_schemas(before)
+
+    def export(self) -> None:
+        """Let the processes to come know the operators of the files."""
+        if self.files:
+            os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
+
+    def _forget_schemas(self, kept: Registry | None) -> None:
+        """Remove the schemas of files' operators from onnx, except those of another registry."""
+        others = kept.operators if kept else []
+        for operator in self.operators:
+            is_own = operator.file in self.files and operator not in others
+            if is_own and defs.has(operator.name, operator.domain):
+                defs.deregister_schema(operator.name, operator.version, operator.domain)
+
+
+_in_use: Registry | None = None
+
+
+def registry() -> Registry:
+    """Return the registry in use, or create that of the environment.
 
     Raises:
-        UsageError: naming file and line, if it defines none, or one that is wrong.
+        UsageError: as :meth:`Registry.of_environment` does.
     """
-    path = Path(os.path.realpath(path))
-    found = read_operators(path, [it for it in OPERATORS if it.file != path])
-    if path not in OPERATOR_FILES:
-        OPERATOR_FILES.append(path)
-    return _add(found)
+    global _in_use  # noqa: PLW0603 - one registry is in use at a time
+    if _in_use is None:
+        _in_use = Registry.of_environment()
+    return _in_use
 
 
-def _add(operators: list[Operator]) -> list[Operator]:
-    new = [operator for operator in operators if operator not in OPERATORS]
-    OPERATORS.extend(new)
-    _BY_NAME.update({(operator.domain, operator.name): operator for operator in new})
-    return new
+def unpickled(domain: str, name: str) -> Operator:
+    """Return the operator that another process has pickled.
 
-
-def register_schemas() -> None:
-    """Make onnx's checker and type inference accept the nodes of all operators.
-
-    Call it before onnx is asked about a model. The first call takes a while, as onnx builds its own
-    schemas then; a run of formulas does without.
+    Raises:
+        LookupError: if this process does not know it.
     """
-    register(OPERATORS)
-
-
-def find_operator(domain: str, name: str) -> Operator | None:
-    """Return the operator of a node's domain and op_type, None if we have no formula for it."""
-    return _BY_NAME.get((domain, name))
-
-
-def _reduced(operator: Operator) -> tuple[Callable[..., Any], tuple[str, str]]:
-    """Return what finds an operator in another process, which has the same ones."""
-    if find_operator(operator.domain, operator.name) is not operator:
-        raise PicklingError(f"{operator.name} is changed, and would be found as it was")
-    return find_operator, (operator.domain, operator.name)
-
-
-copyreg.pickle(Operator, _reduced)
-
-
-def operator_named(name: str) -> Operator | None:
-    """Return the operator that a user calls ``Adam``, in any capitals."""
-    return next((it for it in OPERATORS if it.name.lower() == name.lower()), None)
-
-
-for _module in pkgutil.iter_modules(builtin.__path__):
-    _add(operators_in(import_module(f"{builtin.__name__}.{_module.name}")))
-_add(installed_operators(OPERATORS))
-for _path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-    add_operators(Path(_path))
+    found = registry().find(domain, name)
+    if found is None:
+        raise LookupError(f"the operator {name} of the domain {domain!r} is not known")
+    return found

@@ -18,7 +18,7 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
 from onnxopt_cli.core.tolerance import ErrorBound
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.terminal import plain_table
 
 
@@ -110,7 +110,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
             if isinstance(diff.tolerance, ErrorBound) and diff.elements:
                 yield subject, f"{diff.name}, {ABSOLUTE_ONLY}", diff
         return
-    operator = operator_named(result.operators[0]) if len(result.operators) == 1 else None
+    operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     if operator is None or not result.diffs:
         return
     names = list(operator.outputs)

@@ -31,7 +31,7 @@ from onnxopt_cli.core.tolerance import (
     Tolerance,
     Ulps,
 )
-from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS
+from onnxopt_cli.operators.registry import registry
 
 #: Refers to the reports that leave nothing out.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
@@ -199,8 +199,8 @@ def verdict_options(options: Mapping[str, Any]) -> list[str]:
 
 def operator_options(names: Iterable[str]) -> list[str]:
     """Return the ``--operators`` options for operators that are defined in files."""
-    file_of = {operator.name: operator.file for operator in OPERATORS}
-    files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in OPERATOR_FILES)
+    file_of = {operator.name: operator.file for operator in registry().operators}
+    files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in registry().files)
     paths = (min(str(file), os.path.relpath(file), key=len) for file in files)
     return [word for path in paths for word in ("--operators", path)]
 

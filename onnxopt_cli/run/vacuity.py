@@ -26,7 +26,7 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
-from onnxopt_cli.operators.registry import find_operator
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.suites.plain_node import (
     PlainNode,
@@ -132,7 +132,7 @@ class VacuityCheck:
             node: the node.
             types: of what it was fed; None if it refused, so that onnx's own cases may tell, too.
         """
-        operator = find_operator(node.domain, node.op_type)
+        operator = registry().find(node.domain, node.op_type)
         if operator is not None:
             return self._asked(executor, plain_pair(operator, node, {}))
         known, key = self._known, (executor, node.domain, node.op_type)

@@ -40,7 +40,7 @@ from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
 from onnxopt_cli.suites.pairwise import large, pairwise
@@ -82,7 +82,7 @@ def _all_large(operator: Operator) -> Sequence[CaseTemplate]:
 def suites() -> dict[str, Suite]:
     """Return our suites by name; each operator is in the one that it says, or of its domain."""
     whole = "what a wrong implementation fails, over the whole space of inputs"
-    named = dict.fromkeys(operator.suite_name for operator in OPERATORS)
+    named = dict.fromkeys(operator.suite_name for operator in registry().operators)
     return {
         "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
         **{suite: Suite(whole, partial(_of_suite, suite), "12") for suite in named},
@@ -102,11 +102,11 @@ def suite_names() -> list[str]:
 
 
 def named_suite(
-    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+    name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and what is wrong with its files.
 
-    Of a suite of ours, those of some operators.
+    Of a suite of ours, those of some operators; None for all.
     """
     if name in CORPORA:
         return corpus(name, telling)
@@ -114,7 +114,7 @@ def named_suite(
 
 
 def suite_cases(
-    name: str, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+    name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> list[Case]:
     """Return the cases of a suite of ours: those of its files, without stored outputs.
 
@@ -138,9 +138,11 @@ def suite_cases(
 
 
 def _by_operator(
-    suite: Suite, telling: Telling = silently, operators: Sequence[Operator] = OPERATORS
+    suite: Suite, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> Iterator[tuple[str, list[CaseTemplate]]]:
-    """Yield the case templates of a suite about each operator that it has."""
+    """Yield the case templates of a suite about each operator that it has, or about some."""
+    if operators is None:
+        operators = registry().operators
     with telling("making cases", "operators") as tick:
         for done, operator in enumerate(operators):
             tick(done, len(operators))

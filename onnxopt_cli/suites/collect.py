@@ -29,7 +29,7 @@ from onnxopt_cli.errors import (
     NothingSelected,
     UsageError,
 )
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 
 _YAML = (".yaml", ".yml", ".json")
 # Other JSON files than case files may lie beside these.
@@ -220,7 +220,9 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
         )
     # To make all of a suite for a case of one operator takes seconds.
     stem = rest.partition("/")[0]
-    operators = [it for it in OPERATORS if it.name.lower() == stem] or OPERATORS
+    operators = [
+        it for it in registry().operators if it.name.lower() == stem
+    ] or registry().operators
     part = suite, *operators
     if part not in suites:
         suites[part] = named_suite(suite, telling, operators)

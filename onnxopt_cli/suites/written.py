@@ -13,7 +13,7 @@ from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Notation
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 _START = (1.5, -0.7, 0.3, 2.25)
 
@@ -37,7 +37,7 @@ def _table() -> dict[str, Any]:
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
     """Return the rows of a suite about an operator, each with it."""
-    rows = (row for row in _table()[suite] if operator_named(row["operator"]) is operator)
+    rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 
 

@@ -20,7 +20,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import both
 from onnxopt_cli.mutation.equivalence import equivalent
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.log.log_reader import read_log
 from onnxopt_cli.suites.catalogue import suite_cases
 
@@ -99,7 +99,7 @@ def results_of(implementation, operator):
 @pytest.mark.parametrize("name", ["Adagrad", "AdmmPenalty", "MagnitudePrune"])
 def test_a_known_mistake_as_backend_is_explained_by_its_own_name(name):
     # Some: all of them take minutes, and scripts/explain_known_mistakes.py does that.
-    operator = next(operator for operator in OPERATORS if operator.name == name)
+    operator = next(operator for operator in registry().operators if operator.name == name)
     known = known_mistakes(operator)
     sample = known[:: len(known) // 4]
     own = 0
@@ -368,7 +368,7 @@ def test_an_operator_that_was_cut_off_is_said_to_be(workplace, onnxopt, monkeypa
 
 
 def test_two_mistakes_at_once_are_both_named():
-    adam = next(operator for operator in OPERATORS if operator.name == "Adam")
+    adam = next(operator for operator in registry().operators if operator.name == "Adam")
     named = {it.name: it for it in all_known_mistakes(adam)}
     first, second = named["epsilon inside the square root"], named["no bias correction"]
     pair = both(first, second)

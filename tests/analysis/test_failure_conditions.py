@@ -14,7 +14,7 @@ from onnxopt_cli.analysis.features import features, roundest
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
 
 #: Cases with more elements take long.
@@ -24,7 +24,7 @@ MAX_ELEMENTS = 2000
 @cache
 def calls(name):
     """Return the nodes of an operator's suite."""
-    suite = operator_named(name).suite_name
+    suite = registry().named(name).suite_name
     cases = [it for it in suite_cases(suite) if it.operators == (name,)]
     trials, _ = find_trials(cases, Judging())
     return [it.call for it in trials[name] if it.call.size < MAX_ELEMENTS]

@@ -16,7 +16,7 @@ from onnxopt_cli.cases.onnx.node_model import (
     value_info,
 )
 from onnxopt_cli.cases.tensors.declared import DeclaredGroup, PromisedTensor
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 F32 = np.dtype(np.float32)
 
@@ -57,7 +57,7 @@ def test_the_models_that_onnx_publishes_are_rebuilt_as_equal_messages(published,
     }
 
     model = formula_model(
-        operator_named(node.op_type),
+        registry().named(node.op_type),
         attributes,
         case.data_sets[0][0],
         graph_name=f"test_{name}",
@@ -75,7 +75,7 @@ def test_the_models_that_onnx_publishes_are_rebuilt_as_equal_messages(published,
 def test_dimensions_that_inference_would_take_from_a_broadcast_operand_are_left_open(
     v_shape, declared
 ):
-    momentum = operator_named("Momentum")
+    momentum = registry().named("Momentum")
     attributes = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": "standard"}
     inputs = [
         tensor(()),
@@ -96,7 +96,7 @@ def test_each_output_has_the_element_type_of_its_own_input():
     inputs = [tensor(()), tensor((), np.dtype(np.int64))]
     inputs += [tensor((2,), np.dtype(d)) for d in ("f4", "f4", "f8", "f4", "f4", "f8", "f8", "f8")]
 
-    model = formula_model(operator_named("Adam"), {}, inputs, graph_name="g")
+    model = formula_model(registry().named("Adam"), {}, inputs, graph_name="g")
 
     onnx.checker.check_model(model, full_check=True)
     assert {o.name: o.type.tensor_type.elem_type for o in model.graph.output} == {

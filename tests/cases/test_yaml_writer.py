@@ -24,10 +24,10 @@ from onnxopt_cli.cases.yaml.case_writer import (
 )
 from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.core.values import DTYPES
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 F32 = np.dtype(np.float32)
-ADAGRAD = operator_named("Adagrad")
+ADAGRAD = registry().named("Adagrad")
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=8, min_side=0, max_side=3)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import FLOATS
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 
-PRUNING = tuple(operator for operator in OPERATORS if operator.domain == "onnxopt.pruning")
+PRUNING = tuple(
+    operator for operator in registry().operators if operator.domain == "onnxopt.pruning"
+)
 
 
 def call_of(name, *inputs, dtype="float32", **attributes):
     """Bind a node; whatever is no array yet becomes one of the given type."""
-    operator = operator_named(name)
+    operator = registry().named(name)
     arrays = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in inputs
     ]

@@ -8,7 +8,7 @@ from onnx import checker, parser
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 DOMAIN = "ai.onnx.preview.training"
 HEADER = f'<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1]>'
@@ -45,7 +45,7 @@ CALLING = f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]> g (INPUTS)
 
 def momentum(*operands, **attributes):
     """Return what the formula says; exact in float32 for the numbers of these tests."""
-    operator = operator_named("Momentum")
+    operator = registry().named("Momentum")
     given = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
     operands = [np.asarray(operand) for operand in operands]
     return evaluate(bind(operator, operands, complete_attributes(operator, given | attributes)))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from onnxopt_cli.interpret.evaluate import WIDE, evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import FLOATS
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 
 #: The operators of ai.onnx.preview.training, which take R and T.
-TRAINING = tuple(operator for operator in OPERATORS if operator.counts)
+TRAINING = tuple(operator for operator in registry().operators if operator.counts)
 each_training_operator = pytest.mark.parametrize(
     "operator", TRAINING, ids=lambda operator: operator.name
 )

@@ -16,7 +16,7 @@ from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.mutation.general_mistakes import regrouped
-from onnxopt_cli.operators.registry import register_schemas
+from onnxopt_cli.operators.registry import registry
 
 each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator: operator.name)
 
@@ -169,7 +169,7 @@ def training_step():
 
 
 def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
-    register_schemas()
+    registry().register_schemas()
     model = training_step()
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -194,7 +194,7 @@ def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
     ],
 )
 def test_onnx_s_checker_refuses_wrong_attributes(change, message):
-    register_schemas()
+    registry().register_schemas()
     model = training_step()
     change(model.graph.node[0])
     with pytest.raises(onnx.checker.ValidationError, match=message):

@@ -22,7 +22,7 @@ from onnxopt_cli.interpret.evaluate import evaluate, is_elementwise
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.percentile import percentile
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import expected_result
 from onnxopt_cli.suites.collect import collect
 
@@ -109,7 +109,7 @@ def test_the_reference_computes_the_same_in_blocks(large, onnxopt):
 
 
 def test_what_works_element_by_element_is_known_from_the_vocabulary():
-    found = {operator.name for operator in OPERATORS if is_elementwise(operator)}
+    found = {operator.name for operator in registry().operators if is_elementwise(operator)}
     assert {"Adam", "Adagrad", "Momentum"} <= found
     assert not found & {"AdmmUpdate", "AdmmPenalty"}
 
@@ -182,7 +182,7 @@ def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
     assert found == {(False, False), (False, True), (True, True)}
 
 
-@given(examples(tuple(OPERATORS), single_nodes=True), st.integers(0, 2**32 - 1))
+@given(examples(tuple(registry().operators), single_nodes=True), st.integers(0, 2**32 - 1))
 def test_blocks_judge_what_fuzz_draws_as_the_whole_does(example, seed):
     if not example.breach:
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -208,7 +208,7 @@ def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "Momentum"])
 def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypatch):
-    operator = operator_named(name)
+    operator = registry().named(name)
     random = np.random.default_rng(1)
     count = 3 * blocks.LARGE
     tensors = [
@@ -235,7 +235,7 @@ def normed(W, Z, U, *, percent):
 @pytest.mark.parametrize("formula", [None, normed])
 @pytest.mark.parametrize("name", ["AdmmUpdate", "MagnitudePrune"])
 def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch):
-    operator = operator_named(name)
+    operator = registry().named(name)
     if formula and len(operator.tensors) == 3:
         operator = replace(operator, formula=formula)
     random = np.random.default_rng(2)

@@ -14,7 +14,7 @@ from onnxopt_cli.interpret.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.interpret.bound.error_bound import FACTOR, bound
 from onnxopt_cli.operators.builtin.adam import ADAM
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 U = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
@@ -22,7 +22,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 def call_of(name, *inputs, dtype=np.float32, rate=None, **attributes):
     """Bind R, T and one tensor of each kind; plain numbers are of the given types."""
-    operator = operator_named(name)
+    operator = registry().named(name)
     R, T, *tensors = inputs
     arrays = [np.asarray(R, rate or dtype), np.asarray(T, np.int64)]
     arrays += [
@@ -103,7 +103,7 @@ def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
 
 
 def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tensors():
-    operator = operator_named("Momentum")
+    operator = registry().named("Momentum")
     attributes = {"alpha": 0.5, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
     inputs = [np.float32([0.1]), np.int64([[1]])]
     inputs += [np.ones((2, 3)), np.ones(4, np.float32)]

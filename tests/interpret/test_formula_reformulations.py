@@ -17,9 +17,11 @@ from onnxopt_cli.interpret.arithmetic import (
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 
-by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+by_operator = pytest.mark.parametrize(
+    "operator", registry().operators, ids=lambda operator: operator.name
+)
 
 
 @by_operator
@@ -83,7 +85,7 @@ def test_forms_round_differently_from_the_formula(operator):
 
 
 def test_own_types_are_those_of_the_operands():
-    adagrad = operator_named("Adagrad")
+    adagrad = registry().named("Adagrad")
     call = call_of(adagrad, size=1, decay_factor=0.0, norm_coefficient=0.0, epsilon=0.0)
     (G, H), H_new = call.groups[0][1:], computed(Arithmetic())(call)[1]
     assert H_new == H + G * G
@@ -91,7 +93,7 @@ def test_own_types_are_those_of_the_operands():
 
 
 def test_a_fused_product_is_added_unrounded():
-    adagrad = operator_named("Adagrad")
+    adagrad = registry().named("Adagrad")
     tiny = 2.0**-12
     inputs = [np.float32(1), np.int64(0), np.float32(0), np.float32(1 + tiny)]
     inputs.append(np.float32(-(1 + 2 * tiny)))

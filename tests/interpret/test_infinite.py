@@ -16,7 +16,7 @@ from onnxopt_cli.interpret.bound.error_bound import also_right, bound
 from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import Reformulation
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 REFORMULATED = f"python:{PLUGINS / 'reformulated.py'}"
 
@@ -211,7 +211,7 @@ def sum_of_both(_, X, G):
 
 def judged(formula, form, X, G):
     """Judge a formula of one's own that has one other form."""
-    adam = operator_named("Adam")
+    adam = registry().named("Adam")
     own = replace(
         adam,
         formula=formula,
@@ -243,7 +243,7 @@ def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_t
 
 def unity(T, dtype=np.float32, **attributes):
     """What Adam must yield whose averages do not decay at all."""
-    adam = operator_named("Adam")
+    adam = registry().named("Adam")
     group = [np.array(it, dtype) for it in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]
     given = {"alpha": 1.0, "epsilon": 0.25, **attributes}
@@ -286,6 +286,6 @@ def test_a_node_of_finite_inputs_asks_no_form(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(Reformulation, "written", asked)
-    adam = operator_named("Adam")
+    adam = registry().named("Adam")
     inputs = [np.float32(1), np.int64(1), *(np.float32([3e38]) for _ in adam.tensors)]
     assert also_right(bind(adam, inputs, complete_attributes(adam, {}))) == []

@@ -16,7 +16,7 @@ from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import bind, node_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 F, D = np.float32, np.float64
 
@@ -55,7 +55,7 @@ def one_node_model(operator, inputs, attributes, opset=17, *, known=True):
 
 def bound_call(model, inputs):
     node = model.graph.node[0]
-    operator = operator_named(node.op_type)
+    operator = registry().named(node.op_type)
     return bind(operator, inputs, node_attributes(operator, node), len(node.output))
 
 
@@ -138,7 +138,7 @@ def assert_holds(model, inputs, results):
 def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opset, known):
     operator, inputs, attributes = node
     opset = min(opset, newest_opset(runtime))
-    model = one_node_model(operator_named(operator), inputs, attributes, opset, known=known)
+    model = one_node_model(registry().named(operator), inputs, attributes, opset, known=known)
     lowered = lower(model).model
     onnx.checker.check_model(lowered, full_check=True)
     assert not formula_operators(lowered)
@@ -146,7 +146,7 @@ def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opse
 
 
 def one_group(operator, dtype, size=2):
-    tensors = [np.ones(size, dtype) for _ in operator_named(operator).tensors]
+    tensors = [np.ones(size, dtype) for _ in registry().named(operator).tensors]
     return [F(0.1), np.array(3), *tensors]
 
 
@@ -156,7 +156,7 @@ MOMENTUM = {"alpha": 0.5, "beta": 0.5, "mode": "standard", "norm_coefficient": 0
 def one_node(operator, inputs, **options):
     inputs = [np.asarray(value) for value in inputs]
     attributes = MOMENTUM if operator == "Momentum" else {}
-    return one_node_model(operator_named(operator), inputs, attributes, **options), inputs
+    return one_node_model(registry().named(operator), inputs, attributes, **options), inputs
 
 
 @pytest.mark.parametrize("operator", ["Adam", "Adagrad", "Momentum"])

@@ -14,7 +14,7 @@ from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.lower.lower_model import lower
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 
 
 @runtimes
@@ -93,7 +93,7 @@ def test_nodes_in_a_row_with_others_between_are_lowered_together(runtime):
     X, G, _ = VALUES[2:]
     Y, H = np.float64(X) / 3, np.abs(np.float64(G)) / 3
     inputs = [VALUES[0], VALUES[1], X, Y, np.abs(G), H]
-    adam = operator_named("Adam")
+    adam = registry().named("Adam")
 
     def step(*tensors):
         return evaluate(bind(adam, [*VALUES[:2], *tensors], complete_attributes(adam, {})))
@@ -119,8 +119,8 @@ def test_a_tensor_of_unknown_rank_keeps_its_shape(runtime):
 
 def test_types_that_only_a_lowered_node_reveals_are_inferred_after_it(monkeypatch):
     # An operator of which ONNX has no schema: what comes out of it is unknown until it is lowered.
-    unknown = {("made.here", "Momentum"): operator_named("Momentum")}
-    known = {(operator.domain, operator.name): operator for operator in OPERATORS}
+    unknown = {("made.here", "Momentum"): registry().named("Momentum")}
+    known = {(operator.domain, operator.name): operator for operator in registry().operators}
     monkeypatch.setattr("onnxopt_cli.operators.registry._BY_NAME", known | unknown)
     operator = MOMENTUM.replace(DOMAIN, "made.here")
     model = parsed(f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]>

@@ -6,11 +6,11 @@ import numpy as np
 
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 
 def pruned(weights, percent):
-    operator = operator_named("MagnitudePrune")
+    operator = registry().named("MagnitudePrune")
     attributes = complete_attributes(operator, {"percent": (percent,)})
     return bound(bind(operator, [np.asarray(weights, np.float32)], attributes))[0]
 

@@ -15,7 +15,7 @@ from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, derived_
 from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.interpret.vocabulary import precision_of
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
@@ -50,7 +50,7 @@ def largest_share(trajectory, walk):
 @pytest.mark.parametrize("operator", START)
 def test_no_variant_leaves_the_carried_error(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], 30))
-    for reformulation in reformulations(operator_named(operator)):
+    for reformulation in reformulations(registry().named(operator)):
         if reformulation.name not in FOREIGN:
             walk = walked(steps.trajectory, reformulation)
             assert largest_share(steps.trajectory, walk) <= 1, reformulation.name
@@ -74,7 +74,7 @@ def test_no_variant_leaves_the_carried_error_wherever_it_starts(
         operator, GRADIENTS[gradient], 24, start=f"R: {rate!r}, T: {count}, {rest}"
     )
     steps, _ = contents(tmp_path_factory.mktemp("walk"), text)
-    right = [it for it in reformulations(operator_named(operator)) if it.name not in FOREIGN]
+    right = [it for it in reformulations(registry().named(operator)) if it.name not in FOREIGN]
     reformulation = right[index % len(right)]
     assert largest_share(steps.trajectory, walked(steps.trajectory, reformulation)) <= 1, (
         reformulation.name

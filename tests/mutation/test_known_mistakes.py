@@ -21,15 +21,17 @@ from onnxopt_cli.operators.operator import (
     mistake_table,
     reformulation_table,
 )
-from onnxopt_cli.operators.registry import OPERATORS, operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.operators.rewrite import rewrite
 
 # Making the mistakes of an operator takes seconds.
 pytestmark = pytest.mark.slow
 
-each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
+each_operator = pytest.mark.parametrize(
+    "operator", registry().operators, ids=lambda item: item.name
+)
 
-ADAM, ADAGRAD, MOMENTUM = map(operator_named, ("Adam", "Adagrad", "Momentum"))
+ADAM, ADAGRAD, MOMENTUM = map(registry().named, ("Adam", "Adagrad", "Momentum"))
 STANDARD = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
 
 

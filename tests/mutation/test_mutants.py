@@ -13,20 +13,18 @@ from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.mutation.mutants import mutants
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import (
-    OPERATOR_FILES,
-    OPERATORS,
-    operator_named,
-)
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.operators.rewrite import rewrite
 
 # Making the mistakes of an operator takes seconds.
 pytestmark = pytest.mark.slow
 
-each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda item: item.name)
+each_operator = pytest.mark.parametrize(
+    "operator", registry().operators, ids=lambda item: item.name
+)
 
-ADAM = operator_named("Adam")
-MOMENTUM = operator_named("Momentum")
+ADAM = registry().named("Adam")
+MOMENTUM = registry().named("Momentum")
 
 
 def rewritten(replace):
@@ -46,9 +44,9 @@ def test_there_are_many_with_names_of_their_own(operator):
 
 def test_they_are_the_same_in_every_process():
     program = (
-        "from onnxopt_cli.operators.registry import OPERATOR_FILES, OPERATORS\n"
+        "from onnxopt_cli.operators.registry import registry\n"
         "from onnxopt_cli.mutation.mutants import mutants\n"
-        "for operator in OPERATORS:\n"
+        "for operator in registry().operators:\n"
         "    for mutant in mutants(operator):\n"
         "        print(mutant.name, '|', mutant.about)\n"
     )
@@ -60,7 +58,7 @@ def test_they_are_the_same_in_every_process():
         env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)},
     ).stdout
     # Other tests may have brought operators of their own.
-    ours = [operator for operator in OPERATORS if operator.file not in OPERATOR_FILES]
+    ours = [operator for operator in registry().operators if operator.file not in registry().files]
     here = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
     assert printed.splitlines() == here
 

@@ -16,9 +16,9 @@ from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.operators.percentile import percentile
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
-UPDATE, PRUNE = operator_named("AdmmUpdate"), operator_named("MagnitudePrune")
+UPDATE, PRUNE = registry().named("AdmmUpdate"), registry().named("MagnitudePrune")
 
 
 def pruned(W, percent):

@@ -10,7 +10,7 @@ import pytest
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.call import bind, complete_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 from tests.operators import mistake_examples as examples
 
 TABLES = {
@@ -107,7 +107,7 @@ CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
     ("name", "mistake", "given", "results"), CASES, ids=[f"{it[0]}-{it[1]}" for it in CASES]
 )
 def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results):
-    operator = operator_named(name)
+    operator = registry().named(name)
     if "G_regularized" in results:
         given = given | {"alpha": 0.0, "beta": 1.0 if name == "Momentum" else 0.0}
     if "pruned" in results:
@@ -129,14 +129,14 @@ def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_mistake_has_an_example(name):
     listed = [mistake for mistake, *_ in rows(name)]
-    known = {it.name for it in operator_named(name).known_mistakes}
+    known = {it.name for it in registry().named(name).known_mistakes}
     assert set(listed) == known - set(OF_TYPES)
     assert len(listed) == len(set(listed))
 
 
 OF_TYPES_CASES = [
     (operator.name, mistake, *row)
-    for operator in map(operator_named, ("Adagrad", "Adam", "Momentum"))
+    for operator in map(registry().named, ("Adagrad", "Adam", "Momentum"))
     for mistake, table in OF_TYPES.items()
     if mistake in {it.name for it in operator.known_mistakes}
     for row in table
@@ -150,7 +150,7 @@ OF_TYPES_CASES = [
 def test_a_mistake_in_types_returns_what_its_sentence_says(
     name, mistake, shape, step, rate, dtype, number_of_tensors, kind
 ):
-    operator = operator_named(name)
+    operator = registry().named(name)
     scalars = [np.ones(shape, rate), np.full(shape, step, np.int64)]
     tensors = [np.ones((), dtype)] * number_of_tensors * len(operator.tensors)
     numbers = dict.fromkeys(

@@ -11,7 +11,7 @@ from places import REPOSITORY
 from yaml_files import only_case, problems_of
 
 from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.case_template import Author, derived_outputs
 
 WIRED = """\
@@ -104,7 +104,7 @@ def test_the_last_elements_of_drawn_data_may_be_said():
 
 @pytest.mark.parametrize("count", [1, 4, 2**20])
 def test_a_zero_of_exact_operands_is_judged(count):
-    author = Author(operator_named("Adagrad"))
+    author = Author(registry().named("Adagrad"))
     asked = author.ask("", "", count=count, changed={"decay_factor": -1 / count})
     new = derived_outputs(asked)[0]
     assert np.isinf(new.value).all()

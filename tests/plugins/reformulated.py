@@ -12,7 +12,7 @@ from onnx.numpy_helper import to_array
 
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import bind, node_attributes
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 _BETWEEN = {
     "Neg": np.negative,
@@ -37,7 +37,7 @@ class _Adam:
             if node.op_type in _BETWEEN:
                 results = [_BETWEEN[node.op_type](*taken)]
             else:
-                operator = operator_named(node.op_type)
+                operator = registry().named(node.op_type)
                 call = bind(operator, taken, node_attributes(operator, node), len(node.output))
                 results = self.optimized(call)
             known |= dict(zip(node.output, results, strict=True))

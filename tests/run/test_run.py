@@ -17,7 +17,7 @@ from places import REPOSITORY
 from two_cases import BACKEND, CASE
 
 from onnxopt_cli.cases.onnx.node_model import formula_model, tensor_info
-from onnxopt_cli.operators.registry import operator_named
+from onnxopt_cli.operators.registry import registry
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_model_that_declares_something_else_may_be_refused(
 ):
     """The node is right in itself: what ONNX Runtime refuses is that the graph says otherwise."""
     pytest.importorskip("onnxruntime")
-    momentum = operator_named("Momentum")
+    momentum = registry().named("Momentum")
     inputs = [np.float32(0.1), np.int64(1), *np.ones((3, 2), np.float32)]
     attributes = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
     model = formula_model(momentum, attributes, list(map(np.asarray, inputs)), graph_name="one")

@@ -18,7 +18,7 @@ from onnxopt_cli.cases.onnx.node_model import (
     whole_model,
 )
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
 from onnxopt_cli.suites.case_template import Author
 from onnxopt_cli.suites.collect import collect
@@ -309,7 +309,7 @@ def test_a_vacuous_refusal_can_be_expected(onnxopt, workplace):
     assert answer.code == 0, answer.text
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda it: it.name)
+@pytest.mark.parametrize("operator", registry().operators, ids=lambda it: it.name)
 def test_every_operator_has_a_node_that_tells(operator):
     ordinary = Author(operator).ask("", "", shapes=[(0,), (2,)])
     model = formula_model(

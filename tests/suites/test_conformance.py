@@ -10,7 +10,7 @@ from made_operators import operator_of
 
 from onnxopt_cli.interpret.evaluate import evaluate, nonnegative_tensors
 from onnxopt_cli.interpret.single_node import sole_call
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
 # Where a result may be wrong: of a call, and of the tensors of one of its groups.
@@ -56,7 +56,7 @@ def seen():
     return found
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda it: it.name)
+@pytest.mark.parametrize("operator", registry().operators, ids=lambda it: it.name)
 def test_each_dimension_is_asked_for_where_it_is_seen(operator, seen):
     beside = {"no dimensions beside others", "lower rank", "one row", "one column"}
     alone = len(operator.tensors) == 1

@@ -15,7 +15,7 @@ from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.case_template import Author
 
 #: Operators of which most backends know one.
@@ -30,7 +30,6 @@ SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
 TRAINING = "ai.onnx.preview.training"
 
 _IR_VERSION = 8
-_FORMULAS = {operator.qualified_name: operator for operator in OPERATORS}
 # Values of attributes that a node must have; an operator with others is not asked for.
 _REQUIRED: Mapping[str, int | list[int]] = {
     "axis": 0,
@@ -46,7 +45,8 @@ _OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 def formulas(domain: str = "") -> tuple[str, ...]:
     """Return the qualified names of all operators with a formula, or of those of a domain."""
-    return tuple(name for name, operator in _FORMULAS.items() if domain in {"", operator.domain})
+    operators = registry().operators
+    return tuple(one.qualified_name for one in operators if domain in {"", one.domain})
 
 
 def all_operators() -> Iterator[str]:
@@ -91,8 +91,9 @@ class Runs:
             ValueError: if the operator takes no such tensor, or needs more than tensors.
         """
         asked = self.tensor if array is None else array
-        if self.operator in _FORMULAS:
-            return _formula_question(_FORMULAS[self.operator], asked, self.opset, names)
+        known = {one.qualified_name: one for one in registry().operators}
+        if self.operator in known:
+            return _formula_question(known[self.operator], asked, self.opset, names)
         return _question(self.operator, asked, self.opset, names)
 
 

@@ -30,7 +30,7 @@ from onnxopt_cli.operators.nodes import (
     plain_domain,
     subgraphs,
 )
-from onnxopt_cli.operators.registry import find_operator, register_schemas
+from onnxopt_cli.operators.registry import registry
 
 _MAX_FAULT_CHARS = 300
 # Larger inputs are not what shapes are computed from.
@@ -49,7 +49,7 @@ def model_fault(model: onnx.ModelProto) -> str:
     if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
         # The installed onnx does not know.
         return ""
-    register_schemas()
+    registry().register_schemas()
     try:
         refuse_endless_functions(model)
         checked = _checkable(model)
@@ -107,7 +107,7 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     yielded = {
         name
         for node in all_nodes(model)
-        if find_operator(node.domain, node.op_type) is not None
+        if registry().find(node.domain, node.op_type) is not None
         for name in node.output
     }
     for graph in _graphs(model):
@@ -215,7 +215,7 @@ def inferred_output(
             info.type.CopyFrom(helper.make_tensor_type_proto(element, value.shape))
     for info in graph.output:
         info.type.Clear()
-    register_schemas()
+    registry().register_schemas()
     try:
         refuse_endless_functions(asked)
         found = infer_shapes(asked, data_prop=True)

@@ -19,7 +19,7 @@ from onnxopt_cli.cases.tensors.declared import (
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import attribute_value
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import OPERATORS
+from onnxopt_cli.operators.registry import registry
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
     """
     opsets = [helper.make_operatorsetid(*each) for each in imports]
     known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
-    ours = {operator.domain for operator in OPERATORS} - known
+    ours = {operator.domain for operator in registry().operators} - known
     ir_version = max(
         _IR_VERSION if each.domain in ours else helper.find_min_ir_version_for([each])
         for each in opsets

@@ -50,7 +50,7 @@ from onnxopt_cli.core.tolerance import (
     Ulps,
 )
 from onnxopt_cli.errors import Fault, InvalidCase
-from onnxopt_cli.operators.registry import OPERATORS, find_operator
+from onnxopt_cli.operators.registry import registry
 
 # Nobody reads more of them, and showing all that a long file can have takes minutes.
 _MOST_PROBLEMS = 100
@@ -281,9 +281,9 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         fields.complain(fields.node, "found neither operator nor model, expected one of them")
         raise Incomplete
     if domain is not None:
-        own = find_operator(str(domain.scalar), str(operator.scalar))
+        own = registry().find(str(domain.scalar), str(operator.scalar))
     else:
-        own = next((it for it in OPERATORS if it.name == operator.scalar), None)
+        own = next((it for it in registry().operators if it.name == operator.scalar), None)
     with fields.collecting():
         if own is not None:
             if version is not None and version.scalar != own.version:

@@ -39,7 +39,7 @@ from onnxopt_cli.core.values import (
     dtype_name,
     dtype_named,
 )
-from onnxopt_cli.operators.registry import OPERATORS, register_schemas
+from onnxopt_cli.operators.registry import registry
 
 #: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
@@ -108,7 +108,7 @@ def find_schema(
     Raises:
         FormatError: if there is no such operator.
     """
-    register_schemas()
+    registry().register_schemas()
     name = str(operator.scalar)
     domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
     other, wanted = (opset, version) if domain else (version, opset)
@@ -148,9 +148,9 @@ def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
             operator, f"found {operator.scalar}, expected domain: {' or '.join(homes)} beside it"
         )
     names = {schema.name for schema in schemas if schema.domain == domain}
-    names |= {own.name for own in OPERATORS if given is None or own.domain == domain}
+    names |= {own.name for own in registry().operators if given is None or own.domain == domain}
     # Adan is as near to Atan as to Adam: ours are asked for more often.
-    ours = nearest(str(operator.scalar), [own.name for own in OPERATORS], cutoff=0.75)
+    ours = nearest(str(operator.scalar), [own.name for own in registry().operators], cutoff=0.75)
     hint = ours or nearest(str(operator.scalar), names)
     expected = f"an operator of {domain or 'ai.onnx, or ours'}{'; ' * bool(hint)}{hint}"
     return unexpected(operator, expected)

@@ -23,7 +23,7 @@ from onnxopt_cli.operators.nodes import (
     plain_domain,
     spell_out_defaults,
 )
-from onnxopt_cli.operators.registry import find_operator
+from onnxopt_cli.operators.registry import registry
 
 #: Domain and name of a function; its overloads count as one.
 FunctionId: TypeAlias = tuple[str, str]
@@ -86,14 +86,14 @@ def _functions_with_formulas(
 ) -> set[FunctionId]:
     """Return the functions with an operator of ours, also through the functions they call."""
     for function_id in bodies:
-        if find_operator(*function_id):
+        if registry().find(*function_id):
             raise NodeError(
                 f"the model defines a function named {':'.join(function_id)}, like the operator",
                 hint="give the function a domain of its own",
             )
     chosen: set[FunctionId] = set()
     for function_id in _callees_first(bodies):
-        if any(called in chosen or find_operator(*called) for called in bodies[function_id]):
+        if any(called in chosen or registry().find(*called) for called in bodies[function_id]):
             chosen.add(function_id)
     return chosen
 

@@ -26,11 +26,7 @@ from onnxopt_cli.operators.nodes import (
     subgraphs,
 )
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import (
-    OPERATORS,
-    find_operator,
-    register_schemas,
-)
+from onnxopt_cli.operators.registry import registry
 
 #: From this opset on, all operators that lowering uses mean the same.
 OLDEST_OPSET = 13
@@ -57,7 +53,7 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 
     Subgraphs and model-local functions count, whether or not the functions are called.
     """
-    found = (find_operator(node.domain, node.op_type) for node in all_nodes(model))
+    found = (registry().find(node.domain, node.op_type) for node in all_nodes(model))
     return tuple(dict.fromkeys(operator.qualified_name for operator in found if operator))
 
 
@@ -129,7 +125,7 @@ class _Sweep:
         for node, twin in zip(graph.node, inferred.node, strict=True):
             for subgraph, inferred_subgraph in zip(subgraphs(node), subgraphs(twin), strict=True):
                 self.lower_graph(subgraph, inferred_subgraph, known)
-            operator = find_operator(node.domain, node.op_type)
+            operator = registry().find(node.domain, node.op_type)
             nodes += self._lower_node(operator, node, known) if operator else [node]
         if len(self.replaced) > before:
             del graph.node[:]
@@ -159,7 +155,7 @@ class _Sweep:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    register_schemas()
+    registry().register_schemas()
     try:
         return infer_shapes(model)
     except OnnxRefusal as error:
@@ -194,7 +190,7 @@ def _require_opset(model: onnx.ModelProto) -> None:
 
 def _drop_unused_imports(model: onnx.ModelProto) -> None:
     used = {node.domain for node in all_nodes(model)}
-    unused = {operator.domain for operator in OPERATORS} - used
+    unused = {operator.domain for operator in registry().operators} - used
     for holder in (model, *model.functions):
         kept = [entry for entry in holder.opset_import if entry.domain not in unused]
         del holder.opset_import[:]

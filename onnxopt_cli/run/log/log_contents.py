@@ -33,7 +33,7 @@ from onnxopt_cli.errors import (
     InvalidCase,
     UsageError,
 )
-from onnxopt_cli.operators.registry import OPERATOR_FILES
+from onnxopt_cli.operators.registry import registry
 
 _CHUNK_BYTES = 1 << 20
 # A log names so many files; of more it has the folders.
@@ -95,7 +95,7 @@ class FileSnapshot:
                 digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
                 digest.update(self.digest(str(path)))
             digest.update(b"\0")
-        for path in OPERATOR_FILES:
+        for path in registry().files:
             digest.update(path.name.encode("utf-8", "surrogateescape") + self.digest(str(path)))
         self._backends = digest.hexdigest()
 

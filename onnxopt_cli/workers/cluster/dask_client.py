@@ -438,11 +438,11 @@ class WorkerGroup:
     def __init__(
         self, cluster: Cluster, opener: str, terms: object, patience: float | None = None
     ) -> None:
-        from onnxopt_cli.operators.registry import OPERATOR_FILES
+        from onnxopt_cli.operators.registry import registry
 
         self.hello: Any = None
         self._cluster = cluster
-        operators = [real_place(it) for it in OPERATOR_FILES]
+        operators = [real_place(it) for it in registry().files]
         here = str(Path.cwd())
         setup = Setup(cluster.versions, opener, terms, here, cluster.local, operators)
         self._setup = pickle.dumps(setup)
