@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -10,7 +11,10 @@ import pytest
 from forked import run_command
 from places import REPOSITORY
 
+from onnxopt_cli import api
+
 README = (REPOSITORY / "README.md").read_text()
+PYTHON_FUNCTIONS = (REPOSITORY / "docs" / "python.md").read_text().partition("## ")[0]
 DOCUMENTS = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")]
 
 
@@ -44,6 +48,16 @@ def test_files_of_ours_that_are_named_are_there(path):
     named = re.findall(r"`((?:onnxopt_cli|tests|scripts|[a-z]+)/[\w/]+\.py)`", path.read_text())
     places = (REPOSITORY, REPOSITORY / "onnxopt_cli")
     assert [it for it in named if not any((place / it).exists() for place in places)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    re.findall(r"(?:^\||, )\s*`(\w+)\(([^`]*)\)`(?=.* \|$)", PYTHON_FUNCTIONS, re.MULTILINE),
+    ids=lambda text: text.partition(",")[0],
+)
+def test_functions_of_the_api_take_the_parameters_that_are_named(name, parameters):
+    accepted = inspect.signature(getattr(api, name)).parameters
+    assert set(re.findall(r"[a-z]\w*", parameters)) <= set(accepted)
 
 
 FENCED = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)

@@ -126,7 +126,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('("beta1", 0.9)', '("beta1", 1e60)', r"does not run: .*1e\+60 is beyond float32"),
         ('("decay", 0.0)', '("decay", "a", choices=("a", "b"))', r"decay: a word has no default"),
         ("np.sign(blend)", "(G if R > 0 else M)", r"lion.py:16: Lion: .*np\.where instead of if"),
-        ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:16: .*& instead of and"),  # noqa: E501
+        ("np.sign(blend)", "np.where((G > 0) and (M > 0), G, M)", r"lion.py:16: .*& instead of"),
         ("np.sign(blend)", "np.random.rand()", r"lion.py:13: Lion: .*returns other values"),
         ("return X_new, M_new", "raise SystemExit(0)", r"lion.py:18: Lion: SystemExit: 0"),
         ('"X_new": "X"', '"X": "X"', r"X: an output has the name of an input"),
