@@ -1,3 +1,125 @@
-"""Conformance tester for ONNX operators."""
+"""Conformance tester for ONNX operators: the public Python interface.
+
+::
+
+    import onnxopt_cli as onnxopt
+
+    for result in onnxopt.run(onnxopt.load_cases("conformance"), "onnxruntime"):
+        print(result.case, result.outcome)
+
+Backends are specified as on the command line, and run in processes of their own unless
+``execution`` says otherwise. Functions print nothing. Errors whose message is meant for a user are
+:class:`OnnxoptError`.
+
+The names of ``__all__``, and those of :mod:`onnxopt_cli.operators` for authors of operators, follow
+semantic versioning. All other modules are private.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxopt_cli._api import (
+        CAPABILITIES,
+        BackendUnavailable,
+        Case,
+        Configuration,
+        Execution,
+        Explanation,
+        Finding,
+        InjectedErrors,
+        InvalidCase,
+        Isolation,
+        Judging,
+        Limits,
+        LoweringMode,
+        MutationScore,
+        NotConformingError,
+        NothingSelected,
+        OnnxoptError,
+        Outcome,
+        Result,
+        Shard,
+        Standing,
+        Tolerance,
+        ToleranceRule,
+        UsageError,
+        add_operators,
+        audit,
+        check,
+        explain,
+        fuzz,
+        generate,
+        inject_errors,
+        load_cases,
+        load_configuration,
+        run,
+    )
 
 __version__ = "0.1.0"
+__all__ = [
+    "CAPABILITIES",
+    "BackendUnavailable",
+    "Case",
+    "Configuration",
+    "Execution",
+    "Explanation",
+    "Finding",
+    "InjectedErrors",
+    "InvalidCase",
+    "Isolation",
+    "Judging",
+    "Limits",
+    "LoweringMode",
+    "MutationScore",
+    "NotConformingError",
+    "NothingSelected",
+    "OnnxoptError",
+    "Outcome",
+    "Result",
+    "Shard",
+    "Standing",
+    "Tolerance",
+    "ToleranceRule",
+    "UsageError",
+    "__version__",
+    "add_operators",
+    "audit",
+    "check",
+    "explain",
+    "fuzz",
+    "generate",
+    "inject_errors",
+    "load_cases",
+    "load_configuration",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the implementation when a public name is first used: it takes a while."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("onnxopt_cli._api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Package(ModuleType):
+    """This package, in which ``run`` and ``fuzz`` are functions although it has such subpackages.
+
+    Importing a subpackage would bind its name in the package.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -67,7 +67,7 @@ def _asked(config: pytest.Config) -> _Asked:
     Raises:
         pytest.UsageError: if one is wrong.
     """
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.run.expectations.expectations import Expectations
     from onnxopt_cli.suites.collect import suite_versions
@@ -79,7 +79,7 @@ def _asked(config: pytest.Config) -> _Asked:
             configuration = api.load_configuration()
             api.add_operators(*configuration.operators)
             backends = [configuration.backend(it) for it in backends]
-        cases = api.load(*config.getoption("--onnxopt"))
+        cases = api.load_cases(*config.getoption("--onnxopt"))
         expectations = Expectations.read(tuple(map(Path, expect)))
         expectations.require_suites(suite_versions(cases))
     except api.OnnxoptError as error:
@@ -129,7 +129,7 @@ class CaseItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run the case; see pytest."""
-        from onnxopt_cli import api
+        from onnxopt_cli import _api as api
 
         try:
             expect = self.config.getoption("--onnxopt-expect")
@@ -150,7 +150,7 @@ class CaseItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the differences and what explains them; see pytest."""
-        from onnxopt_cli import api
+        from onnxopt_cli import _api as api
 
         error = excinfo.value
         if not isinstance(error, api.NotConformingError):

@@ -14,7 +14,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 from onnxopt_cli.core.tolerance import Provenance, Relative, Tolerance
 from onnxopt_cli.core.values import dtype_name
 
@@ -23,11 +23,11 @@ TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 
 def main(corpus: str = "onnx-node") -> None:
     """Print the numbers, and the reasons why cases are missing."""
-    cases = api.load(corpus)
-    judging = api.Judging(tolerance=api.ToleranceRule.CONDITIONED)
+    cases = onnxopt.load_cases(corpus)
+    judging = onnxopt.Judging(tolerance=onnxopt.ToleranceRule.CONDITIONED)
     totals: defaultdict[str, int] = defaultdict(int)
     uncovered: defaultdict[str, list[str]] = defaultdict(list)
-    for case, result in zip(cases, api.run(cases, "numpy", judging=judging), strict=True):
+    for case, result in zip(cases, onnxopt.run(cases, "numpy", judging=judging), strict=True):
         inputs = [value for value in case.load().inputs.values() if isinstance(value, np.ndarray)]
         input_types = {dtype_name(value.dtype) for value in inputs}
         tolerances: defaultdict[str, list[Tolerance | None]] = defaultdict(list)

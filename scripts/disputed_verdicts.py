@@ -31,7 +31,7 @@ import numpy as np
 import onnx
 from mpmath import mp, mpf
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.corpora import corpus
 from onnxopt_cli.core.result import Outcome, Result
@@ -382,13 +382,13 @@ def check(file: Path = RECORDED) -> int:
 
 def record(backends: list[str]) -> None:
     """Print the outputs that only one of the two tolerances accepts, one JSON object per line."""
-    cases = api.load("onnx-node")
-    onnx_judging = api.Judging(tolerance=api.ToleranceRule.ONNX)
+    cases = onnxopt.load_cases("onnx-node")
+    onnx_judging = onnxopt.Judging(tolerance=onnxopt.ToleranceRule.ONNX)
     rows = []
     for name, backend in (labelled.split("=", 1) for labelled in backends):
         by_onnx, conditioned = (
-            api.run(cases, backend, judging=onnx_judging),
-            api.run(cases, backend),
+            onnxopt.run(cases, backend, judging=onnx_judging),
+            onnxopt.run(cases, backend),
         )
         for onnx_result, result in zip(by_onnx, conditioned, strict=True):
             if {onnx_result.outcome, result.outcome} == {Outcome.PASS, Outcome.FAIL}:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy_quaddtype import QuadPrecDType
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
@@ -30,7 +30,7 @@ SHARES = (0.5, 0.9, 1.1, 2.0)
 def main() -> int:
     """Print the counts; return the exit code."""
     counts = Counter[str]()
-    for case in api.load(str(Path(__file__).parent.parent / "cases")):
+    for case in onnxopt.load_cases(str(Path(__file__).parent.parent / "cases")):
         content = case.load()
         call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:

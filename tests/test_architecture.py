@@ -27,11 +27,11 @@ ORDER = [
     {"analysis"},
     {"fuzz"},
     {"report"},
-    {"api"},
+    {"_api"},
     {"cli", "pytest_plugin"},
 ]
 
-#: What commands reach through api alone. They name cases, operators and backends themselves, and
+#: What commands reach through _api alone. They name cases, operators and backends themselves, and
 #: drive the search of fuzz, example by example.
 BEHIND_API = {"analysis", "run"}
 
@@ -150,6 +150,8 @@ def test_no_modules_import_each_other():
         name: {module for module, _ in imports(path) if module in modules} - {name}
         for name, path in modules.items()
     }
+    # The package imports its implementation when a name is used.
+    needs["onnxopt_cli"] = set()
     list(TopologicalSorter(needs).static_order())
 
 

@@ -80,7 +80,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     Exits with 1 if a wrong implementation survives or a right one is rejected; with --injected, if
     neighbours may be exchanged in an output that has to be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import tell_problems, ticking
     from onnxopt_cli.cli.environment import silence_output
     from onnxopt_cli.core.files import require_place, write_atomically
@@ -89,7 +89,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         require_place("--json", options["json_path"])
         silence_output()
     problems: list[Fault] = []
-    chosen = api.load(*targets, operators=operators, invalid=problems.extend, telling=ticking)
+    chosen = api.load_cases(*targets, operators=operators, invalid=problems.extend, telling=ticking)
     tell_problems(problems)
     if not chosen:
         return 2
@@ -108,7 +108,7 @@ def _scored(
     chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Fault]
 ) -> tuple[int, str]:
     """Show what implementations become of; return the exit code, and all of it as JSON."""
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import (
         stdout,
         tell_problems,
@@ -151,7 +151,7 @@ def _scored(
 
 def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
     """Show which errors in right outputs are caught; return as :func:`_scored` does."""
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import NothingSelected

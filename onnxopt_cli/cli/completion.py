@@ -107,7 +107,7 @@ def complete_backend(context: click.Context) -> Iterable[str]:
 @_offering
 def complete_capability(_context: click.Context) -> Iterable[str]:
     """Offer what cases can need."""
-    from onnxopt_cli.api import CAPABILITIES
+    from onnxopt_cli._api import CAPABILITIES
 
     return CAPABILITIES
 

@@ -39,7 +39,7 @@ _LACKS = {
 
 # What most commands load: what a run does, and the schemas of onnx.
 _LOADS = (
-    "import onnxopt_cli.api; from onnxopt_cli.operators.registry import Registry; "
+    "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"
 )
 

@@ -31,7 +31,7 @@ def command(saved: Path, explain_time: float | None) -> int:
 
     Exits with 1 if a failure is left unexplained.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stderr, stdout
     from onnxopt_cli.report.saved_run import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines

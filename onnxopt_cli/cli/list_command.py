@@ -21,7 +21,7 @@ def command(targets: tuple[str, ...], **filters: Any) -> int:
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import (
         note,
         stdout,
@@ -33,7 +33,9 @@ def command(targets: tuple[str, ...], **filters: Any) -> int:
     from onnxopt_cli.report.listing import case_table
 
     problems: list[Fault] = []
-    chosen = api.load(*targets, **filters, invalid=problems.extend, tell=note, telling=ticking)
+    chosen = api.load_cases(
+        *targets, **filters, invalid=problems.extend, tell=note, telling=ticking
+    )
     tell_problems(problems)
     console = stdout()
     if console.is_terminal:

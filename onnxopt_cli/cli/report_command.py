@@ -70,7 +70,7 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     Exits as the whole run would have; with 2 if a shard is missing, given twice, not finished or of
     another run.
     """  # noqa: D301 - likewise
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report import terminal
 

@@ -76,7 +76,7 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
         UsageError: if it cannot be read, says what no option can be, or is of a backend that it
             must not choose.
     """
-    from onnxopt_cli import api
+    from onnxopt_cli import _api as api
     from onnxopt_cli.backends.resolve import BUILT_IN
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.errors import UsageError

@@ -14,7 +14,7 @@ from rich.columns import Columns
 from rich.console import RenderableType
 from rich.text import Text
 
-from onnxopt_cli import api
+from onnxopt_cli import _api as api
 from onnxopt_cli.cli.console import (
     Pace,
     note,

@@ -253,7 +253,7 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
             )
             enter(made.in_use())
         if registry().files or files:
-            from onnxopt_cli import api
+            from onnxopt_cli import _api as api
 
             api.add_operators(*files)
     except UsageError as error:

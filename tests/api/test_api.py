@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from places import PLUGINS, REPOSITORY
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 
 EXAMPLES = re.findall(
     r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL
 )
 WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
-IN_PROCESS = api.Execution(isolation=api.Isolation.NONE)
+IN_PROCESS = onnxopt.Execution(isolation=onnxopt.Isolation.NONE)
 
 
 def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
@@ -32,7 +32,7 @@ def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
 
 def test_a_case_reads_as_its_id():
     # pytest-xdist needs names of tests that are the same in each process.
-    assert [str(case) for case in api.load("spec", operators=["Adam"])] == [
+    assert [str(case) for case in onnxopt.load_cases("spec", operators=["Adam"])] == [
         "spec/adam/adam", "spec/adam/adam_multiple",
     ]  # fmt: skip
 
@@ -52,8 +52,8 @@ def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
 
 
 def test_results_come_in_the_order_of_the_cases_for_all_backends():
-    cases = api.load("spec")
-    results = list(api.run(cases, "numpy", "onnx-reference"))
+    cases = onnxopt.load_cases("spec")
+    results = list(onnxopt.run(cases, "numpy", "onnx-reference"))
     assert [(it.case, it.backend) for it in results] == [
         (case.id, backend) for case in cases for backend in ("numpy", "onnx-reference")
     ]
@@ -63,14 +63,14 @@ def test_results_come_in_the_order_of_the_cases_for_all_backends():
 def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, monkeypatch):
     (tmp_path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
     monkeypatch.chdir(tmp_path)
-    case = api.load("spec/adam/adam_multiple")[0]
-    with pytest.raises(api.OnnxoptError, match="no backend 'mine'"):
-        api.check(case, "mine", execution=IN_PROCESS)
-    with pytest.raises(api.NotConformingError):
-        api.check(case, api.load_configuration().backend("mine"), execution=IN_PROCESS)
+    case = onnxopt.load_cases("spec/adam/adam_multiple")[0]
+    with pytest.raises(onnxopt.OnnxoptError, match="no backend 'mine'"):
+        onnxopt.check(case, "mine", execution=IN_PROCESS)
+    with pytest.raises(onnxopt.NotConformingError):
+        onnxopt.check(case, onnxopt.load_configuration().backend("mine"), execution=IN_PROCESS)
     (tmp_path / "onnxopt.toml").write_text("[backends.mine]\n")
-    with pytest.raises(api.OnnxoptError, match=r"onnxopt.toml:1: backends.mine names no backend"):
-        api.load_configuration("onnxopt.toml")
+    with pytest.raises(onnxopt.OnnxoptError, match=r"toml:1: backends.mine names no backend"):
+        onnxopt.load_configuration("onnxopt.toml")
 
 
 def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
@@ -79,8 +79,8 @@ def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
         f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n"
         "class Backend:\n    def run(self, model, inputs):\n        return []\n"
     )
-    results = api.run(api.load("spec"), f"python:{tmp_path / 'plugin.py'}:Backend")
-    assert [it.outcome for it in islice(results, 1)] == [api.Outcome.FAIL]
+    results = onnxopt.run(onnxopt.load_cases("spec"), f"python:{tmp_path / 'plugin.py'}:Backend")
+    assert [it.outcome for it in islice(results, 1)] == [onnxopt.Outcome.FAIL]
     results.close()
     (process,) = (int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
     with pytest.raises(ProcessLookupError):
@@ -96,11 +96,11 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
         "class Backend(InsideTheRoot):\n    pass\n"
     )
     backend = f"python:{tmp_path / 'plugin.py'}:Backend"
-    failing = api.load("spec/adam/adam_multiple", "conformance/adam/T_2")
+    failing = onnxopt.load_cases("spec/adam/adam_multiple", "conformance/adam/T_2")
     for case in failing:
         with pytest.raises(AssertionError, match=r"_new.*\n.*4 times the rounding") as raised:
-            api.check(case, backend)
-        assert isinstance(raised.value, api.NotConformingError)
+            onnxopt.check(case, backend)
+        assert isinstance(raised.value, onnxopt.NotConformingError)
         assert raised.value.result.case == case.id
         # What a user sees is the line of the test.
         shown = raised.traceback.filter(raised)
@@ -110,80 +110,80 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
 
 
 def test_a_check_knows_what_was_expected(tmp_path):
-    (case,) = api.load("spec/adam/adam_multiple")
+    (case,) = onnxopt.load_cases("spec/adam/adam_multiple")
     expected = tmp_path / "expected.yaml"
     expected.write_text(
         f"onnxopt-expect: 1\nexpect:\n  - {{case: {case.id}, outcome: fail, reason: known}}\n"
     )
-    result = api.check(case, WRONG, execution=IN_PROCESS, expect=[expected])
-    assert (result.outcome, result.standing) == (api.Outcome.FAIL, api.Standing.EXPECTED)
-    with pytest.raises(api.NotConformingError):
-        api.check(case, "numpy", expect=[expected])
+    result = onnxopt.check(case, WRONG, execution=IN_PROCESS, expect=[expected])
+    assert (result.outcome, result.standing) == (onnxopt.Outcome.FAIL, onnxopt.Standing.EXPECTED)
+    with pytest.raises(onnxopt.NotConformingError):
+        onnxopt.check(case, "numpy", expect=[expected])
     expected.write_text("onnxopt-expect: 1\nsuites: [spec@99]\n")
-    with pytest.raises(api.UsageError, match="spec@99 is asked for"):
-        api.check(case, execution=IN_PROCESS, expect=[str(expected)])
+    with pytest.raises(onnxopt.UsageError, match="spec@99 is asked for"):
+        onnxopt.check(case, execution=IN_PROCESS, expect=[str(expected)])
 
 
 def test_failures_are_explained():
-    cases = api.load("conformance", patterns=["conformance/adam/T_*"])
-    results = list(api.run(cases, WRONG, execution=IN_PROCESS))
-    (explanation,) = api.explain(results, cases)
+    cases = onnxopt.load_cases("conformance", patterns=["conformance/adam/T_*"])
+    results = list(onnxopt.run(cases, WRONG, execution=IN_PROCESS))
+    (explanation,) = onnxopt.explain(results, cases)
     assert explanation.known_mistakes == ("epsilon inside the square root",)
 
 
 def test_an_audit_grades_each_operator():
-    (score,) = api.audit(api.load("pruning", operators=["AdmmGradient"])[:3])
+    (score,) = onnxopt.audit(onnxopt.load_cases("pruning", operators=["AdmmGradient"])[:3])
     assert score.operator.name == "AdmmGradient"
     assert score.survivors
     assert not score.false_alarms
 
 
 def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
-    found = next(api.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
-    assert found.result.outcome is api.Outcome.FAIL
-    assert list(api.fuzz("numpy", operators=["Adam"], examples=20)) == []
+    found = next(onnxopt.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
+    assert found.result.outcome is onnxopt.Outcome.FAIL
+    assert list(onnxopt.fuzz("numpy", operators=["Adam"], examples=20)) == []
 
 
 def test_a_suite_is_generated_as_the_command_writes_it():
-    files = dict(api.generate("spec"))
+    files = dict(onnxopt.generate("spec"))
     for name, content in files.items():
         assert (REPOSITORY / "cases" / name).read_bytes() == content
 
 
 def run_with(**options):
-    return list(api.run(api.load("spec"), execution=api.Execution(**options)))
+    return list(onnxopt.run(onnxopt.load_cases("spec"), execution=onnxopt.Execution(**options)))
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: api.load("nowhere"), "there is no path, suite or case"),
-        (lambda: api.load("spec", operators=["Adan"]), "Adan"),
-        (lambda: api.load("spec", patterns=["nothing"]), "none of"),
-        (lambda: list(api.run(api.load("spec"), "nothing")), "there is no backend"),
-        (lambda: list(api.fuzz("numpy", operators=["Adan"])), "Adan"),
-        (lambda: list(api.generate("nothing")), "there is no suite"),
-        (lambda: list(api.generate("spec", "json")), "expected yaml or onnx"),
+        (lambda: onnxopt.load_cases("nowhere"), "there is no path, suite or case"),
+        (lambda: onnxopt.load_cases("spec", operators=["Adan"]), "Adan"),
+        (lambda: onnxopt.load_cases("spec", patterns=["nothing"]), "none of"),
+        (lambda: list(onnxopt.run(onnxopt.load_cases("spec"), "nothing")), "there is no backend"),
+        (lambda: list(onnxopt.fuzz("numpy", operators=["Adan"])), "Adan"),
+        (lambda: list(onnxopt.generate("nothing")), "there is no suite"),
+        (lambda: list(onnxopt.generate("spec", "json")), "expected yaml or onnx"),
         (lambda: run_with(isolation="nome"), "isolation='nome': expected process or none"),
         (lambda: run_with(jobs=0), "jobs=0: expected a whole number of at least 1"),
-        (lambda: run_with(limits=api.Limits(memory="1GiB")), "expected a number of bytes"),
-        (lambda: api.Shard(0, 3), "invalid --shard 0/3"),
-        (lambda: list(api.fuzz("numpy", examples=0)), "expected 1 or more"),
+        (lambda: run_with(limits=onnxopt.Limits(memory="1GiB")), "expected a number of bytes"),
+        (lambda: onnxopt.Shard(0, 3), "invalid --shard 0/3"),
+        (lambda: list(onnxopt.fuzz("numpy", examples=0)), "expected 1 or more"),
     ],
 )
 def test_what_is_misspelt_is_named(wrong, says):
-    with pytest.raises(api.OnnxoptError, match=says):
+    with pytest.raises(onnxopt.OnnxoptError, match=says):
         wrong()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: list(api.run("spec")),
-        lambda: list(api.run(api.load("spec"), ["numpy"])),
-        lambda: api.check("spec/adam/adam"),
-        lambda: api.check(api.load("spec")[0], ["numpy"]),
-        lambda: api.explain("run.jsonl"),
+        lambda: list(onnxopt.run("spec")),
+        lambda: list(onnxopt.run(onnxopt.load_cases("spec"), ["numpy"])),
+        lambda: onnxopt.check("spec/adam/adam"),
+        lambda: onnxopt.check(onnxopt.load_cases("spec")[0], ["numpy"]),
+        lambda: onnxopt.explain("run.jsonl"),
     ],
 )
 def test_what_is_of_another_kind_is_named(wrong):
@@ -192,7 +192,7 @@ def test_what_is_of_another_kind_is_named(wrong):
 
 
 def test_words_stand_for_members_and_one_name_for_several():
-    (case,) = api.load("spec", patterns="spec/adam/adam", operators="Adam")
-    asked = api.Judging(tolerance="onnx"), api.Execution(isolation="none", lowering="never")
-    (result,) = api.run([case], judging=asked[0], execution=asked[1])
+    (case,) = onnxopt.load_cases("spec", patterns="spec/adam/adam", operators="Adam")
+    asked = onnxopt.Judging(tolerance="onnx"), onnxopt.Execution(isolation="none", lowering="never")
+    (result,) = onnxopt.run([case], judging=asked[0], execution=asked[1])
     assert {diff.tolerance.rtol for diff in result.diffs} == {1e-3}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, make_plain, tensor
 
-from onnxopt_cli.api import load
+from onnxopt_cli import load_cases
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.errors import InvalidCase
 
@@ -92,9 +92,9 @@ def test_a_model_file_names_its_own_cases_alone(tmp_path):
         (tmp_path / f"{name}.onnx").write_bytes(identity({"x": FLOAT}).SerializeToString())
         (tmp_path / f"{name}_output_0.pb").write_bytes(tensor(ONE_TWO).SerializeToString())
     suite = tmp_path.name
-    of_directory = [case.id for case in load(tmp_path / "test_x" / "model.onnx")]
+    of_directory = [case.id for case in load_cases(tmp_path / "test_x" / "model.onnx")]
     assert of_directory == [f"{suite}/test_x/0", f"{suite}/test_x/1"]
-    assert [case.id for case in load(tmp_path / "light_b.onnx")] == [f"{suite}/light_b/0"]
+    assert [case.id for case in load_cases(tmp_path / "light_b.onnx")] == [f"{suite}/light_b/0"]
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx"])
@@ -102,7 +102,7 @@ def test_a_model_file_without_test_data_is_invalid_whatever_lies_beside_it(tmp_p
     make_plain(tmp_path / "test_y")
     (tmp_path / name).write_bytes(identity({"x": FLOAT}).SerializeToString())
     with pytest.raises(InvalidCase, match=f"{name}: has no test data; a test directory has"):
-        load(tmp_path / name)
+        load_cases(tmp_path / name)
 
 
 def test_a_gap_in_the_data_sets_is_a_problem(tmp_path):

@@ -208,9 +208,9 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     assert (code, text.partition(",")[0]) == (0, "optimizers: wrote 1 file")
     assert (below / "cases" / "optimizers" / "lamb.yaml").exists()
     script = """if True:
-        from onnxopt_cli import api
-        api.add_operators(*api.load_configuration().operators)
-        print(api.load("optimizers")[0])
+        import onnxopt_cli as onnxopt
+        onnxopt.add_operators(*onnxopt.load_configuration().operators)
+        print(onnxopt.load_cases("optimizers")[0])
     """
     command = [sys.executable, "-c", script]
     assert b"optimizers/lamb/" in subprocess.run(command, cwd=below, stdout=-1, check=True).stdout

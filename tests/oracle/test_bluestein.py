@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 from onnxopt_cli.core.result import Outcome
 
 BACKEND = """
@@ -45,10 +45,10 @@ class Off(Bluestein):
 @pytest.mark.parametrize(("backend", "outcome"), [("Bluestein", "pass"), ("Off", "fail")])
 def test_chirps_of_float32_are_right(tmp_path, backend, outcome):
     (tmp_path / "vendor.py").write_text(BACKEND)
-    cases = api.load("onnx-node/test_dft")
-    run = api.run(
+    cases = onnxopt.load_cases("onnx-node/test_dft")
+    run = onnxopt.run(
         cases,
         f"python:{tmp_path}/vendor.py:{backend}",
-        execution=api.Execution(isolation=api.Isolation.NONE),
+        execution=onnxopt.Execution(isolation=onnxopt.Isolation.NONE),
     )
     assert [result.outcome for result in run] == [Outcome(outcome)] * len(cases)

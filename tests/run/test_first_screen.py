@@ -11,7 +11,7 @@ from places import REPOSITORY
 from rich.console import Console
 from two_cases import BACKEND, CASE
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 from onnxopt_cli.report.terminal import failure_panel
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
@@ -230,9 +230,11 @@ def test_the_screen_is_the_same_in_a_pipe_without_colour(screen, monkeypatch, co
 @pytest.fixture(scope="module")
 def double():
     """A wrong result of float64, of which some elements are as long as they may be."""
-    cases = api.load("conformance/adam/double")
+    cases = onnxopt.load_cases("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
-    (result,) = api.run(cases, backend, execution=api.Execution(isolation=api.Isolation.NONE))
+    (result,) = onnxopt.run(
+        cases, backend, execution=onnxopt.Execution(isolation=onnxopt.Isolation.NONE)
+    )
     return result
 
 

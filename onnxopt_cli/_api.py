@@ -1,15 +1,6 @@
-"""onnxopt from Python: what the commands do, as functions.
+"""The commands as functions: the public ones, and those that only the command line needs.
 
-::
-
-    from onnxopt_cli import api
-
-    for result in api.run(api.load("conformance"), "onnxruntime"):
-        print(result.case, result.outcome)
-
-Backends are written as on the command line, and run in processes of their own unless ``execution``
-says otherwise. What a function returns never changes afterwards. Nothing is printed. Errors whose
-message is meant for a user are :class:`OnnxoptError`.
+The public names are those of :data:`onnxopt_cli.__all__`.
 """
 
 from __future__ import annotations
@@ -121,7 +112,7 @@ __all__ = [
     "fuzz",
     "generate",
     "inject_errors",
-    "load",
+    "load_cases",
     "load_configuration",
     "merge_logs",
     "open_session",
@@ -130,7 +121,7 @@ __all__ = [
     "update_expectations",
 ]
 
-# Imported when they are asked for: a run that passes needs none of them, and they take a while.
+# Imported on first use: a run that passes needs none of them, and importing them takes a while.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
@@ -168,7 +159,7 @@ def _all(kind: type[T], values: Iterable[T], which: str) -> tuple[T, ...]:
 
 
 def _cases(cases: Iterable[Case]) -> tuple[Case, ...]:
-    return _all(Case, cases, "cases that load() has returned")
+    return _all(Case, cases, "cases that load_cases() has returned")
 
 
 def _backends(backends: Iterable[str]) -> tuple[str, ...]:
@@ -193,7 +184,7 @@ class NotConformingError(AssertionError):
         self.result = result
 
 
-def load(
+def load_cases(
     *targets: str | Path,
     patterns: Sequence[str] = (),
     operators: Sequence[str] = (),
@@ -245,7 +236,7 @@ def run(
     are ended when the iterator is, or is closed.
 
     Args:
-        cases: from :func:`load`.
+        cases: from :func:`load_cases`.
         backends: as after ``-b``; none means ``numpy``.
         execution: where and within which limits backends run.
         judging: how outputs are judged.
@@ -384,7 +375,7 @@ def audit(
     """Return which wrong implementations cases catch, a grade for each operator with a formula.
 
     Args:
-        cases: from :func:`load`.
+        cases: from :func:`load_cases`.
         judging: how outputs are judged.
         jobs: number of processes.
         thorough: whether to look for redundant cases, too, which takes many times as long.
