@@ -11,7 +11,7 @@ import pytest
 from forked import run_command
 from places import REPOSITORY
 
-from onnxopt_cli import api
+import onnxopt_cli as onnxopt
 
 README = (REPOSITORY / "README.md").read_text()
 PYTHON_FUNCTIONS = (REPOSITORY / "docs" / "python.md").read_text().partition("## ")[0]
@@ -56,7 +56,7 @@ def test_files_of_ours_that_are_named_are_there(path):
     ids=lambda text: text.partition(",")[0],
 )
 def test_functions_of_the_api_take_the_parameters_that_are_named(name, parameters):
-    accepted = inspect.signature(getattr(api, name)).parameters
+    accepted = inspect.signature(getattr(onnxopt, name)).parameters
     assert set(re.findall(r"[a-z]\w*", parameters)) <= set(accepted)
 
 

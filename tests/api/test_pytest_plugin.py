@@ -22,7 +22,7 @@ ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
 def own_test(pytester):
     """A test of the user's own, beside the cases."""
     pytester.makepyfile(
-        "import sys\ndef test_mine():\n    assert 'onnxopt_cli.api' not in sys.modules"
+        "import sys\ndef test_mine():\n    assert 'onnxopt_cli._api' not in sys.modules"
     )
 
 
