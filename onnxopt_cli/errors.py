@@ -1,4 +1,4 @@
-"""Every error a user can meet: what happened, where, and what to do about it.
+"""All errors that a user can see: what happened, where, and what to do about it.
 
 ::
 
@@ -9,21 +9,21 @@
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
      ├── Unsupported                   a backend says that it does not know something
-     ├── NotApplicable                 our own lowering refuses a node, so no backend is asked
-     ├── UnusableOutput                a backend returned what is no value of ONNX
-     ├── BackendFailure                a backend says that it failed
-     ├── BackendDied                   a backend's process ended before it answered
-     ├── BackendHangs                  a backend did not answer in time
-     └── ProtocolBreach                a backend said what its protocol does not allow
+     ├── NotApplicable                 the lowering refuses a node, so the case does not run
+     ├── UnusableOutput                a backend returned an object that is not an ONNX value
+     ├── BackendFailure                a backend reports a failure
+     ├── BackendDied                   a backend's process ended before it responded
+     ├── BackendHangs                  a backend did not respond in time
+     └── ProtocolBreach                a backend violated its protocol
 
-All from NodeError on are about one case: the run turns them into outcomes and goes on.
+The errors from NodeError on concern a single case: the run turns them into outcomes and continues.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: How messages say that Python's MemoryError was raised; what for follows.
+#: Beginning of messages about a MemoryError; the purpose of the memory follows.
 OUT_OF_MEMORY = "there is not enough memory"
 
 
@@ -31,8 +31,8 @@ class OnnxoptError(Exception):
     """Base of all errors whose message is meant for a user.
 
     Args:
-        message: what happened, one sentence.
-        hint: what to do about it, or empty.
+        message: what happened, in one sentence.
+        hint: what to do about it; may be empty.
     """
 
     exit_code = 1
@@ -57,8 +57,8 @@ class Fault:
     """One thing wrong with a case file.
 
     Attributes:
-        where: ``path:line``, or a path alone where lines mean nothing.
-        what: the case and field, then what was found and what was expected.
+        where: ``path:line``, or only a path for a binary file.
+        what: the case and field, then the actual and the expected content.
     """
 
     where: str
@@ -69,7 +69,7 @@ class Fault:
 
 
 class InvalidCase(OnnxoptError):
-    """A case file or directory breaks its format; all that is wrong with it, at once."""
+    """A case file or directory breaks its format; the error lists all its faults."""
 
     exit_code = 2
 
@@ -79,7 +79,7 @@ class InvalidCase(OnnxoptError):
 
 
 class BackendUnavailable(OnnxoptError):
-    """The backend could not be started: not there, not installed, not importable."""
+    """The backend could not be started: it is missing, not installed or not importable."""
 
     exit_code = 4
 
@@ -99,7 +99,7 @@ class Unsupported(OnnxoptError):
 
     Args:
         message: the backend's own words.
-        operator: the unknown operator as ``domain:name``, where that is what is missing.
+        operator: the unknown operator as ``domain:name``; empty if something else is unsupported.
     """
 
     def __init__(self, message: str, *, operator: str = "") -> None:
@@ -108,28 +108,28 @@ class Unsupported(OnnxoptError):
 
 
 class NotApplicable(OnnxoptError):
-    """Our own lowering refuses a node, so the backend is not asked and has no verdict."""
+    """The lowering refuses a node, so the case does not run and has no verdict."""
 
 
 class UnusableOutput(OnnxoptError):
-    """A backend returned something that is no tensor, sequence, optional or map."""
+    """A backend returned an object that is not a tensor, sequence, optional or map."""
 
 
 class BackendFailure(OnnxoptError):
-    """A backend reports, in an answer of its protocol, that it failed; the message is its own."""
+    """A backend reports a failure in a response of its protocol; the message is its own."""
 
 
 class BackendDied(OnnxoptError):
-    """A backend's process ended, or closed its channel, before it answered."""
+    """A backend's process ended, or closed its channel, before it responded."""
 
 
 class BackendDiedEarlier(BackendDied):
-    """A backend's process ended before it read what it was asked, which is not to blame."""
+    """A backend's process ended before it read the request, which is not the cause."""
 
 
 class BackendHangs(OnnxoptError):
-    """A backend did not answer in time, and was killed."""
+    """A backend did not respond in time, and was killed."""
 
 
 class ProtocolBreach(OnnxoptError):
-    """A backend said what its protocol does not allow, so that nothing it said counts."""
+    """A backend violated its protocol, so its responses do not count."""

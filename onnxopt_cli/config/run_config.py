@@ -312,7 +312,7 @@ class Judging(Settings):
     error_bound: float = setting(
         FACTOR,
         "--error-bound FACTOR",
-        "Multiple of the rounding bound that a derived tolerance allows.",
+        "Multiple of the error bound that a derived tolerance allows.",
         Number(),
         **_VERDICTS,
     )

@@ -1,4 +1,4 @@
-"""Large tensors in blocks that fit the cache, on the cores that are free."""
+"""Process large tensors in blocks that fit the cache, on the available processors."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Elements of a block: its temporaries in the wide type fit a cache of the second level.
+#: Elements of a block, whose temporaries in the wide type fit a second-level cache.
 BLOCK = 1 << 14
-#: Smaller tensors are computed whole: threads would cost more than they save.
-LARGE = 4 * BLOCK
+#: Smaller tensors are not split: threads would cost more than they save.
+LARGE_ELEMENTS = 4 * BLOCK
 
 
 def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> Iterator[T]:
-    """Yield what is computed of the blocks of a flat array, in order; an empty array is one block.
+    """Yield a result for each block of a flat array, in order; an empty array is one block.
 
     Args:
-        compute: is given the places of a block; called in threads where the array is large, which
-            treat floating-point errors as this one does.
+        compute: function of the slice of a block. For a large array it runs in several threads,
+            with the floating-point error handling of the calling thread.
         size: number of elements of the array.
         block: number of elements of a block.
     """
     places = (slice(start, min(start + block, size)) for start in range(0, max(size, 1), block))
-    if size < LARGE or (jobs := available_jobs()) == 1:
+    if size < LARGE_ELEMENTS or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
-    # glibc gives the end of its heap back with every block, and the system clears it again, until
-    # a piece as large as this has been freed.
+    # glibc returns the end of its heap to the system after every block, and the system clears it
+    # again. Freeing one piece of this size raises glibc's threshold for that.
     np.empty(1 << 24, np.uint8)
-    # Not worth importing for small tensors.
+    # Imported late: small tensors do not need it.
     from concurrent.futures import ThreadPoolExecutor
 
     errors = partial(np.seterr, **np.geterr())
     with ThreadPoolExecutor(jobs, initializer=errors) as pool:
-        ahead: deque[Future[T]] = deque()
+        pending: deque[Future[T]] = deque()
         for place in places:
-            ahead.append(pool.submit(compute, place))
-            if len(ahead) > 2 * jobs:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            pending.append(pool.submit(compute, place))
+            if len(pending) > 2 * jobs:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def room(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return a flat array to be filled, in pages that the system gives one by one.
+    """Return an uninitialized flat array whose memory the system provides page by page.
 
-    NumPy asks for huge pages: to find and clear one takes a busy or a virtual machine longer than
-    to read a file into it.
+    NumPy requests huge pages. On a busy or virtual machine, finding and clearing one takes longer
+    than reading a file into it.
 
     Raises:
-        MemoryError: if there is no room.
+        MemoryError: if there is not enough memory.
     """
     size = count * dtype.itemsize
-    if size < LARGE:
+    if size < LARGE_ELEMENTS:
         return np.empty(count, dtype)
     try:
         return np.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype)
@@ -74,7 +74,12 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
-    """Return flat arrays of a size that have the parts of these blocks, none of which is kept."""
+    """Return flat arrays assembled from blocks, each of which is released after it is copied.
+
+    Args:
+        blocks: for each block, one part of every array.
+        size: number of elements of each array.
+    """
     arrays: list[Array] = []
     start = 0
     for parts in blocks:
@@ -87,7 +92,7 @@ def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
 
 def available_jobs() -> int:
     """Return the number of processors that this process may use."""
-    # Not every system has it, and a container may forbid it.
+    # Some systems lack this call, and a container may forbid it.
     with suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

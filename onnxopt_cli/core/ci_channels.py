@@ -1,8 +1,8 @@
-"""Environment variables by which a step of a CI job sets things of later ones, or acts as the job.
+"""Withhold the environment variables by which a step of a CI job controls the job.
 
-The code under test has no use for them. With the names of these files and tokens it could set
-``PATH`` for the next step, write the job's summary, or ask the server for a signature. That is no
-wall: a backend that runs as the same user may find such files without being told.
+The code under test has no use for them. With these files and tokens it could set ``PATH`` for the
+next step, write the job's summary, or request a signature from the server. This is not a security
+boundary: a backend that runs as the same user may find the files without their names.
 
 Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
 https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
@@ -37,7 +37,7 @@ _FILES = frozenset(
         "TEAMCITY_BUILD_PROPERTIES_FILE",
     }
 )
-# Where the server is spoken to, and with which right.
+# Addresses of the server, and credentials.
 _ACCESS = re.compile(
     r"ACTIONS_\w*(URL|TOKEN)"
     r"|(GH|GITHUB|GITEA|FORGEJO|CI|GITLAB|CIRCLE|BUILDKITE|BITBUCKET|SYSTEM|AZP|VSTS|AGENT|APPVEYOR"
@@ -50,18 +50,18 @@ _withheld: dict[str, str] = {}
 
 
 def without_ci_channels(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for a backend: all but such variables."""
+    """Return an environment without these variables, for a backend."""
     return {name: value for name, value in environment.items() if not _is_channel(name)}
 
 
 def withhold_ci_channels() -> None:
-    """Take them out of this process's own environment, for what runs in it and what it starts."""
+    """Remove these variables from the environment of this process and of its future children."""
     for name in filter(_is_channel, list(os.environ)):
         _withheld[name] = os.environ.pop(name)
 
 
 def step_summary() -> str:
-    """Return the file that GitHub shows as the summary of this step; empty if there is none."""
+    """Return the path of the step's summary on GitHub; empty elsewhere."""
     return os.environ.get(_SUMMARY) or _withheld.get(_SUMMARY, "")
 
 

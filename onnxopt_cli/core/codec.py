@@ -1,22 +1,22 @@
-"""The one form of values and messages that leave a process: for a worker, a command, a log.
+"""The format of values and messages that leave a process: for workers, commands and logs.
 
-A message is a line of JSON, and after it as many raw bytes as its field ``bytes`` says::
+A message is a line of JSON, followed by the number of raw bytes in its field ``bytes``::
 
     {"id": 2, "request": "run", "bytes": 8, "inputs": [{"dtype": "float32", "shape": [2]}]}
 
-A tensor is ``{"dtype": NAME, "shape": [...]}`` in the JSON. Its elements follow in the raw bytes,
-tensor after tensor as the JSON names them: little-endian, in C order, at least a byte each. Where
-there are no raw bytes, as in a log, its field ``data`` holds them in base64. Strings stand in the
-field ``data`` as a list. A sequence is ``{"sequence": [...]}``, a map ``{"map": [[key, value],
-...]}``, an empty optional ``null``. Element types that ONNX lacks, which a backend may return all
-the same, go by NumPy's own names, as far as they are plain numbers.
+A tensor is ``{"dtype": NAME, "shape": [...]}`` in the JSON. The raw bytes hold the elements of all
+tensors in the order of the JSON: little-endian, in C order, at least one byte per element. A log
+has no raw bytes; there the field ``data`` holds the elements in base64. The strings of a string
+tensor are a list in the field ``data``. A sequence is ``{"sequence": [...]}``, a map ``{"map":
+[[key, value], ...]}``, an empty optional ``null``. A backend may return numbers of an element type
+that ONNX lacks; these types have their NumPy names.
 
-Nothing that arrives is unpickled or run. What breaks the form, or is larger than the caps, is
-refused from its first bytes on. Memory is taken as bytes come, not as they are announced; JSON of
-more parts than the cap is not parsed, and the values of a message are counted as they are built.
+Received data is never unpickled or executed. A malformed or oversized message is refused as early
+as possible: memory is allocated as bytes arrive, JSON with too many parts is not parsed, and the
+values of a message are counted while they are built.
 
-Plugins in other interpreters are asked through this module too: Python 3.9 has to do, NumPy 1.24,
-and no other package.
+Plugins in other interpreters use this module, too. It must run on Python 3.9 with NumPy 1.24 and no
+other package.
 """
 
 from __future__ import annotations
@@ -43,38 +43,39 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
-#: What commands speak, and its version.
+#: Name and version of the protocol of commands.
 PROTOCOL = "onnxopt-exec/2"
 
-#: Most bytes of a line of JSON, and of the raw bytes after it.
+#: Maximum bytes of a line of JSON.
 LARGEST_LINE = 16 << 20
+#: Maximum raw bytes after a line.
 LARGEST_PAYLOAD = 1 << 30
-#: Most values that a message may hold, sequences and what they hold included.
+#: Maximum number of values in a message, including sequences and their elements.
 MOST_VALUES = 250_000
 
-# JSON of so many bytes and more is counted before it is parsed: its parts, Python's objects, take
-# ten times the room of their text and more. Commas and brackets in strings count too.
-_MOST_PARTS = 2 << 20
+# Maximum number of parts of JSON, which are counted before parsing: Python objects need at least
+# ten times the memory of their text. Commas and brackets within strings count, too.
+_MAX_PARTS = 2 << 20
 _CHUNK_BYTES = 1 << 16
 _MAX_SHOWN_BYTES = 80
-_DEEPEST = 32
-_MOST_DIGITS = 40
-_MOST_DIMENSIONS = 64
-_LONGEST_DIMENSION = 1 << 48
-# NumPy's long floats and times; what refers to memory, or has fields, is never read.
+_MAX_DEPTH = 32
+_MAX_DIGITS = 40
+_MAX_DIMENSIONS = 64
+_MAX_DIMENSION = 1 << 48
+# NumPy's long floats and times. Types with pointers or fields are never read.
 _FOREIGN = re.compile(r"[fc](12|16|24|32)|[mM]8(\[\w{1,12}\])?")
 
 
-def read_json(text: bytes, most_parts: int = _MOST_PARTS) -> Any:
-    """Return what JSON holds.
+def read_json(text: bytes, most_parts: int = _MAX_PARTS) -> Any:
+    """Parse JSON.
 
     Args:
         text: the JSON.
-        most_parts: how many it may consist of.
+        most_parts: maximum number of its parts.
 
     Raises:
-        ValueError: saying what the text is instead: no UTF-8, no JSON, NaN or an infinity, a field
-            twice in an object, nested too deep, or of more parts than may be parsed.
+        ValueError: if the text is not UTF-8 or not JSON, has NaN, an infinity or a duplicate field,
+            is nested too deeply, or has too many parts.
     """
     if len(text) > most_parts:
         parts = sum(text.count(mark) for mark in (b",", b"[", b"{"))
@@ -91,10 +92,10 @@ def read_json(text: bytes, most_parts: int = _MOST_PARTS) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a field that stands twice in one object")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> Any:
@@ -102,8 +103,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # More than any type has: nobody has to expect that a number is beyond a float.
-    if len(digits) > _MOST_DIGITS:
+    # No integer type has more digits. The limit ensures that float(number) does not overflow.
+    if len(digits) > _MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
 
@@ -124,10 +125,10 @@ class ValueWriter:
     """Turns values into JSON and raw bytes.
 
     Args:
-        inline: put the bytes into the JSON too, in base64.
+        inline: whether the JSON contains the bytes, in base64.
 
     Attributes:
-        buffers: the raw bytes so far; those of arrays are not copied.
+        buffers: the raw bytes of the values; those of arrays are not copied.
     """
 
     def __init__(self, *, inline: bool = False) -> None:
@@ -137,11 +138,10 @@ class ValueWriter:
         self._characters = 0
 
     def put(self, value: Value) -> Any:
-        """Return what JSON says of a value, and keep its elements.
+        """Return the JSON of a value, and keep its elements as raw bytes.
 
         Raises:
-            UnusableOutput: if a tensor's element type cannot be sent, or there is too much to be
-                accepted.
+            UnusableOutput: if a tensor's element type cannot be sent, or a limit is exceeded.
         """
         self._values += 1
         if value is None:
@@ -155,7 +155,7 @@ class ValueWriter:
             described["data"] = as_strings(value).ravel().tolist()
             self._characters += sum(map(len, described["data"]))
             if not self._inline:
-                # Before JSON is made of them.
+                # Checked before the JSON is built.
                 _require_few("characters", self._characters, LARGEST_LINE)
             return described
         if described["dtype"] not in DTYPES:
@@ -172,14 +172,14 @@ class ValueWriter:
         return described
 
     def message(self, message: Mapping[str, Any]) -> list[memoryview]:
-        """Return a message with all values put so far, as buffers to be sent one after the other.
+        """Return a message with all collected values, as consecutive buffers.
 
         Args:
-            message: what JSON can hold. The fields ``id``, ``request`` and ``bytes`` come first, in
-                this order, so that programs without a reader of JSON find them.
+            message: fields that JSON can represent. ``id``, ``request`` and ``bytes`` come first,
+                in this order, for programs without a JSON parser.
 
         Raises:
-            UnusableOutput: if nobody would accept it.
+            UnusableOutput: if the message exceeds a limit.
         """
         views = [memoryview(buffer) for buffer in self.buffers]
         first: dict[str, Any] = {key: message[key] for key in ("id", "request") if key in message}
@@ -192,21 +192,21 @@ class ValueWriter:
         return [memoryview(line), *views]
 
 
-def _require_few(what: str, amount: int, most: int) -> None:
+def _require_few(items: str, amount: int, most: int) -> None:
     if amount > most:
-        raise UnusableOutput(f"there are {amount} {what}; at most {most} are accepted")
+        raise UnusableOutput(f"there are {amount} {items}; at most {most} are accepted")
 
 
 def pack(message: Mapping[str, Any]) -> list[memoryview]:
-    """Return a message without values, as buffers that are to be sent."""
+    """Return a message without values, as consecutive buffers."""
     return ValueWriter().message(message)
 
 
 class MessageReader:
-    """Takes bytes as they come and returns whole messages."""
+    """Assembles messages from bytes as they arrive."""
 
     def __init__(self) -> None:
-        # What has come and belongs to no message yet; so much of it holds no end of a line.
+        # Received bytes of the next line, of which the first `_searched` have no end of line.
         self._ahead = bytearray()
         self._searched = 0
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
@@ -223,12 +223,12 @@ class MessageReader:
         """Return the next message and its raw bytes.
 
         Args:
-            read_into: fills a buffer as far as it can, and returns how far; 0 at the end.
+            read_into: reads into a buffer and returns the number of bytes; 0 at the end.
 
         Raises:
-            BlockingIOError: if ``read_into`` does; the next call goes on from there.
+            BlockingIOError: if ``read_into`` raises it; the next call continues from there.
             EOFError: if the other end is closed.
-            ProtocolBreach: if the bytes are no message, or one that is too large.
+            ProtocolBreach: if the bytes are not a valid message, or exceed a limit.
         """
         while not self._complete():
             room = self._chunk if self._message is None else self._payload[self._filled :]
@@ -239,8 +239,8 @@ class MessageReader:
                 self._ahead += room[:count]
             else:
                 self._filled += count
-        found, self._message = self._message, None
-        return found or {}, self._payload
+        message, self._message = self._message, None
+        return message or {}, self._payload
 
     def _complete(self) -> bool:
         if self._message is None and self._ahead:
@@ -248,7 +248,7 @@ class MessageReader:
         return self._message is not None and self._filled == len(self._payload)
 
     def _begin(self) -> None:
-        """Take the line of JSON, if it is all there, and make room for the bytes after it."""
+        """Parse the line of JSON, if it is complete, and allocate the bytes after it."""
         if not self._ahead.startswith(b"{"):
             belongs = "a command's standard output belongs to the protocol"
             raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}; {belongs}")
@@ -269,32 +269,32 @@ class MessageReader:
                 f"sent a message of {printable(str(size))} bytes; at most {LARGEST_PAYLOAD} are "
                 "accepted"
             )
-        # Not a bytearray, which would fill all of it with zeros.
+        # A bytearray would be filled with zeros first.
         self._payload = np.empty(size, np.uint8).data
-        there = self._ahead[end + 1 : end + 1 + size]
-        self._filled = len(there)
-        self._payload[: self._filled] = there
+        received = self._ahead[end + 1 : end + 1 + size]
+        self._filled = len(received)
+        self._payload[: self._filled] = received
         del self._ahead[: end + 1 + self._filled]
         self._searched, self._message = 0, message
 
 
 def quoted(data: bytes | bytearray | memoryview) -> str:
-    """Return the beginning of what was sent, as text to be shown."""
-    shown = printable(bytes(data[:_MAX_SHOWN_BYTES]).decode("utf-8", "backslashreplace"))
-    return f"'{shown}'{' ...' if len(data) > _MAX_SHOWN_BYTES else ''}"
+    """Return the beginning of received data as printable text."""
+    text = printable(bytes(data[:_MAX_SHOWN_BYTES]).decode("utf-8", "backslashreplace"))
+    return f"'{text}'{' ...' if len(data) > _MAX_SHOWN_BYTES else ''}"
 
 
 def read_some(descriptor: int, room: memoryview) -> int:
-    """Fill a buffer with what is there to be read; return how far, 0 at the end."""
+    """Read available bytes into a buffer, and return their number; 0 at the end."""
     return os.readv(descriptor, [room])
 
 
 class ValueReader:
-    """Takes values out of JSON and raw bytes, trusting nothing that the JSON says of the bytes.
+    """Reads values from untrusted JSON and raw bytes.
 
     Args:
         payload: the raw bytes.
-        alignment: what each value begins at a multiple of; the bytes before it mean nothing.
+        alignment: each value begins at a multiple of this; the bytes before it are padding.
     """
 
     def __init__(self, payload: memoryview | bytes = b"", alignment: int = 1) -> None:
@@ -306,12 +306,12 @@ class ValueReader:
         """Return the next bytes.
 
         Raises:
-            ProtocolBreach: if there are fewer.
+            ProtocolBreach: if fewer bytes remain.
         """
         start = self._place + -self._place % self._alignment
-        left = max(len(self._payload) - start, 0)
-        if count > left:
-            raise ProtocolBreach(f"sent {left} bytes where {count} were announced")
+        remaining = max(len(self._payload) - start, 0)
+        if count > remaining:
+            raise ProtocolBreach(f"sent {remaining} bytes where {count} were announced")
         self._place = start + count
         return self._payload[start : self._place]
 
@@ -319,14 +319,14 @@ class ValueReader:
         """Return the value that JSON describes.
 
         Raises:
-            ProtocolBreach: if it describes none, or another one than the bytes hold.
+            ProtocolBreach: if the description is invalid, or the bytes contradict it.
         """
         self._values += 1
         if self._values > MOST_VALUES:
             raise ProtocolBreach(f"sent more than {MOST_VALUES} values")
         if described is None:
             return None
-        fields = set(described) if isinstance(described, dict) and depth <= _DEEPEST else set()
+        fields = set(described) if isinstance(described, dict) and depth <= _MAX_DEPTH else set()
         if fields == {"sequence"} and isinstance(described["sequence"], list):
             return [self.value(item, depth + 1) for item in described["sequence"]]
         if fields == {"map"} and isinstance(described["map"], list):
@@ -339,17 +339,16 @@ class ValueReader:
         raise ProtocolBreach("described a value that is not valid")
 
     def end(self) -> None:
-        """Make sure that all bytes were taken.
+        """Make sure that all bytes have been read.
 
         Raises:
-            ProtocolBreach: if something is left.
+            ProtocolBreach: if bytes remain.
         """
-        left = len(self._payload) - self._place
-        if left >= self._alignment:
-            raise ProtocolBreach(f"sent {left} bytes that belong to no value")
+        remaining = len(self._payload) - self._place
+        if remaining >= self._alignment:
+            raise ProtocolBreach(f"sent {remaining} bytes that belong to no value")
 
     def _pair(self, pair: Any, depth: int) -> tuple[int | str, Value]:
-        # A key and a value.
         if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (int, str):  # noqa: PLR2004
             return pair[0], self.value(pair[1], depth + 1)
         raise ProtocolBreach("described a map that is not valid")
@@ -357,8 +356,8 @@ class ValueReader:
     def _tensor(self, name: Any, shape: Any, data: Any) -> Array:
         if (
             not isinstance(shape, list)
-            or len(shape) > _MOST_DIMENSIONS
-            or not all(type(n) is int and 0 <= n <= _LONGEST_DIMENSION for n in shape)
+            or len(shape) > _MAX_DIMENSIONS
+            or not all(type(length) is int and 0 <= length <= _MAX_DIMENSION for length in shape)
         ):
             raise ProtocolBreach("described a tensor whose shape is not valid")
         elements = math.prod(shape)
@@ -371,20 +370,20 @@ class ValueReader:
                 return np.array(data, object).reshape(shape)
             dtype = DTYPES.get(name) or np.dtype(name)
             if data is None:
-                taken: bytes | memoryview = self.take(elements * dtype.itemsize)
+                content: bytes | memoryview = self.take(elements * dtype.itemsize)
             else:
-                taken = base64.b64decode(data, validate=True)
-            raw = np.frombuffer(taken, np.uint8)
+                content = base64.b64decode(data, validate=True)
+            raw = np.frombuffer(content, np.uint8)
             if dtype == np.bool_:
                 raw = (raw != 0).view(np.uint8)
             array = np.require(_little_endian(raw.view(dtype)), requirements=("A", "W"))
             return array.reshape(shape)
         except (ValueError, TypeError):
-            raise ProtocolBreach(f"sent a tensor that is no {printable(name)}{shape}") from None
+            raise ProtocolBreach(f"sent a tensor that is not {printable(name)}{shape}") from None
 
 
 def _little_endian(array: Array) -> Array:
-    """Return an array whose bytes in memory are little-endian, or swap them back."""
+    """Return an array with its bytes swapped on a big-endian machine."""
     if np.little_endian or array.dtype.itemsize == 1:
         return array
     return array.byteswap()
@@ -393,7 +392,7 @@ def _little_endian(array: Array) -> Array:
 def run_request(
     model: bytes, inputs: Mapping[str, Value], **fields: Any
 ) -> tuple[dict[str, Any], ValueWriter]:
-    """Return the request to run a model, and what it holds of values.
+    """Return the request to run a model, and the writer that holds its values.
 
     Raises:
         UnusableOutput: if an input cannot be sent.
@@ -409,7 +408,7 @@ def run_request(
 def read_run(
     message: Mapping[str, Any], payload: memoryview, alignment: int = 1
 ) -> tuple[memoryview, dict[str, Value]]:
-    """Return the model and the inputs of a request that :func:`run_request` has made."""
+    """Return the model and the inputs of a request from :func:`run_request`."""
     reader = ValueReader(payload, alignment)
     model = reader.take(message.get("model", 0))
-    return model, {it["name"]: reader.value(it["value"]) for it in message["inputs"]}
+    return model, {item["name"]: reader.value(item["value"]) for item in message["inputs"]}

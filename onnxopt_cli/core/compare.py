@@ -1,4 +1,4 @@
-"""Arrays and a tolerance in, a Diff out. Structure is judged before values; nothing is printed.
+"""Compare outputs with expected values: structure first, then values within a tolerance.
 
 Tensors are compared in blocks, so that a large one needs no full-size temporaries.
 """
@@ -40,11 +40,11 @@ from onnxopt_cli.core.values import (
     kind_of,
 )
 
-# Of outputs too many, and of keys that differ, no more are shown.
-_MOST_SURPLUS = _MOST_KEYS = 5
-_LONGEST_KEY = 200
-# Few elements of a block need a limit, where few do: those of so many blocks are asked for at once.
-_ASKED_TOGETHER = 16
+_MAX_SURPLUS_OUTPUTS = 5
+_MAX_KEYS = 5
+_MAX_KEY_CHARS = 200
+# If few elements need a limit, the limits of this number of blocks are derived together.
+_BLOCKS_PER_BATCH = 16
 
 
 def compare_outputs(
@@ -56,20 +56,20 @@ def compare_outputs(
     worst: int = 5,
     examine: bool = False,
 ) -> tuple[Diff, ...]:
-    """Judge what a backend returned against the expected outputs.
+    """Compare the outputs of a backend with the expected outputs.
 
     Args:
-        expected: the expected outputs by name, in the graph's order.
-        actual: what the backend returned, in the graph's order.
-        tolerance_of: the tolerance of an output by its name.
+        expected: expected outputs by name, in the graph's order.
+        actual: the backend's outputs, in the graph's order.
+        tolerance_of: function from the name of an output to its tolerance.
         signed_zeros: whether 0.0 and -0.0 differ.
-        worst: how many of the worst elements of a tensor are described.
-        examine: whether tolerances are asked of elements that are equal to the bit, too: not for
-            the verdict, but to know how many of them they cannot judge.
+        worst: number of the worst elements to describe for each tensor.
+        examine: whether to derive the limits of elements that are equal to the bit, too. The
+            verdict does not need them, but the number of inconclusive elements does.
 
     Returns:
-        One Diff for each tensor, and one for each place where the structures part; of outputs that
-        are too many the first few have one each, the others one together.
+        One Diff for each tensor, and one for each difference in structure. The first few surplus
+        outputs have one Diff each, the others share one.
     """
     diffs: list[Diff] = []
     outputs = dict(zip(expected, actual, strict=False))
@@ -81,60 +81,63 @@ def compare_outputs(
             diffs += _compare(name, value, outputs[name], options)
         else:
             diffs.append(Diff(name, describe(value), structure="is missing"))
-    end = len(expected) + _MOST_SURPLUS
+    end = len(expected) + _MAX_SURPLUS_OUTPUTS
     for position, value in enumerate(actual[len(expected) : end], len(expected)):
-        found = f"is {describe(value)} too many"
-        diffs.append(Diff(f"output {position}", "nothing", structure=found))
+        structure = f"is {describe(value)} too many"
+        diffs.append(Diff(f"output {position}", "nothing", structure=structure))
     if len(actual) > end:
-        found = f"are {len(actual) - end} too many"
-        diffs.append(Diff(f"outputs {end} to {len(actual) - 1}", "nothing", structure=found))
+        structure = f"are {len(actual) - end} too many"
+        diffs.append(Diff(f"outputs {end} to {len(actual) - 1}", "nothing", structure=structure))
     return tuple(diffs)
 
 
 def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Array:
-    """Return the share of its limit that each element uses; more than 1 is wrong.
+    """Return error / tolerance of each element; an element with more than 1 is wrong.
 
     Args:
-        expected: what was expected; of one dtype and shape with what came.
-        actual: what came.
-        tolerance: what an output of this dtype is judged by.
+        expected: the expected values.
+        actual: the actual values, of the same dtype and shape.
+        tolerance: the tolerance of the output.
     """
-    mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    shares = np.zeros(mine.size)
-    places = _differing(mine, theirs)
+    flat_expected, flat_actual = expected.reshape(-1), actual.reshape(-1)
+    shares = np.zeros(flat_expected.size)
+    places = _differing(flat_expected, flat_actual)
     if places.size:
-        judged = _judged(_applicable(tolerance, mine), mine, theirs, places)
+        applied = _applicable(tolerance, flat_expected)
+        judged = _judged(applied, flat_expected, flat_actual, places)
         share = judged.share
-        # What is wrong by less than the quotient's rounding.
+        # An element may exceed its limit by less than the rounding error of the quotient.
         share[~(judged.distance <= judged.limit) & (share <= 1)] = np.nextafter(1, 2)
         shares[places] = share
     return shares.reshape(expected.shape)
 
 
 def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bool:
-    """Tell whether a tensor of floats is within a tolerance, without asking how far off it is.
+    """Return whether a tensor of floats is within a tolerance, without measuring its error.
 
     Args:
-        expected: what was expected.
-        actual: what came.
-        error_bound: what an output of this dtype is judged by.
+        expected: the expected values.
+        actual: the actual values.
+        error_bound: the tolerance of the output.
 
     Returns:
-        False also where only :func:`compare_outputs` can tell.
+        True if all elements agree; False also if that takes :func:`compare_outputs` to decide.
     """
     if kind_of(expected.dtype) is not NumberKind.FLOAT or describe(expected) != describe(actual):
         return False
-    mine, theirs = expected.reshape(-1), actual.reshape(-1)
+    flat_expected, flat_actual = expected.reshape(-1), actual.reshape(-1)
 
     def agrees(block: slice) -> bool:
-        places = block.start + _differing(mine[block], theirs[block])
-        one, other = mine[places].astype(np.float64), theirs[places].astype(np.float64)
+        places = block.start + _differing(flat_expected[block], flat_actual[block])
+        wide_expected = flat_expected[places].astype(np.float64)
+        wide_actual = flat_actual[places].astype(np.float64)
         with np.errstate(all="ignore"):
-            near = np.abs(one - other) < error_bound.least * np.abs(one)
-        judged = _judged(error_bound, mine, theirs, places[~near])
+            distance = np.abs(wide_expected - wide_actual)
+            is_close = distance < error_bound.least * np.abs(wide_expected)
+        judged = _judged(error_bound, flat_expected, flat_actual, places[~is_close])
         return bool((judged.distance <= judged.limit).all())
 
-    return all(in_blocks(agrees, mine.size, BLOCK * _ASKED_TOGETHER))
+    return all(in_blocks(agrees, flat_expected.size, BLOCK * _BLOCKS_PER_BATCH))
 
 
 def largest_share(
@@ -142,27 +145,27 @@ def largest_share(
     actual: Sequence[Value],
     tolerance_of: Callable[[str], Tolerance],
 ) -> float:
-    """Return the largest share of its limit that an element of outputs uses; over 1 is wrong.
+    """Return the largest error / tolerance of all outputs; more than 1 is wrong.
 
-    It is infinite where types or shapes are not the same, or where they are no tensors. Statistics
-    would take longer than all the rest: this is for who compares ten thousand times.
+    It is infinite if types or shapes differ, or if an output is not a tensor. Mutation analysis
+    compares outputs many thousand times and has no use for the statistics of a Diff.
     """
     if len(actual) != len(expected):
         return float("inf")
     largest = 0.0
-    for (name, mine), theirs in zip(expected.items(), actual, strict=True):
-        if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
+    for (name, expected_value), actual_value in zip(expected.items(), actual, strict=True):
+        if not isinstance(expected_value, np.ndarray) or not isinstance(actual_value, np.ndarray):
             return float("inf")
-        if describe(mine) != describe(theirs):
+        if describe(expected_value) != describe(actual_value):
             return float("inf")
-        shares = element_shares(mine, theirs, tolerance_of(name))
+        shares = element_shares(expected_value, actual_value, tolerance_of(name))
         largest = max(largest, float(shares.max(initial=0.0)))
     return largest
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """How the tensors of an output are compared."""
+    """Settings of the comparison of an output."""
 
     tolerance: Tolerance
     worst: int
@@ -181,29 +184,29 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
         case list(), list() if len(expected) == len(actual):
             parts = zip(count(), expected, actual)
         case dict(), dict() if expected.keys() == actual.keys():
-            parts = ((key, mine, actual[key]) for key, mine in expected.items())
+            parts = ((key, item, actual[key]) for key, item in expected.items())
         case dict(), dict():
-            unlike = expected.keys() ^ actual.keys()
-            some = sorted(clipped(repr(key), _LONGEST_KEY) for key in unlike)[:_MOST_KEYS]
-            wrong = f"has {len(unlike)} other keys; on one side only: {', '.join(some)}"
+            unmatched = expected.keys() ^ actual.keys()
+            texts = sorted(clipped(repr(key), _MAX_KEY_CHARS) for key in unmatched)[:_MAX_KEYS]
+            wrong = f"has {len(unmatched)} other keys; on one side only: {', '.join(texts)}"
         case _ if expected is not None or actual is not None:
             wrong = f"is {describe(actual)}"
     yield Diff(name, describe(expected), wrong)
-    for key, mine, theirs in parts:
-        yield from _compare(f"{name}[{key!r}]", mine, theirs, options)
+    for key, expected_part, actual_part in parts:
+        yield from _compare(f"{name}[{key!r}]", expected_part, actual_part, options)
 
 
 @cache
 def spent(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return a tolerance that no longer judges anything, and holds no arrays."""
-    nothing = np.empty(0)
-    return ErrorBound(Branch(nothing, nothing).at, factor, provenance)
+    """Return a description of a tolerance, which holds no arrays and judges nothing."""
+    empty = np.empty(0)
+    return ErrorBound(Branch(empty, empty).at, factor, provenance)
 
 
 def _compare_tensors(name: str, expected: Array, actual: Array, options: _Options) -> Diff:
-    kind, found = describe(expected), describe(actual)
-    if found != kind:
-        return Diff(name, kind, structure=f"is {found}")
+    kind, actual_kind = describe(expected), describe(actual)
+    if actual_kind != kind:
+        return Diff(name, kind, structure=f"is {actual_kind}")
     if isinstance(options.tolerance, Drawn):
         distribution = options.tolerance
         wrong = distribution.test(actual) or distribution.beside(options.outputs) or None
@@ -211,76 +214,77 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
     if is_string(expected.dtype):
         expected, actual = as_strings(expected), as_strings(actual)
     tolerance, size = _applicable(options.tolerance, expected), expected.size
-    mine, theirs = expected.reshape(-1), actual.reshape(-1)
-    everything = options.examine and isinstance(tolerance, ErrorBound)
+    flat_expected, flat_actual = expected.reshape(-1), actual.reshape(-1)
+    examine_all = options.examine and isinstance(tolerance, ErrorBound)
 
-    known = 0.0
-    if not everything and not options.signed_zeros and size >= BLOCK:
-        known = _some_share(tolerance, mine, theirs)
+    known_share = 0.0
+    if not examine_all and not options.signed_zeros and size >= BLOCK:
+        known_share = _known_share(tolerance, flat_expected, flat_actual)
 
     def judged(block: slice) -> _Elements | None:
         """Judge the elements of a block that are not equal to the bit."""
         places = np.arange(block.stop - block.start)
-        if not everything:
-            places = _differing(mine[block], theirs[block])
+        if not examine_all:
+            places = _differing(flat_expected[block], flat_actual[block])
         if not places.size:
             return None
-        return _judged(tolerance, mine, theirs, block.start + places, known)
+        return _judged(tolerance, flat_expected, flat_actual, block.start + places, known_share)
 
     statistics = _Statistics(tolerance, options, expected.shape)
     if kind_of(expected.dtype) is NumberKind.FLOAT:
         statistics.largest["max_ulp"], statistics.ulp_counts = 0, [size]
-    block = BLOCK * _ASKED_TOGETHER if known else BLOCK
+    block = BLOCK * _BLOCKS_PER_BATCH if known_share else BLOCK
     for elements in filter(None, in_blocks(judged, size, block)):
         statistics.add(elements)
     return statistics.diff(name, kind)
 
 
-def _some_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
-    """Return a share that some element of long tensors uses: those that use less need no limit.
+def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
+    """Return error / tolerance of some element of a large tensor, at most 1.
 
-    It is at most 1, and 0 where no element is known to need none.
+    Elements that surely use less do not need their limits derived. The result is 0 if the least
+    limit of elements is unknown.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:
         return 0.0
-    some = np.arange(0, size, size // BLOCK)
-    some = some[_differing(expected[some], actual[some])]
-    if not some.size:
+    sample = np.arange(0, size, size // BLOCK)
+    sample = sample[_differing(expected[sample], actual[sample])]
+    if not sample.size:
         return 0.0
-    return min(1.0, float(_judged(tolerance, expected, actual, some).share.max()))
+    return min(1.0, float(_judged(tolerance, expected, actual, sample).share.max()))
 
 
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
-    """Return the tolerance that such values are judged by; None if they must be equal.
+    """Return the tolerance that applies to values of this dtype; None if they must be equal.
 
-    Integers, booleans and strings are exact, unless a case gives this very output a tolerance.
+    Integers, booleans and strings are exact, unless a case states a tolerance for this output.
     """
     kind = kind_of(expected.dtype)
     if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
-        # Where the model has rounded on the way to something discrete, its neighbour is right too.
+        # A discrete value that results from rounding may have a neighbour that is right, too.
         return tolerance if kind is not NumberKind.STRING else None
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
-    wanted = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
-    return tolerance if kind is NumberKind.INTEGER and wanted else None
+    is_stated = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
+    return tolerance if kind is NumberKind.INTEGER and is_stated else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Elements:
-    """Some elements of a tensor, judged; arrays of their number.
+    """Judged elements of a tensor, as arrays with one item per element.
 
     Attributes:
-        places: where they are in the flat tensor.
-        expected: of all right results those that they come nearest, in shares of the limits.
-        actual: what came.
+        places: indices into the flat tensor.
+        expected: expected values; of several accepted results, the nearest in units of the limit.
+        actual: actual values.
         distance: absolute distances, float64.
-        size: magnitudes of what was expected, float64.
-        steps: distances in ulp; None for what is no float.
-        limit: the largest allowed distances.
+        size: magnitudes of the expected values, float64.
+        steps: distances in ulp; None unless the dtype is a float.
+        limit: largest allowed distances.
         inconclusive: number of elements that the limits cannot judge.
-        labels: of each element that another result than the first comes nearest, what is said of
-            that, and empty of others; None if nothing is said of any.
+        labels: the label of the nearest result for each element, empty for the first result; None
+            if no result has a label.
     """
 
     places: Array
@@ -295,7 +299,7 @@ class _Elements:
 
     @property
     def accepted(self) -> Counter[str]:
-        """How many elements are right by each of the results with a label."""
+        """Number of agreeing elements by label."""
         if self.labels is None:
             return Counter()
         return Counter(filter(None, self.labels[self.distance <= self.limit].tolist()))
@@ -306,7 +310,7 @@ class _Elements:
 
     @property
     def relative(self) -> Array:
-        """Distances relative to what was expected; infinite where that is zero."""
+        """Distances relative to the expected value; infinite where that is zero."""
         with np.errstate(all="ignore"):
             relative = np.where(self.distance <= 0, 0.0, self.distance / self.size)
         return np.where(np.isnan(relative), np.inf, relative)
@@ -317,7 +321,7 @@ class _Elements:
 
 
 def _differing(expected: Array, actual: Array) -> Array:
-    """Return the places of two flat arrays that are not equal to the bit, and some that are."""
+    """Return the indices at which two flat arrays differ in bits, and possibly further ones."""
     kind = kind_of(expected.dtype)
     if kind is NumberKind.FLOAT:
         bits = f"u{expected.dtype.itemsize}"
@@ -326,26 +330,31 @@ def _differing(expected: Array, actual: Array) -> Array:
 
 
 def _judged(
-    tolerance: Tolerance | None, expected: Array, actual: Array, places: Array, known: float = 0.0
+    tolerance: Tolerance | None,
+    expected: Array,
+    actual: Array,
+    places: Array,
+    known_share: float = 0.0,
 ) -> _Elements:
-    """Judge the elements at some places of two flat arrays.
+    """Judge the elements of two flat arrays at some indices.
 
-    What surely uses less than the share ``known`` of its limit has the least that this can be.
+    An element whose error / tolerance is surely below ``known_share`` gets the least limit that is
+    possible instead of its own.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
     if isinstance(tolerance, ErrorBound):
         limit, unsure = np.empty(places.size), np.arange(places.size)
-        if known:
+        if known_share:
             limit = tolerance.least * np.nan_to_num(magnitude(expected), posinf=0.0)
-            unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known * limit))
+            unsure = np.flatnonzero(~(absolute_distance(expected, actual) < known_share * limit))
         for start in range(0, unsure.size, BLOCK):
-            asked = unsure[start : start + BLOCK]
-            branch = tolerance.at(places[asked])
-            expected[asked], limit[asked], found = _nearest(branch, actual[asked])
-            if found is not None:
+            batch = unsure[start : start + BLOCK]
+            branch = tolerance.at(places[batch])
+            expected[batch], limit[batch], batch_labels = _nearest(branch, actual[batch])
+            if batch_labels is not None:
                 labels = np.full(places.size, "", object) if labels is None else labels
-                labels[asked] = found
+                labels[batch] = batch_labels
             inconclusive += int(np.count_nonzero(branch.inconclusive))
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
@@ -355,7 +364,7 @@ def _judged(
             with np.errstate(all="ignore"):
                 limit = np.where(np.isfinite(size), atol + rtol * size, 0.0)
         case Ulps(ulp=ulp) if steps is not None:
-            # Only floats are judged so, and allowed or not as a whole.
+            # A distance in ulp has no limit in absolute terms: an element is allowed or not.
             limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
         case None:
             limit = np.zeros_like(size)
@@ -363,7 +372,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of shares and zeros, so many in all; the shares change places."""
+    """Return the median of shares and zeros, ``size`` numbers in all; reorders the shares."""
     zeros = size - shares.size
     middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])
@@ -372,7 +381,7 @@ def _median(shares: Array, size: int) -> float:
 
 @dataclass(slots=True)
 class _Statistics:
-    """What is known after the blocks seen so far."""
+    """Statistics of the blocks that have been compared."""
 
     tolerance: Tolerance | None
     options: _Options
@@ -382,52 +391,52 @@ class _Statistics:
     accepted: Counter[str] = field(default_factory=Counter)
     # The maxima, by their names in a Diff.
     largest: dict[str, Any] = field(default_factory=dict)
-    # The shares of the derived limits, without those of elements that are equal to the bit: zero.
+    # Error / tolerance by derived limits, without elements that are equal to the bit (zero).
     shares: list[Array] = field(default_factory=list)
-    # Elements by the number of bits of their distance in ulp, of floats.
+    # Number of elements by the number of bits of their distance in ulp, for floats.
     ulp_counts: list[int] = field(default_factory=list)
-    # The furthest off, each behind what they are sorted by.
+    # The worst elements, each after its sort key.
     worst: list[tuple[tuple[float, float, int], Element]] = field(default_factory=list)
 
-    def add(self, it: _Elements) -> None:
-        """Take in the elements of a block that were judged."""
-        if it.steps is not None:
-            steps = np.where(it.finite, it.steps, np.uint64(0))
+    def add(self, elements: _Elements) -> None:
+        """Add the judged elements of a block."""
+        if elements.steps is not None:
+            steps = np.where(elements.finite, elements.steps, np.uint64(0))
             self._raise(max_ulp=steps)
-            _, bits = np.frexp(steps[np.isfinite(it.distance)].astype(np.float64))
-            self.ulp_counts[0] -= it.places.size
+            _, bits = np.frexp(steps[np.isfinite(elements.distance)].astype(np.float64))
+            self.ulp_counts[0] -= elements.places.size
             counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
             self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
-                unlike = differs_in_sign_of_zero(it.expected, it.actual)
-                # What is judged in ulp has no other limit than all or nothing.
-                it.distance[unlike], it.limit[unlike] = np.inf, 0.0
-        share, relative = it.share, it.relative
-        wrong = ~(it.distance <= it.limit)
-        self._raise(max_absolute=it.distance, max_relative=relative, tolerance_used=share)
+                differs = differs_in_sign_of_zero(elements.expected, elements.actual)
+                # An infinite limit, as for distances in ulp, would accept an infinite distance.
+                elements.distance[differs], elements.limit[differs] = np.inf, 0.0
+        share, relative = elements.share, elements.relative
+        wrong = ~(elements.distance <= elements.limit)
+        self._raise(max_absolute=elements.distance, max_relative=relative, tolerance_used=share)
         self.mismatches += int(np.count_nonzero(wrong))
-        self.inconclusive += it.inconclusive
-        self.accepted += it.accepted
+        self.inconclusive += elements.inconclusive
+        self.accepted += elements.accepted
         if isinstance(self.tolerance, ErrorBound):
-            # Beyond the range of float32 one share is as good as another.
+            # float32 saves memory; larger values need no distinction.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
-            self._find_needed(it.distance, it.size)
+            self._find_needed(elements.distance, elements.size)
         if self.options.worst and wrong.any():
-            self._keep_worst(it, share, relative, np.flatnonzero(wrong))
+            self._keep_worst(elements, share, relative, np.flatnonzero(wrong))
 
     def diff(self, name: str, kind: str) -> Diff:
-        """Return what is known as the Diff of an output."""
+        """Return the statistics as the Diff of an output."""
         tolerance, size = self.tolerance, math.prod(self.shape)
         if isinstance(tolerance, Relative):
             for needed in ("needed_rtol", "needed_atol"):
                 least = self.largest.get(needed, 0.0)
-                # None where no finite number is enough.
+                # None if no finite number is sufficient.
                 self.largest[needed] = least if np.isfinite(least) else None
         return Diff(
             name,
             kind,
-            # A diff is kept as long as the run, and a tolerance holds the case's tensors.
+            # A Diff is kept during the whole run, and a tolerance refers to the case's tensors.
             tolerance=spent(tolerance.factor, tolerance.provenance)
             if isinstance(tolerance, ErrorBound)
             else tolerance,
@@ -445,36 +454,36 @@ class _Statistics:
 
     def _raise(self, **numbers: Array) -> None:
         """Raise maxima to the largest of some numbers."""
-        for name, each in numbers.items():
-            self.largest[name] = max(each.max().item(), self.largest.get(name, 0))
+        for name, array in numbers.items():
+            self.largest[name] = max(array.max().item(), self.largest.get(name, 0))
 
-    def _keep_worst(self, it: _Elements, share: Array, relative: Array, wrong: Array) -> None:
-        order = np.lexsort((wrong, -it.distance[wrong], -share[wrong]))[: self.options.worst]
-        limited = isinstance(self.tolerance, Relative | ErrorBound)
-        finite = it.finite
-        for number in wrong[order].tolist():
-            place, distance = it.places[number], float(it.distance[number])
+    def _keep_worst(self, elements: _Elements, share: Array, relative: Array, wrong: Array) -> None:
+        order = np.lexsort((wrong, -elements.distance[wrong], -share[wrong]))
+        has_limits = isinstance(self.tolerance, Relative | ErrorBound)
+        finite, steps = elements.finite, elements.steps
+        for number in wrong[order][: self.options.worst].tolist():
+            place, distance = elements.places[number], float(elements.distance[number])
             element = Element(
                 index=tuple(map(int, np.unravel_index(place, self.shape))),
-                expected=_plain(it.expected[number : number + 1]),
-                actual=_plain(it.actual[number : number + 1]),
+                expected=_plain(elements.expected[number : number + 1]),
+                actual=_plain(elements.actual[number : number + 1]),
                 absolute=distance,
                 relative=float(relative[number]),
-                ulp=int(it.steps[number]) if it.steps is not None and finite[number] else None,
-                limit=float(it.limit[number]) if limited else None,
+                ulp=int(steps[number]) if steps is not None and finite[number] else None,
+                limit=float(elements.limit[number]) if has_limits else None,
                 wrong=True,
             )
             self.worst.append(((-float(share[number]), -distance, int(place)), element))
         self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
-        """Find the least rtol beside this atol, and the least atol beside this rtol."""
+        """Compute the smallest rtol for this atol, and the smallest atol for this rtol."""
         assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         size = np.where(np.isfinite(size), size, 0.0)
         with np.errstate(all="ignore"):
             needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
-            # The quotient may be rounded to the rejecting side; two steps up always accept.
+            # The quotient may be rounded down; two steps up are always sufficient.
             short = atol + needed * size < distance
             needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
             self._raise(needed_rtol=needed)
@@ -496,8 +505,8 @@ def _plain(element: Array) -> object:
 def absolute_distance(expected: Array, actual: Array) -> Array:
     """Return ``|actual - expected|`` as float64.
 
-    NaN meets NaN and an infinity meets itself at distance 0; anything else that is not finite on
-    one side is at distance inf; unequal strings and booleans are at distance 1.
+    The distance is 0 between NaN and NaN and between equal infinities, inf if only one value is
+    finite or the values are otherwise not comparable, and 1 between unequal strings or booleans.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.INTEGER:
@@ -510,15 +519,15 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     with np.errstate(all="ignore"):
         expected, actual = expected.astype(np.float64), actual.astype(np.float64)
         distance = np.abs(actual - expected)
-    alike = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-    distance[alike] = 0.0
-    # NaN is left where one side is NaN, or both are infinities of unlike sign: inf - -inf is inf.
+    equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+    distance[equal] = 0.0
+    # NaN remains where exactly one value is NaN.
     distance[np.isnan(distance)] = np.inf
     return distance
 
 
 def share_of_limit(distance: Array, limit: Array) -> Array:
-    """Return distances as shares of what is allowed: an infinite limit accepts everything."""
+    """Return distances divided by their limits; an infinite limit accepts everything."""
     with np.errstate(all="ignore"):
         share = np.where(distance <= 0, 0.0, distance / limit)
     share[np.isinf(limit)] = 0.0
@@ -526,19 +535,19 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
 
 
 def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]:
-    """Return what to expect of each element, its limit and label: those of the nearest result.
+    """Return expected value, limit and label of the result that is nearest to each element.
 
-    Nearer is measured in shares of the limits.
+    Distances are measured in units of the limits.
     """
-    expected, limit, other = branch.expected, branch.limit, branch.otherwise
+    expected, limit, alternative = branch.expected, branch.limit, branch.otherwise
     labels = None
-    while other is not None:
-        nearer = _shares(other, actual) < _shares(Branch(expected, limit), actual)
-        expected = np.where(nearer, other.expected, expected)
-        limit = np.where(nearer, other.limit, limit)
-        if labels is not None or other.label:
-            labels = np.where(nearer, other.label, "" if labels is None else labels)
-        other = other.otherwise
+    while alternative is not None:
+        nearer = _shares(alternative, actual) < _shares(Branch(expected, limit), actual)
+        expected = np.where(nearer, alternative.expected, expected)
+        limit = np.where(nearer, alternative.limit, limit)
+        if labels is not None or alternative.label:
+            labels = np.where(nearer, alternative.label, "" if labels is None else labels)
+        alternative = alternative.otherwise
     return expected, limit, labels
 
 
@@ -547,7 +556,7 @@ def _shares(branch: Branch, actual: Array) -> Array:
 
 
 def magnitude(expected: Array) -> Array:
-    """Return ``|expected|`` as float64, 0 for what has no magnitude."""
+    """Return ``|expected|`` as float64, and 0 for strings and booleans."""
     kind = kind_of(expected.dtype)
     if kind in (NumberKind.STRING, NumberKind.BOOLEAN):
         return np.zeros(expected.shape)
@@ -556,17 +565,17 @@ def magnitude(expected: Array) -> Array:
 
 
 def differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
-    """Tell where one side is 0.0 and the other -0.0."""
+    """Return where one value is 0.0 and the other is -0.0."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     return (expected == 0) & (actual == 0) & (np.signbit(expected) != np.signbit(actual))
 
 
 def ulp_distance(expected: Array, actual: Array) -> Array:
-    """Return the number of steps from one value of a float dtype to the other, as uint64.
+    """Return the distance of two values of a float dtype in representable values, as uint64.
 
-    The two zeros are one value. Where either side is not finite the result means nothing.
+    The two zeros count as one value. The result is meaningless for values that are not finite.
     """
-    ranks = [_rank(side) for side in (expected, actual)]
+    ranks = _rank(expected), _rank(actual)
     return np.maximum(*ranks) - np.minimum(*ranks)
 
 
@@ -574,20 +583,20 @@ def _integer_distance(expected: Array, actual: Array) -> Array:
     wide = np.uint64 if expected.dtype == np.uint64 else np.int64
     expected, actual = expected.astype(wide), actual.astype(wide)
     low, high = np.minimum(expected, actual), np.maximum(expected, actual)
-    # The difference of two int64 does not fit int64, but its bits are right as uint64.
+    # The difference of two int64 may overflow int64, but is correct modulo 2^64.
     return (high.view(np.uint64) - low.view(np.uint64)).astype(np.float64)
 
 
 def _rank(array: Array) -> Array:
-    """Number the values of a float dtype in their order, as uint64."""
+    """Return the ordinal numbers of values of a float dtype, as uint64."""
     bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
     sign = _sign_bit(array.dtype)
-    # Sign and magnitude: negative values count down from the zero, positive ones up.
+    # Floats have a sign and a magnitude: negative values count down from zero, positive ones up.
     return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
 
 
 @cache
 def _sign_bit(dtype: np.dtype[Any]) -> np.uint64:
-    """Return the bit that negative values of a float dtype have; one above all if none is."""
+    """Return the sign bit of a float dtype, or a bit above all others for an unsigned dtype."""
     info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return np.uint64(1 << (info.bits - bool(info.min < 0)))

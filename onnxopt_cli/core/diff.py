@@ -1,4 +1,4 @@
-"""How an output differs from what was expected."""
+"""Differences between the actual and the expected value of an output."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 
-# Outputs that a sentence has room for, and characters of an element or a name in it.
+# Outputs in a sentence, and characters of an element or a name in it.
 _MAX_NAMED_OUTPUTS = 3
 _MAX_NAME_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of an output beside what was expected of it.
+    """One element of an output with its expected value.
 
     Attributes:
         index: its position, empty for a scalar.
         expected: a Python number, bool or string.
-        actual: likewise.
-        absolute: ``|actual - expected|``; inf or nan where no number says it.
+        actual: a Python number, bool or string.
+        absolute: ``|actual - expected|``; inf or nan if it is not a finite number.
         relative: ``absolute / |expected|``; inf where expected is zero and absolute is not.
-        ulp: representable values of the dtype between the two, None for what is no float.
-        limit: the largest allowed absolute error, None where the tolerance has none.
-        wrong: True if the tolerance rejects it.
+        ulp: distance in representable values of the dtype; None unless the dtype is a float.
+        limit: the largest allowed absolute error; None if the tolerance defines none.
+        wrong: True if the tolerance rejects the element.
     """
 
     index: tuple[int, ...]
@@ -41,32 +41,32 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """One tensor (or one place of a sequence, optional or map) of an output, judged.
+    """The comparison of one tensor of an output, or of one part of a sequence, optional or map.
 
     Attributes:
-        name: the output, with the way into it: ``X_new``, ``list_out[2]``.
-        kind: what was expected: ``float32[2,3]``.
-        structure: why the values were not compared, or None if they were.
-        tolerance: what the values were judged by, None where they must be equal.
+        name: the output, with the path into it: ``X_new``, ``list_out[2]``.
+        kind: expected type and shape: ``float32[2,3]``.
+        structure: the reason why the values were not compared; None if they were.
+        tolerance: the tolerance of the values; None if they must be equal.
         elements: number of elements.
         mismatches: number of elements that the tolerance rejects.
-        max_absolute: largest ``|actual - expected|``; inf where one side is not finite.
+        max_absolute: largest ``|actual - expected|``; inf if only one of them is finite.
         max_relative: largest ``|actual - expected| / |expected|``.
-        max_ulp: largest distance in representable values; None for what is no float.
-        needed_rtol: the smallest rtol that passes beside the tolerance's atol; None if none does.
-        needed_atol: the smallest atol that passes beside the tolerance's rtol; None if none does.
-        tolerance_used: largest share of its limit that an element uses, 1.0 being the limit.
-        tolerance_used_median: the share that the median element uses; of a large tensor it may be
-            the most that this can be, if most elements are off: few have their limits derived.
-        inconclusive: number of the elements examined that the case cannot judge, as their limit
-            reaches zero from the value; what is equal to the bit, and most of what is near in a
-            large tensor, is examined only where that is asked for.
-        ulp_counts: at place ``b`` the number of elements whose distance in representable values
-            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which one side alone is finite
-            are in none; empty for what is no float.
-        worst: the elements that are furthest off, worst first.
-        accepted: how many elements are right by another result than the first, by what is said of
-            it. A result's note has it in words, so that logs need not.
+        max_ulp: largest distance in representable values; None unless the dtype is a float.
+        needed_rtol: smallest rtol that passes with the tolerance's atol; None without one.
+        needed_atol: smallest atol that passes with the tolerance's rtol; None without one.
+        tolerance_used: largest error / tolerance; 1.0 is the limit.
+        tolerance_used_median: median error / tolerance. For a large tensor with errors in most
+            elements it may be an upper bound, since few limits are derived.
+        inconclusive: number of examined elements that the case cannot judge, since their limit
+            reaches from the value to zero. Elements that are equal to the bit, and most elements of
+            a large tensor with small errors, are examined only on request.
+        ulp_counts: at index ``b`` the number of elements whose distance in representable values
+            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; without the elements that are finite on one
+            side only; empty unless the dtype is a float.
+        worst: the elements with the largest errors, worst first.
+        accepted: number of elements that agree with a further accepted result, by its label. The
+            note of a result states it in words, so logs omit it.
     """
 
     name: str
@@ -94,53 +94,60 @@ class Diff:
 
 
 def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
-    """Say where an element is; the outputs of a trajectory are stacked by recorded step."""
+    """Return the position of an element in words.
+
+    Args:
+        index: its index.
+        steps: recorded steps of a trajectory, by which its outputs are stacked.
+    """
     stacked = index and index[0] < len(steps)
     step, index = (f"step {steps[index[0]]} ", index[1:]) if stacked else ("", index)
     return f"{step}[{', '.join(map(str, index))}]"
 
 
 def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
-    """Say in a line which outputs are wrong, in how many elements, and in which one most.
+    """Return a line with the wrong outputs, the number of wrong elements, and the worst of them.
 
     Args:
-        diffs: the outputs, judged.
-        steps: the recorded steps of a trajectory; empty for a single step.
+        diffs: comparisons of the outputs.
+        steps: recorded steps of a trajectory; empty for a single step.
 
     Returns:
-        ``X_new: 2 of 4 elements are off, most at [1]: 2.5 instead of 2.0``; empty if none is wrong.
+        ``X_new: 2 of 4 elements are off, most at [1]: 2.5 instead of 2.0``; empty if all agree.
     """
     wrong = [diff for diff in diffs if not diff.agrees]
-    said = [_wrong_output(diff, steps) for diff in wrong[:_MAX_NAMED_OUTPUTS]]
-    more = len(wrong) - len(said)
-    return "; ".join(said + ([f"and {more} more output{'s' * (more > 1)}"] if more else []))
+    parts = [_wrong_output(diff, steps) for diff in wrong[:_MAX_NAMED_OUTPUTS]]
+    more = len(wrong) - len(parts)
+    return "; ".join(parts + ([f"and {more} more output{'s' * (more > 1)}"] if more else []))
 
 
 def accepted_results(diffs: Sequence[Diff]) -> str:
-    """Say which elements are right by another result than the first; empty if none is."""
-    said = [
+    """Return a line with the elements that agree with a further accepted result; may be empty."""
+    parts = [
         f"{printable(diff.name)[:_MAX_NAME_CHARS]}: {count} of {diff.elements} by {label}"
         for diff in diffs
         for label, count in diff.accepted
     ]
-    more = [f"and {len(said) - _MAX_NAMED_OUTPUTS} more"] if len(said) > _MAX_NAMED_OUTPUTS else []
-    listed = "; ".join(said[:_MAX_NAMED_OUTPUTS] + more)
-    return f"accepted: another right result ({listed})" if said else ""
+    hidden = len(parts) - _MAX_NAMED_OUTPUTS
+    more = [f"and {hidden} more"] if hidden > 0 else []
+    listed = "; ".join(parts[:_MAX_NAMED_OUTPUTS] + more)
+    return f"accepted: another right result ({listed})" if parts else ""
 
 
 def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
     name = printable(diff.name)[:_MAX_NAME_CHARS]
     if diff.structure is not None:
         return printable(f"{name} {diff.structure}, expected {diff.kind}")
-    one = diff.mismatches == 1
+    single = diff.mismatches == 1
     verbs = ("differ", "differs") if diff.tolerance is None else ("are off", "is off")
-    many = f"{diff.mismatches} of {diff.elements} element{'s' * (diff.elements != 1)} {verbs[one]}"
+    elements = f"{diff.elements} element{'s' * (diff.elements != 1)}"
+    count = f"{diff.mismatches} of {elements} {verbs[single]}"
     if not diff.worst:
-        return f"{name}: {many}"
+        return f"{name}: {count}"
     worst = diff.worst[0]
     actual, expected = (
-        printable(numbers.element(side, diff.kind))[:_MAX_NAME_CHARS]
-        for side in (worst.actual, worst.expected)
+        printable(numbers.element(value, diff.kind))[:_MAX_NAME_CHARS]
+        for value in (worst.actual, worst.expected)
     )
-    at = f"{'' if one else ', most'} at {place(worst.index, steps)}" if worst.index else ""
-    return f"{name}: {many}{at}: {actual} instead of {expected}"
+    at = f"{'' if single else ', most'} at {place(worst.index, steps)}" if worst.index else ""
+    return f"{name}: {count}{at}: {actual} instead of {expected}"

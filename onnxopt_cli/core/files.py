@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, naming them as others do, running them."""
+"""Write files atomically, show their paths, and run Python files as modules."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from types import ModuleType
 
 from onnxopt_cli.errors import UsageError
 
-# How long a pipe may be without a reader.
+# Time that a pipe may stay without a reader.
 _READER_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = False) -> None:
-    """Write a file whole or not at all, with the permissions of a new file.
+    """Write a file completely or not at all, with the permissions of a new file.
 
-    What is there already and is no regular file, such as a pipe or ``/dev/stderr``, is written to
-    and not replaced. A pipe has a moment to find a reader.
+    An existing pipe or device, such as ``/dev/stderr``, is written to and not replaced. A pipe has
+    a few seconds to find a reader.
 
     Args:
-        path: of the file.
-        data: its content, whole or in pieces.
-        new: whether what is there already is kept.
+        path: path of the file.
+        data: content of the file, in one piece or several.
+        new: whether the file must not exist yet.
 
     Raises:
-        FileExistsError: if it is to be new, and something is there already.
-        UsageError: if it cannot be written; says why.
+        FileExistsError: if ``new`` is true and the path exists.
+        UsageError: if the file cannot be written.
     """
     pieces = [data] if isinstance(data, bytes) else data
     temporary = path.parent / f".{path.name}.{os.urandom(4).hex()}"
@@ -49,9 +49,9 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
             if new:
                 os.link(temporary, path)
             else:
-                os.replace(temporary, path)  # noqa: PTH105 - says what it does
+                os.replace(temporary, path)  # noqa: PTH105 - a counterpart to os.link
         finally:
-            # Ctrl-C leaves nothing either.
+            # Also after Ctrl-C.
             with contextlib.suppress(OSError):
                 temporary.unlink()
     except OSError as error:
@@ -61,10 +61,10 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
 
 
 def require_place(option: str, path: Path) -> None:
-    """Refuse a path at which no file can be written, before there is something to write.
+    """Make sure early that a file can be written at a path.
 
     Raises:
-        UsageError: naming the option, if the path is a folder, or in one that does not exist.
+        UsageError: naming the option, if the path is a folder or its parent does not exist.
     """
     if path.is_dir():
         raise UsageError(f"{option} cannot write {path}: it is a folder")
@@ -73,36 +73,36 @@ def require_place(option: str, path: Path) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory if it lies in there, or as it is.
+    """Return a path relative to the working directory if it lies within, otherwise unchanged.
 
-    Readers of reports take the working directory for the top of a repository.
+    Readers of reports assume that the working directory is the root of a repository.
     """
-    here = working_folder()
-    return _shown_from(path, here) if here else str(path)
+    directory = working_folder()
+    return _shown_from(path, directory) if directory else str(path)
 
 
 def working_folder() -> str:
-    """Return the current folder; empty if it is gone."""
+    """Return the working directory; empty if it no longer exists."""
     with contextlib.suppress(OSError):
-        # A report may ask for 100,000 cases, and pathlib takes the name apart each time.
+        # A report may need it for 100,000 cases, and pathlib would parse it each time.
         return os.getcwd()  # noqa: PTH109
     return ""
 
 
-# A file has many cases.
+# Cached, since a file has many cases.
 @lru_cache
-def _shown_from(path: Path, here: str) -> str:
+def _shown_from(path: Path, directory: str) -> str:
     for absolute in (os.path.abspath, os.path.realpath):
-        # A path in a log may be no path.
+        # The path in a log may be invalid.
         with contextlib.suppress(OSError, ValueError):
-            inner = os.path.relpath(absolute(path), here)
+            inner = os.path.relpath(absolute(path), directory)
             if inner.split(os.sep, 1)[0] != os.pardir:
                 return inner
     return str(path)
 
 
 def run_file(path: Path, name: str) -> ModuleType:
-    """Return a Python file as the module of a name; it runs once, unless it raises something."""
+    """Return a Python file as a module; the file runs once, or again after it has raised."""
     if name not in sys.modules:
         loader = SourceFileLoader(name, str(path))
         module = module_from_spec(spec_from_loader(name, loader))  # type: ignore[arg-type]
@@ -125,15 +125,15 @@ def _open_special(path: Path) -> int:
             if error.errno != errno.ENXIO or not path.is_fifo():
                 raise
             if monotonic() > deadline:
-                raise OSError(errno.ENXIO, "nobody reads this pipe") from None
-            sleep(_LOOK_SECONDS)
+                raise OSError(errno.ENXIO, "this pipe has no reader") from None
+            sleep(_POLL_SECONDS)
         else:
             os.set_blocking(descriptor, True)
             return descriptor
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a new file that has no name until it is whole, where the system has such files."""
+    """Write a new file, which has no name until it is complete if the system supports that."""
     descriptors = Path("/proc/self/fd")
     try:
         nameless = os.O_TMPFILE if descriptors.exists() else os.O_CREAT | os.O_EXCL
@@ -145,12 +145,12 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.writelines(pieces)
         file.flush()
-        # With a folder for relative paths, of which this is none, links are followed.
+        # Python follows the link /proc/self/fd/N only if src_dir_fd is given.
         with contextlib.suppress(OSError):
             os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)
             return
-        # The file system or the container gives no name to what had none.
+        # The file system or the container does not allow naming an unnamed file.
         os.lseek(descriptor, 0, os.SEEK_SET)
         copy = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        with os.fdopen(copy, "wb") as named, os.fdopen(os.dup(descriptor), "rb") as whole:
-            shutil.copyfileobj(whole, named)
+        with os.fdopen(copy, "wb") as named, os.fdopen(os.dup(descriptor), "rb") as unnamed:
+            shutil.copyfileobj(unnamed, named)

@@ -1,4 +1,4 @@
-"""Helper processes: forks of this process that work for it, end with it, and ignore Ctrl-C."""
+"""Helper processes: forks that work for this process, end with it, and ignore Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from contextlib import contextmanager
 
 from onnxopt_cli.core.linux import close_to_others, end_with
 
-#: What a user stops a command with.
+#: Signals by which a user ends a command.
 SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform != "win32":
     SIGNALS += (signal.SIGHUP,)
 
-#: The supervisors and helpers that this process has started and not waited for yet.
+#: Supervisors and helpers that this process has started and not waited for yet.
 STARTED: set[int] = set()
 
-_alone = False
+_is_command = False
 
 
 def claim_process() -> None:
-    """Say that this process belongs to a command of ours, and to no program that calls it."""
-    global _alone  # noqa: PLW0603 - there is one process
-    _alone = True
+    """Declare that this process runs an onnxopt command, not a program that imports onnxopt."""
+    global _is_command  # noqa: PLW0603 - a property of the process
+    _is_command = True
 
 
 def claimed() -> bool:
-    """Tell whether this process belongs to a command of ours."""
-    return _alone
+    """Return whether this process runs an onnxopt command."""
+    return _is_command
 
 
 def fork_helper(work: Callable[[], object]) -> int:
-    """Fork a process that works and ends, and return its number.
+    """Fork a process that calls a function, and return its process id.
 
-    It ends with this process, however that ends, leaves Ctrl-C to it, and is closed to backends.
+    The helper ends with this process even if that is killed, leaves Ctrl-C to it, and cannot be
+    inspected by backends.
 
     Args:
-        work: what it does; if that returns or raises, the process ends.
+        work: the function; the helper ends when it returns or raises.
 
     Raises:
         OSError: if the system allows no more processes.
     """
     parent = os.getpid()
     with held_signals(), warnings.catch_warnings():
-        # Of threads: those of NumPy's libraries see to it themselves that they can be forked.
+        # Python warns of threads. Those of NumPy's libraries handle a fork themselves.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
         if process:
             STARTED.add(process)
             return process
         try:
-            # Looking for garbage among what the parent has would copy all of it.
+            # Garbage collection would touch, and so copy, all memory of the parent.
             gc.freeze()
             begin_helper(parent)
             work()
@@ -63,7 +64,7 @@ def fork_helper(work: Callable[[], object]) -> int:
 
 
 def begin_helper(parent: int) -> None:
-    """End with the parent, however that ends, leave Ctrl-C to it, and be closed to backends."""
+    """Set up a helper process: its signals, its death with the parent, no access for backends."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     plain_signals()
@@ -72,7 +73,7 @@ def begin_helper(parent: int) -> None:
 
 
 def plain_signals() -> None:
-    """Let a helper process leave Ctrl-C to its parent, which ends it with SIGTERM."""
+    """Ignore Ctrl-C in a helper process, whose parent ends it with SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -80,7 +81,7 @@ def plain_signals() -> None:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Keep signals waiting while processes are forked that go on with :func:`plain_signals`."""
+    """Block signals while processes are forked that then call :func:`plain_signals`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

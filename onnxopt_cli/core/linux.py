@@ -1,6 +1,6 @@
-"""What only Linux does for a process: who its orphans go to, when it ends, who may look into it.
+"""Linux-specific process control: adoption of orphans, death with the parent, inspection.
 
-Elsewhere nothing here does anything.
+On other systems these functions have no effect.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NEW_PID_NAMESPACE = 0x20000000
 
 
 def become_subreaper() -> bool:
-    """Let what the process's descendants leave behind become its own children, if possible."""
+    """Make this process adopt orphaned descendants; return whether that is possible."""
     return sys.platform == "linux" and not _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def can_become_subreaper() -> bool:
-    """Tell whether the system lets processes adopt orphans, by asking for what is so already."""
+    """Return whether processes can adopt orphans, by setting the present state again."""
     if sys.platform != "linux":
         return False
     adopts = ctypes.c_int()
@@ -37,36 +37,36 @@ def can_become_subreaper() -> bool:
 
 
 def can_close_to_others() -> bool:
-    """Tell whether the system lets processes keep others out, by asking for what is so already."""
+    """Return whether processes can deny inspection, by setting the present state again."""
     if sys.platform != "linux":
         return False
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
-    # The kernel lets nobody ask for the third state, in which it keeps them out itself.
+    # State 2 also denies inspection, but only the kernel may set it.
     return open_now >= 0 and (open_now > 1 or not _LIBC.prctl(_SET_DUMPABLE, open_now, 0, 0, 0))
 
 
 def begin_pid_namespace() -> bool:
-    """Have the next child be the first process of a new PID namespace, if possible."""
+    """Put the next child into a new PID namespace as its first process, if possible."""
     return sys.platform == "linux" and not _LIBC.unshare(_NEW_PID_NAMESPACE)
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Have this process sent a signal when its parent ends; end now if it has ended.
+    """Let the kernel send this process a signal when its parent ends; exit if it has ended.
 
-    These are system calls alone, so it may be called between fork and exec.
+    The function makes only system calls, so it may run between fork and exec.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
         if os.getppid() != parent:
-            # It ended before we had said so.
+            # The parent ended before the call above.
             os._exit(1)
 
 
 @cache
 def close_to_others() -> None:
-    """Keep other processes of this user out of this one: its memory and /proc/PID/fd.
+    """Deny other processes of this user access to this one's memory and /proc/PID/fd.
 
-    Workers are not closed so: what they execute is open again.
+    The state is lost by exec, so workers remain accessible.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Where a case stands."""
+"""The location of a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a case stands: a file, and a line where lines mean something."""
+    """A file, and a line if the file is text."""
 
     path: Path
     line: int | None = None
@@ -18,7 +18,7 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """Return the location that such a text names."""
+        """Return the location that ``str`` has turned into a text."""
         path, colon, line = text.rpartition(":")
         if path and colon and line.isascii() and line.isdigit():
             return cls(Path(path), int(line[:9]))

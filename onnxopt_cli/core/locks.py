@@ -1,6 +1,6 @@
-"""Locks on folders, which end with the process that holds them however it ends.
+"""Locks on folders, which end with the process that holds them, even if it is killed.
 
-The supervisor of every worker loads this, so it imports no more than it has to.
+The supervisor of every worker loads this module, so it imports as little as possible.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: How a folder is opened, and no link to one.
+#: Flags that open a folder, but not a link to one.
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def lock_folder(folder: Path | str) -> int:
-    """Lock a folder, no link to one, and return the descriptor that holds the lock.
+    """Lock a folder, but not a link to one, and return the descriptor that holds the lock.
 
     Raises:
-        BlockingIOError: if another process has it.
-        ImportError, OSError: if the system or the file system has no such locks.
+        BlockingIOError: if another process holds the lock.
+        ImportError, OSError: if the system or the file system does not support such locks.
     """
     import fcntl
 
@@ -43,11 +43,11 @@ def locked(folder: Path | str, seconds: float = 0.0) -> Iterator[bool]:
     """Hold a lock on a folder.
 
     Args:
-        folder: the folder, no link to one.
-        seconds: how long to wait for another process to let go of it.
+        folder: the folder; not a link to one.
+        seconds: time to wait for another process to release the lock.
 
     Yields:
-        Whether the lock is held; False also where the system or the file system has no such locks.
+        Whether the lock is held; False if the system or the file system does not support locks.
     """
     deadline, lock = monotonic() + seconds, None
     with suppress(ImportError, OSError):
@@ -57,7 +57,7 @@ def locked(folder: Path | str, seconds: float = 0.0) -> Iterator[bool]:
             except BlockingIOError:
                 if monotonic() >= deadline:
                     break
-                sleep(_LOOK_SECONDS)
+                sleep(_POLL_SECONDS)
     try:
         yield lock is not None
     finally:

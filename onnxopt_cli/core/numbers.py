@@ -8,21 +8,21 @@ import numpy as np
 
 
 def error(number: float | None) -> str:
-    """Return an error to three digits; a dash where there is none."""
+    """Return an error with three digits; a dash for None."""
     if number is None:
         return "-"
     return "0" if number == 0 else f"{number:.3g}" if math.isfinite(number) else str(number)
 
 
 def count(number: int | None) -> str:
-    """Return a whole number; in powers of ten where it is too long to read."""
+    """Return a whole number, in scientific notation from 10 million on; a dash for None."""
     if number is None:
         return "-"
     return str(number) if number < 10**7 else f"{number:.1e}"
 
 
 def element(value: object, kind: str) -> str:
-    """Return a tensor's element with just the digits that its dtype can hold.
+    """Return a tensor's element with only as many digits as its dtype can represent.
 
     Args:
         value: a Python number, bool or string.
@@ -31,7 +31,7 @@ def element(value: object, kind: str) -> str:
     if isinstance(value, float):
         if kind.startswith("float64"):
             return repr(value)
-        # A report that was read back may say of a float32 what none holds.
+        # A saved report may have a number beyond the range of float32.
         with np.errstate(over="ignore"):
             return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

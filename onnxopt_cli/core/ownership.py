@@ -1,4 +1,4 @@
-"""Whose a file is: code is run unasked only where nobody but this user and root can have put it."""
+"""Ownership of files: without consent, code runs only if no other user can have written it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
 
 def foreign(path: Path) -> str:
-    """Say who else can have written a file; empty if only this user and root can.
+    """Return the reason why another user may have written a file; empty if none can have.
 
-    The file, each link to it and the folders of both must belong to one of them. Not everybody may
-    write to the file; nor to a folder, unless that keeps files of other users in place (the sticky
-    bit, as in ``/tmp``), and then the file may not be a hard link, which anybody can make of it.
-    To a folder whose content counts nobody else may add anything.
+    The file, links to it and the folders of both must belong to this user or root. The file must
+    not be writable by all users, nor must its folder, unless that has the sticky bit (as ``/tmp``)
+    and the file is not a hard link, which every user can create. A folder whose content counts must
+    not be writable by all users.
 
     Args:
-        path: the file or folder. One that is not there is no one's.
+        path: the file or folder; the result is empty if it does not exist.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -31,10 +31,10 @@ def foreign(path: Path) -> str:
             file, folder = place.lstat(), place.parent.stat()
         except OSError:
             return ""
-        if who := _other_owner(file):
-            return f"it belongs to {who}"
-        if who := _other_owner(folder):
-            return f"its folder belongs to {who}"
+        if owner := _other_owner(file):
+            return f"it belongs to {owner}"
+        if owner := _other_owner(folder):
+            return f"its folder belongs to {owner}"
         if stat.S_IFMT(file.st_mode) in _HOLD_CODE and file.st_mode & _WRITABLE_BY_ALL:
             return "everybody may write to it"
         if folder.st_mode & _WRITABLE_BY_ALL:
@@ -46,7 +46,7 @@ def foreign(path: Path) -> str:
 
 
 def _other_owner(status: os.stat_result) -> str:
-    """Return the name of an owner who is neither this user nor root; empty for these."""
+    """Return the name of an owner other than this user and root; empty for these two."""
     if status.st_uid in {0, os.geteuid()}:
         return ""
     return user_name(status.st_uid)

@@ -1,4 +1,4 @@
-"""A whole run as data: what every report is rendered from, live or from a log."""
+"""A run as data, from which all reports are rendered."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxopt_cli.errors import Fault
 
 @dataclass(frozen=True, slots=True)
 class BackendIdentity:
-    """A backend as the user asked for it, and the implementation that answered.
+    """A backend under test.
 
     Attributes:
-        name: ``onnxruntime``, ``python:my.module:Backend``.
-        version: ``onnxruntime 1.31.1``; empty if unknown.
+        name: its specification: ``onnxruntime``, ``python:my.module:Backend``.
+        version: the version that it reported: ``onnxruntime 1.31.1``; empty if unknown.
     """
 
     name: str
@@ -26,13 +26,13 @@ class BackendIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What accounts for some failing cases of a backend in an operator.
+    """The cause of some failing cases of a backend in an operator.
 
     Attributes:
-        found: it in words, without a count.
+        found: description of the cause, without a count.
         cases: ids of the failing cases.
-        known_mistakes: names of the known mistakes that together reproduce them; empty if the words
-            only say what the cases have in common.
+        known_mistakes: names of the known mistakes that together reproduce the failures; empty for
+            a failure condition.
     """
 
     found: str
@@ -42,16 +42,16 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What accounts for the failures of a backend in an operator, as far as that is known.
+    """The explanation of a backend's failures in an operator.
 
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        causes: each with the failing cases that no earlier one accounts for.
-        others: how many other failing cases there are: by what became of them (``not explained``,
-            ``not tried``), then by their kind (``trajectory``).
-        note: what was looked for in vain, or where the search was stopped; may be empty.
-        complete: False if the time was over before everything was tried.
+        causes: causes, each with the failing cases that no earlier one explains.
+        others: number of other failing cases, by state (``not explained``, ``not tried``), then by
+            kind (``trajectory``).
+        note: remark on an unsuccessful or interrupted search; may be empty.
+        complete: False if the time ran out before the end of the search.
     """
 
     backend: str
@@ -64,53 +64,54 @@ class Explanation:
     @property
     def known_mistakes(self) -> tuple[str, ...]:
         """The names of all known mistakes."""
-        return tuple(dict.fromkeys(name for it in self.causes for name in it.known_mistakes))
+        names = (name for cause in self.causes for name in cause.known_mistakes)
+        return tuple(dict.fromkeys(names))
 
     @property
     def cases(self) -> tuple[str, ...]:
         """Ids of the failing cases that known mistakes reproduce."""
-        return tuple(case for it in self.causes if it.known_mistakes for case in it.cases)
+        return tuple(case for cause in self.causes if cause.known_mistakes for case in cause.cases)
 
     @property
     def text(self) -> str:
         """One sentence for a reader; its counts add up to the failing cases."""
-        rest = {what: kinds for what, kinds in self.others.items() if kinds}
-        counts = [(it.found + ":", len(it.cases)) for it in self.causes]
+        unexplained = {state: kinds for state, kinds in self.others.items() if kinds}
+        counts = [(f"{cause.found}:", len(cause.cases)) for cause in self.causes]
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         total = sum(count for _, count in counts)
-        total += sum(sum(kinds.values()) for kinds in rest.values())
-        if not counts and (self.note or UNEXPLAINED in rest):
-            counts = [(self.note, sum(rest.pop(UNEXPLAINED, {}).values()))]
-        said = [f"{words} {count}" if count else words for words, count in counts]
+        total += sum(sum(kinds.values()) for kinds in unexplained.values())
+        if not counts and (self.note or UNEXPLAINED in unexplained):
+            counts = [(self.note, sum(unexplained.pop(UNEXPLAINED, {}).values()))]
+        parts = [f"{words} {count}" if count else words for words, count in counts]
         if counts and counts[0][1]:
-            whole = f"{said[0]} of {total} failing cases"
-            said[0] = whole if total > 1 else f"{counts[0][0]} the failing case"
-        said += [f"{what}: {_listed(kinds)}" for what, kinds in rest.items()]
+            several = f"{parts[0]} of {total} failing cases"
+            parts[0] = several if total > 1 else f"{counts[0][0]} the failing case"
+        parts += [f"{state}: {_listed(kinds)}" for state, kinds in unexplained.items()]
         if self.causes and self.note:
-            said.append(self.note)
-        return "; ".join(said)
+            parts.append(self.note)
+        return "; ".join(parts)
 
 
-#: What is said of failing cases that were tried in vain.
+#: State of failing cases that no known mistake reproduces.
 UNEXPLAINED = "not explained"
 
 
-#: Kinds that are listed by name; more of them would not fit into a line.
-_KINDS = 4
+#: Maximum number of kinds in a sentence.
+_MAX_KINDS = 4
 
 
 def _listed(kinds: Mapping[str, int]) -> str:
-    """Return ``1 large, 6 trajectories``; the rarest kinds together, where there are many."""
+    """Return ``1 large, 6 trajectories``; if there are many kinds, the rarest are summed up."""
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
-    whole = ordered if len(ordered) <= _KINDS else ordered[: _KINDS - 1]
-    left = sum(count for _, count in ordered[len(whole) :])
+    named = ordered if len(ordered) <= _MAX_KINDS else ordered[: _MAX_KINDS - 1]
+    remaining = sum(count for _, count in ordered[len(named) :])
     plurals = {"trajectory": "trajectories"}
-    parts = [f"{n} {plurals.get(kind, kind) if n > 1 else kind}" for kind, n in whole]
-    return ", ".join([*parts, f"{left} others"] if left else parts)
+    parts = [f"{count} {plurals.get(kind, kind) if count > 1 else kind}" for kind, count in named]
+    return ", ".join([*parts, f"{remaining} others"] if remaining else parts)
 
 
-#: How the name of a suite begins among the versions of a run.
+#: Prefix of the names of suites among the versions of a run.
 SUITE = "suite "
 
 
@@ -119,21 +120,21 @@ class RunRecord:
     """A run, finished or not.
 
     Attributes:
-        versions: of onnxopt, Python, the packages that matter, the suites, and the machine.
-        backends: what was under test.
-        options: the settings of the run, as RunConfig.to_json writes them.
-        results: in the order in which they came.
-        problems: what was wrong with case files that gave no case.
+        versions: versions of onnxopt, Python, relevant packages and suites, and the machine.
+        backends: the backends under test.
+        options: settings of the run, from ``RunConfig.to_json``.
+        results: results in the order of their arrival.
+        problems: faults of case files that yield no case.
         findings: entries of expectation files that no longer hold: stale, expired, duplicate.
-        explanations: of failures, where one was looked for.
-        exit_code: what the run exited with; None if it did not finish.
-        started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
-        hostname: of the machine that ran it; empty if unknown.
-        left_out: for each capability that is left out, how many cases need it, and why.
+        explanations: explanations of failures.
+        exit_code: the exit code; None for an unfinished run.
+        started: start in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
+        hostname: name of the machine; empty if unknown.
+        left_out: for each excluded capability, the number of cases that need it and the reason.
 
     Raises:
-        ValueError: if two results are of one case on one backend, or two backends have one name:
-            a report would show one of them in the other's place.
+        ValueError: if two results have the same case and backend, or two backends the same name,
+            since a report could not distinguish them.
     """
 
     versions: Mapping[str, str]
@@ -149,18 +150,18 @@ class RunRecord:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_once(it.name for it in self.backends)
-        require_once((it.case, it.backend) for it in self.results)
+        require_once(backend.name for backend in self.backends)
+        require_once((result.case, result.backend) for result in self.results)
 
 
 def require_once(keys: Iterable[object]) -> None:
-    """Make sure that no key comes twice.
+    """Make sure that keys are unique.
 
     Raises:
-        ValueError: naming the first that does.
+        ValueError: naming the first duplicate.
     """
-    known: set[object] = set()
+    unique: set[object] = set()
     for key in keys:
-        if key in known:
+        if key in unique:
             raise ValueError(f"found {printable(str(key))} twice")
-        known.add(key)
+        unique.add(key)

@@ -1,8 +1,7 @@
-"""Results and explanations as JSON objects and back, for logs and reports.
+"""Convert results and explanations to JSON objects and back, for logs and reports.
 
-What is read was checked by the schema of logs, and this adds what a schema cannot say. A library
-such as msgspec would not make it shorter: it takes a field that stands twice in an object, has no
-numbers that are written as text, and its classes would stand beside ours and the schema.
+The schema of logs has validated the data that is read here; this module adds the checks that a
+schema cannot express.
 """
 
 from __future__ import annotations
@@ -34,37 +33,37 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.core.values import STRING, Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
-# A file has many cases.
+# Cached, since a file has many cases.
 _path = lru_cache(Path)
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def number_to_json(number: object) -> Any:
-    """Return a number, bool or string as JSON has it."""
+    """Return a number, bool or string as a JSON value."""
     if isinstance(number, complex) or (isinstance(number, float) and not math.isfinite(number)):
         return str(number)
     return number
 
 
 def number_from_json(data: Any) -> Any:
-    """Return what :func:`number_to_json` was given, a complex number as its text."""
+    """Return the argument of :func:`number_to_json`; a complex number remains text."""
     return _SPECIAL.get(data, data) if isinstance(data, str) else data
 
 
 def value_to_json(value: Value) -> Any:
-    """Return a value as JSON; null for one of an element type that nothing can hold."""
+    """Return a value as JSON; null for an element type without a JSON form."""
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # It has failed, and the comparison says what it is.
+        # Such a value is a failure, and its Diff has the type.
         return None
 
 
 def value_from_json(data: Any) -> Value:
-    """Return what :func:`value_to_json` was given.
+    """Return the argument of :func:`value_to_json`.
 
     Raises:
-        ValueError: if the data are not what it returns.
+        ValueError: if the data are invalid.
     """
     try:
         return ValueReader().value(data)
@@ -72,17 +71,17 @@ def value_from_json(data: Any) -> Value:
         raise ValueError(f"not a value: {error.message}") from None
 
 
-# Fields of a Result that JSON has as they are.
+# Fields of a Result that are written unchanged.
 _RESULT = (
     "case", "backend", "operators", "capabilities", "outcome", "lowered", "message", "printed",
     "flaky", "standing", "expectation", "note",
 )  # fmt: skip
-# Those that are read as they are.
+# Fields of a Result that are read unchanged.
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
-_DIFF = [it.name for it in fields(Diff) if it.name != "accepted"]
-_ELEMENT = [it.name for it in fields(Element)]
+_DIFF = [item.name for item in fields(Diff) if item.name != "accepted"]
+_ELEMENT = [item.name for item in fields(Element)]
 _LIMITS = ("rtol", "atol", "ulp", "factor", "distribution")
-_of_result, _of_diff, _of_element = (attrgetter(*it) for it in (_RESULT, _DIFF, _ELEMENT))
+_of_result, _of_diff, _of_element = (attrgetter(*names) for names in (_RESULT, _DIFF, _ELEMENT))
 _from_diff, _from_element = itemgetter(*_DIFF), itemgetter(*_ELEMENT)
 
 
@@ -100,20 +99,20 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(data: Any) -> Result:
-    """Return the result that :func:`result_to_json` was given; limits keep only their factor.
+    """Return the argument of :func:`result_to_json`; error bounds keep only their factor.
 
     Args:
-        data: checked by the schema.
+        data: a JSON object that conforms to the schema.
 
     Raises:
-        ValueError: if they are not what it returns.
+        ValueError: if the data are invalid.
     """
     try:
         return Result(
             **{name: data[name] for name in _TEXTS},
             location=Location(_path(data["path"]), data["line"]),
             operators=tuple(data["operators"]),
-            # Older logs lack them.
+            # Older logs lack these two fields.
             capabilities=tuple(data.get("capabilities", ())),
             note=data.get("note", ""),
             outcome=Outcome(data["outcome"]),
@@ -128,20 +127,21 @@ def result_from_json(data: Any) -> Result:
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
-    """Return an explanation as a JSON object, with what others read off it."""
-    read_off = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
-    # A Counter counts what it is made of, the pairs that asdict makes it of.
-    others = {what: dict(kinds) for what, kinds in explanation.others.items()}
-    return {**asdict(explanation), **read_off, "others": others}
+    """Return an explanation as a JSON object, with derived fields for other readers."""
+    derived = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
+    # asdict would build a Counter from pairs, and so count the pairs.
+    other_counts = {reason: dict(kinds) for reason, kinds in explanation.others.items()}
+    return {**asdict(explanation), **derived, "others": other_counts}
 
 
 def explanation_from_json(data: Any) -> Explanation:
-    """Return the explanation that :func:`explanation_to_json` was given; checked by the schema."""
+    """Return the argument of :func:`explanation_to_json`; the schema has validated the data."""
     causes = (
-        Cause(it["found"], tuple(it["cases"]), tuple(it["known_mistakes"])) for it in data["causes"]
+        Cause(cause["found"], tuple(cause["cases"]), tuple(cause["known_mistakes"]))
+        for cause in data["causes"]
     )
-    rest = {name: data[name] for name in ("backend", "operator", "others", "note", "complete")}
-    return Explanation(**rest, causes=tuple(causes))
+    names = ("backend", "operator", "others", "note", "complete")
+    return Explanation(**{name: data[name] for name in names}, causes=tuple(causes))
 
 
 def _diff_to_json(diff: Diff) -> dict[str, Any]:
@@ -150,14 +150,14 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
         "agrees": diff.agrees,
         "tolerance": _tolerance_to_json(diff.tolerance),
         "worst": [
-            dict(zip(_ELEMENT, map(number_to_json, _of_element(it)), strict=True))
-            for it in diff.worst
+            dict(zip(_ELEMENT, map(number_to_json, _of_element(element)), strict=True))
+            for element in diff.worst
         ],
     }
 
 
 def _diff_from_json(data: Any) -> Diff:
-    # By place, as a log has very many.
+    # Positional arguments are faster, and a log has very many diffs.
     name, kind, structure, tolerance, *numbers, counts, worst = _from_diff(data)
     if str in map(type, numbers):
         numbers = list(map(number_from_json, numbers))
@@ -171,12 +171,12 @@ def _diff_from_json(data: Any) -> Diff:
 
 
 def _element_from_json(data: Any, kind: str) -> Element:
-    index, *sides, absolute, relative, ulp, limit, wrong = _from_element(data)
+    index, *values, absolute, relative, ulp, limit, wrong = _from_element(data)
     if not kind.startswith(STRING):
-        # Of strings, the text "nan" is no number.
-        sides = list(map(number_from_json, sides))
-    off = map(number_from_json, (absolute, relative, ulp, limit))
-    parts: tuple[Any, ...] = (tuple(index), *sides, *off, wrong)
+        # The element "nan" of a string tensor is not a number.
+        values = list(map(number_from_json, values))
+    measures = map(number_from_json, (absolute, relative, ulp, limit))
+    parts: tuple[Any, ...] = (tuple(index), *values, *measures, wrong)
     return Element(*parts)
 
 

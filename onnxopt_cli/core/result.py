@@ -1,4 +1,4 @@
-"""What came out of running cases."""
+"""Results of cases on backends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onnxopt_cli.core.values import Value
 
 
 class Outcome(StrEnum):
-    """What happened to a case on a backend."""
+    """The outcome of a case on a backend."""
 
-    PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
+    PASS = "pass"  # noqa: S105 - an outcome, not a password
     FAIL = "fail"
     VACUOUS = "vacuous"
     UNSUPPORTED = "unsupported"
@@ -29,35 +29,32 @@ class Outcome(StrEnum):
     NOT_RUN = "not-run"
 
 
-#: Outcomes that say nothing against the backend.
+#: Outcomes that do not count against the backend.
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
-#: Outcomes that say something against the case file or the run.
+#: Outcomes caused by the case file or the run, not by the backend.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
-#: Outcomes that running the case again cannot change, so that it is never tried.
+#: Outcomes that a rerun cannot change.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
-#: What a note begins with where identities decide that keep no relative accuracy.
+#: Beginning of the note of a pass that relies on an identity without relative accuracy.
 ABSOLUTE_ONLY = "absolute accuracy only"
-#: How the message of a result begins whose backend never started; the reason follows.
+#: Beginning of the message of results whose backend never started; the reason follows.
 NOT_STARTED = "the backend could not be started: "
 
 
 class Standing(StrEnum):
-    """An outcome beside what was expected of the case.
-
-    Where no entry of an expectation file speaks of a case, it is expected to pass.
-    """
+    """An outcome compared with the expectation; a case without an entry is expected to pass."""
 
     EXPECTED = "expected"
     UNEXPECTED_FAIL = "unexpected-fail"
-    UNEXPECTED_PASS = "unexpected-pass"  # noqa: S105 - a word of conformance testing, no password
+    UNEXPECTED_PASS = "unexpected-pass"  # noqa: S105 - a standing, not a password
     CHANGED = "changed"
     FLAKY = "flaky"
 
 
-#: The suite of results that are about a backend's worker and about no case.
+#: Suite of results that concern a backend's worker instead of a case.
 OUTSIDE_CASES = "worker"
-#: The ids of these results.
+#: Ids of these results.
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
@@ -67,27 +64,25 @@ class Result:
 
     Attributes:
         case: the case's id.
-        location: where the case stands.
+        location: the case's location.
         operators: names of the operators in the model.
-        backend: the backend's name as the user gave it.
+        backend: the backend's specification.
         outcome: what happened.
-        lowered: True if the backend was given primitive operators instead of the operator.
-        message: why, in words, for everything but a plain pass; of wrong outputs it begins with
-            what :func:`onnxopt_cli.core.diff.wrong_outputs` says.
-        diffs: the outputs, judged; empty if the backend returned none.
-        returned: what the backend returned, kept where it explains a failure.
-        curve: of a trajectory, by recorded step, the largest share of its limit that an element
-            uses; empty for a single step.
+        lowered: True if the backend ran primitive operators instead of the operator.
+        message: the reason for any outcome but a plain pass. For wrong outputs, it begins with the
+            text of :func:`onnxopt_cli.core.diff.wrong_outputs`.
+        diffs: comparisons of the outputs; empty if the backend returned none.
+        returned: the backend's outputs, kept for the explanation of a failure.
+        curve: for a trajectory, the largest error / tolerance by recorded step; otherwise empty.
         seconds: wall time in the backend.
-        printed: the end of what the backend wrote to stdout and stderr meanwhile, where that may
-            explain a failure.
-        flaky: why the outcome cannot be relied on, found by running the case again: ``2 of 5 runs
-            passed``, ``fails only after CASE``; empty if nothing says so.
-        standing: the outcome beside what was expected; None if nobody said what to expect.
-        expectation: what the entry that speaks of the case says, and where it stands.
-        capabilities: what the case needs beyond one node with float32 tensors.
-        note: what the outcome rests on, if that is not plain: ``contested: reading 2 of 2 (...)``,
-            or :data:`ABSOLUTE_ONLY` with the identity; or empty.
+        printed: the end of the backend's output to stdout and stderr, if it may explain a failure.
+        flaky: why the outcome is not reliable, from reruns: ``2 of 5 runs passed``, ``fails only
+            after CASE``; may be empty.
+        standing: the outcome compared with the expectation; None without expectation files.
+        expectation: text and location of the expectation that applies to the case.
+        capabilities: capabilities that the case needs beyond one node with float32 tensors.
+        note: qualification of the outcome: ``contested: reading 2 of 2 (...)``, or
+            :data:`ABSOLUTE_ONLY` with the identity; may be empty.
     """
 
     case: str
@@ -110,7 +105,7 @@ class Result:
 
     @property
     def failing(self) -> bool:
-        """True if the outcome says something against the backend, whatever was expected."""
+        """True if the outcome counts against the backend, regardless of expectations."""
         return self.outcome not in HARMLESS and self.outcome not in NOT_ITS_FAULT
 
     @property
@@ -125,22 +120,25 @@ class Result:
 
     @property
     def conforms(self) -> bool:
-        """True if the result is as expected; as long as nobody says else, that is a pass."""
+        """True if the result is as expected; without expectations, if it is a pass or a skip."""
         if self.standing is None:
             return self.outcome in HARMLESS
         return self.standing is Standing.EXPECTED
 
 
 def with_shared(result: Result, **shared: object) -> Result:
-    """Put what many results share in place of a new one's copies, which nobody else may hold.
+    """Set fields of a new result, which must have no other reference yet, and return it.
 
-    With many results ``dataclasses.replace`` would take longer than the rest.
+    Equal objects of many results are replaced by a shared one. ``dataclasses.replace`` would take
+    most of the time of reading a large log.
     """
     for name, value in shared.items():
         object.__setattr__(result, name, value)
     return result
 
 
-def worse(known: Result | None, other: Result) -> Result:
-    """Return the one of two results that does not conform, of the same place outside of cases."""
-    return other if known is None or (known.conforms and not other.conforms) else known
+def worse(earlier: Result | None, later: Result) -> Result:
+    """Return the result that does not conform, of two results with an id of OUTSIDE_IDS."""
+    if earlier is None or (earlier.conforms and not later.conforms):
+        return later
+    return earlier

@@ -1,4 +1,4 @@
-"""Text from files, names and backends, made fit to be shown, and ends of processes in words."""
+"""Make untrusted text printable, and describe exceptions and exit codes in words."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ import signal
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
-# Control characters, format characters (bidirectional overrides among them), surrogates, and the
-# separators that some terminals take for line ends.
+# Control characters, format characters (including bidirectional overrides), surrogates, and the
+# separators that some terminals interpret as line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# The last two codes of each plane are no characters; XML cannot hold them.
-_NONE = 0xFFFE
+# The last two code points of each plane are not characters; XML cannot represent them.
+_NONCHARACTER_BITS = 0xFFFE
 _MAX_TEXT_CHARS = 4000
-# Of a text with lines, which may be a stack trace.
+# For a text of several lines, which may be a stack trace.
 _MAX_LINES_CHARS = 32_000
-_NOTE = 60
-_ASCII = 128
-# What CI servers take for commands to themselves: GitHub a line of output that begins with two
-# colons, Azure, TeamCity and older runners of GitHub any with ##[word] or ##vso[word] in it. Before
-# the colons may stand blanks, the frame of a panel, and what gives colour.
+# Characters reserved for the note on omitted characters.
+_NOTE_CHARS = 60
+_ASCII_LIMIT = 128
+# Commands to CI servers in a program's output. GitHub interprets lines that begin with two colons;
+# Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word] anywhere. Blanks, the
+# frame of a panel, and colour escapes may precede the colons.
 _AT_LINE_START = re.compile(r"((?:^|\r)(?:[\s\u2500-\u259f]|\x1b\[[\d;]*m)*):(?=:)", re.MULTILINE)
 _ANYWHERE = re.compile(r"#(?=#\w*\[)")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Return the text with everything invisible or harmful as a visible escape.
+    r"""Return a text with visible escapes for all invisible or harmful characters.
 
-    Of a text that is very long the beginning and the end are left, for the last line of a stack
-    trace says the most.
+    A very long text keeps its beginning and its end, since the last line of a stack trace is the
+    most informative.
 
     Args:
-        text: anything.
-        lines: keep line ends (and turn tabs into spaces) instead of escaping them.
+        text: any text.
+        lines: whether to keep line ends, and expand tabs, instead of escaping them.
     """
     if (
         len(text) <= _MAX_TEXT_CHARS
@@ -44,21 +45,21 @@ def printable(text: str, *, lines: bool = False) -> str:
     text = clipped(text, _MAX_LINES_CHARS if lines else _MAX_TEXT_CHARS, "\n" if lines else " ")
     if lines:
         text = text.expandtabs(4)
-    shown = "".join(
+    escaped = "".join(
         character
         if not _is_hidden(character) or (lines and character == "\n")
         else character.encode("unicode_escape", "surrogatepass").decode("ascii")
         for character in text
     )
-    return without_ci_commands(shown)
+    return without_ci_commands(escaped)
 
 
 def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
-    """Return lines of output that no CI server takes for commands to itself.
+    """Return lines of output in which no CI server finds a command.
 
     Args:
         text: the lines.
-        goes_on: whether the first one is the rest of a line that has begun.
+        goes_on: whether the first line continues a line that was written before.
     """
     if not _may_command(text):
         return text
@@ -73,25 +74,25 @@ def _may_command(text: str) -> bool:
 
 
 def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:
-    """Return a text of at most so many characters, at least 200: its beginning and its end.
+    """Return the beginning and the end of a text that is too long.
 
     Args:
-        text: anything.
-        longest: the number of characters.
-        space: what stands around the note that says how many were left out.
+        text: any text.
+        longest: maximum number of characters of the result, at least 200.
+        space: separator around the note on the number of omitted characters.
     """
     if len(text) <= longest:
         return text
-    tail = (longest - _NOTE) // 4
-    head = longest - _NOTE - tail
-    left = len(text) - head - tail
-    return f"{text[:head]}{space}... ({left} characters left out) ...{space}{text[-tail:]}"
+    tail = (longest - _NOTE_CHARS) // 4
+    head = longest - _NOTE_CHARS - tail
+    omitted = len(text) - head - tail
+    return f"{text[:head]}{space}... ({omitted} characters left out) ...{space}{text[-tail:]}"
 
 
 def command_line(words: Iterable[str]) -> str:
-    r"""Return words as a shell takes them, printable, in one line.
+    r"""Return words as a printable shell command in one line.
 
-    A word with what is not shown is written as bash, ksh and zsh read it: ``$'a\x0a'``.
+    A word with hidden characters is quoted for bash, ksh and zsh: ``$'a\x0a'``.
     """
     return " ".join(map(_quoted, words))
 
@@ -105,67 +106,76 @@ def _quoted(word: str) -> str:
         data = word.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         data = word.encode("utf-8", "surrogatepass")
-    shown = (chr(it) if chr(it).isalnum() and it < _ASCII else f"\\x{it:02x}" for it in data)
-    return f"$'{''.join(shown)}'"
+    escaped = (
+        chr(byte) if chr(byte).isalnum() and byte < _ASCII_LIMIT else f"\\x{byte:02x}"
+        for byte in data
+    )
+    return f"$'{''.join(escaped)}'"
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Return a question that names the known name most like one, or something else if none is.
+    """Return a hint with the known name that is most similar to a misspelt one.
 
     Letter case does not matter.
 
     Args:
-        name: what was written.
-        known: the names that there are.
-        otherwise: what is said if none is like it.
-        cutoff: how alike a name must be, from 0 to 1.
+        name: the name as it was typed.
+        known: the valid names.
+        otherwise: the hint if no name is similar.
+        cutoff: required similarity, from 0 to 1.
     """
     import difflib
 
-    names = {it.lower(): it for it in known}
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
-    return f"did you mean {names[near[0]]}?" if near else otherwise
+    names = {known_name.lower(): known_name for known_name in known}
+    matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
+    return f"did you mean {names[matches[0]]}?" if matches else otherwise
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Return the first of some names, fit to be shown, and how many more there are."""
-    few = ", ".join(map(printable, names[:most]))
-    return f"{few} and {len(names) - most} more" if len(names) > most else few
+    """Return the first of some names, printable, and the number of the others."""
+    text = ", ".join(map(printable, names[:most]))
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 class FreeNames:
-    """Names of which each is taken once.
+    """Makes names unique by appending numbers.
 
     Args:
-        form: how a number is put behind a name that is taken, as in ``"{} ({})"``.
-        taken: names that are taken from the beginning.
-        alike: makes one text of names that count as the same.
+        form: format of a name with a number, as in ``"{} ({})"``.
+        taken: names that are already in use.
+        alike: function that maps names which count as equal to the same text.
     """
 
     def __init__(
         self, form: str, taken: Iterable[str] = (), alike: Callable[[str], str] = str
     ) -> None:
         self._form, self._alike = form, alike
-        # The names that are taken, each with the last number that was put behind it.
+        # The names in use, each with the last number appended to it.
         self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
-        """Return the name, or with the first number from 2 on that is free, and take it."""
-        free, place = name, tuple(map(self._alike, within))
-        key = self._alike(name), *place
-        while (taken := (self._alike(free), *place)) in self._numbers:
+        """Return a unique name: the name itself, or with the first free number from 2 on.
+
+        Args:
+            name: the name.
+            within: names of the scope in which it must be unique.
+        """
+        unique, scope = name, tuple(map(self._alike, within))
+        key = self._alike(name), *scope
+        while (candidate := (self._alike(unique), *scope)) in self._numbers:
             self._numbers[key] += 1
-            free = self._form.format(name, self._numbers[key])
-        self._numbers[taken] = 1
-        return free
+            unique = self._form.format(name, self._numbers[key])
+        self._numbers[candidate] = 1
+        return unique
 
 
 def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN or ord(character) & _NONE == _NONE
+    is_noncharacter = ord(character) & _NONCHARACTER_BITS == _NONCHARACTER_BITS
+    return unicodedata.category(character) in _HIDDEN or is_noncharacter
 
 
 def exception_text(error: BaseException) -> str:
-    """Return an exception's type and message, printable; never raises, whatever its ``__str__``."""
+    """Return an exception's type and message, printable, even if its ``__str__`` raises."""
     name = type(error).__name__
     try:
         message = str(error)
@@ -175,7 +185,11 @@ def exception_text(error: BaseException) -> str:
 
 
 def exit_text(code: int) -> str:
-    """Say how a process ended, by its exit code or the negative number of a signal."""
+    """Return in words how a process ended.
+
+    Args:
+        code: exit code, or the negative number of a signal.
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,4 +1,4 @@
-"""How far an output may be off, and who said so."""
+"""Tolerances of outputs, and where they come from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Relative:
     """``|actual - expected| <= atol + rtol * |expected|``, the rule of ONNX and NumPy.
 
     Attributes:
-        reason: why nothing better is known; empty if nobody asked.
+        reason: why no better tolerance is known; empty for a tolerance that was requested.
     """
 
     rtol: float
@@ -54,16 +54,16 @@ class Ulps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """What is right of each element, and how far off it may be.
+    """Accepted values of an output, with limits.
 
     Attributes:
-        expected: the output.
-        limit: the largest allowed absolute error, of the output's shape, float64; infinite where
-            the case cannot judge the element.
-        otherwise: what is right as well, each element on its own, and the same elsewhere: the
-            output where every choice that rounding decides falls the other way, or what right forms
-            make of infinite inputs; None if nothing else is.
-        label: what is said of elements that are right by this branch alone; empty if nothing is.
+        expected: the expected values.
+        limit: largest allowed absolute errors, of the output's shape, float64; infinite where the
+            case cannot judge the element.
+        otherwise: further accepted values, each element on its own; equal to ``expected`` where an
+            element has none. Examples are the output if every choice that rounding decides
+            falls the other way, and the results of reformulations for infinite inputs.
+        label: description of the elements that only this branch accepts; may be empty.
     """
 
     expected: Array
@@ -73,10 +73,10 @@ class Branch:
 
     @property
     def inconclusive(self) -> Array:
-        """Where the case cannot judge: the limit is infinite, or reaches a value from zero.
+        """Where the case cannot judge: the limit is infinite, or as large as the value.
 
-        A value that is zero is judged by what it was computed from, and is never inconclusive for
-        itself.
+        A value of zero is never inconclusive by its own magnitude; its limit follows from the
+        operands.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (
@@ -87,32 +87,35 @@ class Branch:
         )
 
     def wrong(self, actual: Array) -> Array:
-        """Tell which elements of one output, or of several, are right in no way."""
+        """Return which elements of an output, or of several, no branch accepts."""
+        wide_expected = np.asarray(self.expected, np.float64)
+        wide_actual = np.asarray(actual, np.float64)
         with np.errstate(all="ignore"):
-            one, other = (np.asarray(it, np.float64) for it in (self.expected, actual))
-            near = np.abs(other - one) <= self.limit
-        alike = (one == other) | (np.isnan(one) & np.isnan(other))
-        wrong: Array = ~(near | alike | np.isinf(self.limit))
+            is_close = np.abs(wide_actual - wide_expected) <= self.limit
+        both_nan = np.isnan(wide_expected) & np.isnan(wide_actual)
+        is_equal = (wide_expected == wide_actual) | both_nan
+        wrong: Array = ~(is_close | is_equal | np.isinf(self.limit))
         return wrong if self.otherwise is None else wrong & self.otherwise.wrong(actual)
 
     def at(self, places: Array) -> Branch:
-        """Return what is right of the elements at some flat places."""
-        other = None if self.otherwise is None else self.otherwise.at(places)
-        expected, limit = (it.reshape(-1)[places] for it in (self.expected, self.limit))
-        return Branch(expected, limit, other, self.label)
+        """Return the branch of the elements at some flat indices."""
+        otherwise = None if self.otherwise is None else self.otherwise.at(places)
+        expected, limit = (array.reshape(-1)[places] for array in (self.expected, self.limit))
+        return Branch(expected, limit, otherwise, self.label)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErrorBound:
-    """A limit for each element, derived from the formula and the inputs, or found by asking.
+    """A limit for each element, derived from a formula or from a condition estimate.
 
     Attributes:
-        at: returns what is right of the elements at some flat places. What is equal to the bit is
-            right by any limit, so it is asked of the other elements alone.
-        factor: how many times the rounding bound, or the unit of conditioning, the limit is; 0 if
-            the output has to be exact.
-        least: the limit of an element is at least so many times its magnitude; 0 if unknown. What
-            is nearer than that need not be asked of.
+        at: function from flat indices to the accepted values there. It is called only for elements
+            that are not equal to the bit, since these need no limit.
+        factor: the limit in units of the error bound or of the condition estimate; 0 if the output
+            must be exact.
+        provenance: where the limit comes from.
+        least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements with a
+            smaller error need no limit of their own.
     """
 
     at: Callable[[Array], Branch]
@@ -124,19 +127,21 @@ class ErrorBound:
         if not self.factor:
             return f"exact ({self.provenance})"
         if self.provenance is Provenance.CONDITIONED:
-            return f"{self.factor:g} times what a rounding moves ({self.provenance})"
-        return f"{self.factor:g} times the rounding bound of the formula ({self.provenance})"
+            return f"{self.factor:g} times the condition estimate ({self.provenance})"
+        return f"{self.factor:g} times the error bound of the formula ({self.provenance})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A random output: no value is right, but a distribution; or elements in any order.
+    """A random output, judged by its distribution, or elements in any order.
 
     Attributes:
         distribution: the distribution or the elements, in words.
-        test: says what is wrong with a sample of the output's dtype and shape; empty if nothing.
-        beside: says what is wrong with it, right in itself, beside the other outputs: it is
-            handed all by name.
+        test: function from a sample of the output's dtype and shape to a description of its
+            defect; empty for an accepted sample.
+        provenance: where the expected distribution comes from.
+        beside: function from all outputs by name to a description of a contradiction between them;
+            empty without one.
     """
 
     distribution: str

@@ -1,4 +1,4 @@
-"""Trajectories: cases of many steps, in which outputs are fed back."""
+"""Trajectories: cases of several steps, whose outputs are inputs of the next step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """An input that is computed from one that is fed back, as a gradient is.
+    """An input that is computed from another one in each step, such as a gradient.
 
     Attributes:
-        of: name of the input that it is computed from; it has that one's shape.
-        formula: computes it, on arrays or on the operands of any reading.
+        of: name of the input from which it is computed, and whose shape it has.
+        formula: the function, on arrays or on the operands of any interpretation.
         dtype: its element type.
     """
 
@@ -30,21 +30,21 @@ class Derived:
     dtype: np.dtype[Any]
 
 
-# Compared by identity, so that what is computed from one can be kept.
+# Compared by identity, so that results derived from a trajectory can be cached.
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """The steps of a case.
 
     Attributes:
-        model: one node of an operator with a formula, whose inputs have the operator's names.
+        model: one node of an operator with a formula; its inputs have the operator's names.
         count: number of steps.
-        start: what the first step is fed, without ``series`` and ``derived``.
-        feedback: by the name of an output, the input that it becomes in the next step; both have
-            one dtype and shape.
-        counted: inputs that grow by one from step to step.
-        series: inputs that each step has its own value of, stacked: ``[count, ...]``.
-        derived: inputs that are computed from others.
-        recorded: the steps whose outputs are judged, counted from 1, rising.
+        start: inputs of the first step, without ``series`` and ``derived``.
+        feedback: for the name of an output, the input that it becomes in the next step. Both have
+            the same dtype and shape.
+        counted: inputs that increase by one in each step.
+        series: inputs with a value for each step, stacked: ``[count, ...]``.
+        derived: inputs that are computed from other inputs.
+        recorded: numbers of the steps whose outputs are judged, from 1, ascending.
     """
 
     model: onnx.ModelProto
@@ -65,33 +65,33 @@ class Trajectory:
         self,
         step: int,
         state: Mapping[str, T],
-        given: Callable[[Array], T],
+        operand: Callable[[Array], T],
         derive: Callable[[Derived, T], T],
     ) -> dict[str, T]:
-        """Return what a step is fed, in the node's order.
+        """Return the inputs of a step, in the node's order.
 
         Args:
-            step: its number, from 1.
-            state: the inputs that are fed back.
-            given: makes an operand of an array.
-            derive: computes an operand from another.
+            step: number of the step, from 1.
+            state: inputs that are outputs of the previous step.
+            operand: converts an array to an operand.
+            derive: computes a derived operand.
         """
-        fed: dict[str, T] = {}
+        operands: dict[str, T] = {}
         for name in self.names:
             if name in state:
-                fed[name] = state[name]
+                operands[name] = state[name]
             elif name in self.derived:
-                fed[name] = derive(self.derived[name], state[self.derived[name].of])
+                operands[name] = derive(self.derived[name], state[self.derived[name].of])
             elif name in self.series:
-                fed[name] = given(self.series[name][step - 1, ...])
+                operands[name] = operand(self.series[name][step - 1, ...])
             elif name in self.counted:
                 first = self.start[name]
-                fed[name] = given(np.asarray(first + first.dtype.type(step - 1)))
+                operands[name] = operand(np.asarray(first + first.dtype.type(step - 1)))
             else:
-                fed[name] = given(self.start[name])
-        return fed
+                operands[name] = operand(self.start[name])
+        return operands
 
     @property
     def state(self) -> dict[str, Array]:
-        """The inputs that are fed back, as the first step gets them."""
+        """The values in the first step of inputs that are outputs of the previous step."""
         return {name: self.start[name] for name in self.feedback.values()}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.blocks import (
-    LARGE,
+    LARGE_ELEMENTS,
     in_blocks,
     joined,
 )
@@ -206,7 +206,7 @@ def has_blocks(call: Call[Any]) -> bool:
     Where something is reduced, tensors must be alike, as none is reduced before it is broadcast,
     and finite, so that right reformulations yield the same.
     """
-    large = any(np.size(group[0]) >= LARGE for group in call.groups)
+    large = any(np.size(group[0]) >= LARGE_ELEMENTS for group in call.groups)
     if not large or _rows(call.operator) is None:
         return False
     return is_elementwise(call.operator) or all(

@@ -13,7 +13,7 @@ from itertools import chain, product
 
 import numpy as np
 
-from onnxopt_cli.core.blocks import LARGE
+from onnxopt_cli.core.blocks import LARGE_ELEMENTS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.evaluate import (
     evaluate,
@@ -83,7 +83,9 @@ def probes(operator: Operator) -> tuple[Probe, ...]:
     draw = _Draw(operator)
     first, *dense = [probe_of(call, dense=True) for call in draw.dense()]
     small = map(probe_of, chain(draw.structures(), draw.limits(), draw.not_finite()))
-    return tuple(sorted((first, *small, *dense), key=lambda probe: probe.call.size >= LARGE))
+    return tuple(
+        sorted((first, *small, *dense), key=lambda probe: probe.call.size >= LARGE_ELEMENTS)
+    )
 
 
 def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:

@@ -54,7 +54,7 @@ def test_the_content_is_a_model_of_one_node_with_only_the_given_attributes(tmp_p
 
 def test_outputs_of_an_operator_with_a_formula_may_be_left_out(tmp_path):
     text = f"onnxopt: 1\nsuite: s\noperator: Adam\ncases: [{{name: c, inputs: {ADAM_INPUTS}}}]"
-    assert only_case(tmp_path, text).expected is None
+    assert only_case(tmp_path, text).stored is None
 
 
 def test_inputs_in_any_order_reach_the_model_in_the_specifications_order(tmp_path):
@@ -82,7 +82,7 @@ def test_an_expected_output_has_the_dtype_of_its_own_input(tmp_path):
             inputs: {R: 1, T: 0, X: {dtype: double, data: 0.1}, G: 1, H: 1}
             outputs: {X_new: 0.1, H_new: 0.1}
     """
-    expected = only_case(tmp_path, text).expected
+    expected = only_case(tmp_path, text).stored
     assert expected["X_new"] == np.float64(0.1)
     assert expected["H_new"].dtype == np.float32
 

@@ -27,7 +27,7 @@ from onnxopt_cli.oracle.expected import expected_result
 from onnxopt_cli.suites.collect import collect
 
 CASES = Path(__file__).parents[2] / "cases"
-COUNT = blocks.LARGE + 11
+COUNT = blocks.LARGE_ELEMENTS + 11
 CASE = """\
 onnxopt: 1
 suite: large
@@ -89,7 +89,7 @@ def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where
     monkeypatch.setattr(blocks, "available_jobs", lambda: 2)
     code, parts = judged(onnxopt, *backend)
     assert code == (wrong != 1)
-    monkeypatch.setattr("onnxopt_cli.interpret.evaluate.LARGE", 10**9)
+    monkeypatch.setattr("onnxopt_cli.interpret.evaluate.LARGE_ELEMENTS", 10**9)
     assert judged(onnxopt, *backend)[0] == code
     _, whole = judged(onnxopt, *backend)
     for part, one in zip(parts, whole, strict=True):
@@ -153,7 +153,7 @@ def compare_parts(content, location, random, monkeypatch):
     diffs = []
     size = max(it.size for it in call.inputs)
     for large, block in ((10**9, blocks.BLOCK), (0, 2 + size // 4)):
-        monkeypatch.setattr(evaluate_module, "LARGE", large)
+        monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", large)
         monkeypatch.setattr(compare, "BLOCK", block)
         key = expected_result(content, location, Judging())
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
@@ -197,9 +197,9 @@ def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
         content = case.load()
         call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:
-            monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+            monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
             whole = evaluate(call)
-            monkeypatch.setattr(evaluate_module, "LARGE", 0)
+            monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 0)
             for mine, theirs in zip(evaluate(call), whole, strict=True):
                 np.testing.assert_array_equal(mine, theirs, strict=True)
                 compared += mine.size
@@ -210,7 +210,7 @@ def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
 def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypatch):
     operator = registry().named(name)
     random = np.random.default_rng(1)
-    count = 3 * blocks.LARGE
+    count = 3 * blocks.LARGE_ELEMENTS
     tensors = [
         np.ldexp(random.integers(1, 1 << 24, count), random.integers(-150, 40, count))
         for _ in operator.tensors
@@ -219,7 +219,7 @@ def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypat
     chosen = {it.name: it.choices[0] if it.choices else 0.5 for it in operator.attributes}
     call = bind(operator, inputs, complete_attributes(operator, chosen))
     mine = evaluate(call)
-    monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+    monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
     for part, whole in zip(mine, evaluate(call), strict=True):
         np.testing.assert_array_equal(part, whole, strict=True)
 
@@ -247,7 +247,7 @@ def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch)
     assert evaluate_module.has_blocks(call)
     mine, part = evaluate(call), evaluate_module.in_parts(call)
     found = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
-    monkeypatch.setattr(evaluate_module, "LARGE", 10**9)
+    monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
     for output, whole in zip(mine, evaluate(call), strict=True):
         np.testing.assert_array_equal(output, whole, strict=True)
     for one, whole in zip(found, bound(call), strict=True):

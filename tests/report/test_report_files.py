@@ -188,14 +188,14 @@ def test_a_summary_that_cannot_be_written_is_said_after_the_verdict(demo, onnxop
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes that have names")
 @pytest.mark.parametrize("options", [["--report", "json=pipe"], []], ids=["report", "summary"])
-def test_a_pipe_that_nobody_reads_is_named(demo, onnxopt, monkeypatch, options):
+def test_pipe_without_a_reader_is_an_error(demo, onnxopt, monkeypatch, options):
     monkeypatch.setattr("onnxopt_cli.core.files._READER_SECONDS", 0.1)
     os.mkfifo(demo / "pipe")
     if not options:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", "pipe")
     answer = onnxopt("run", "demo.yaml", "-q", *options)
     assert answer.code == 2
-    assert "nobody reads" in answer.err
+    assert "has no reader" in answer.err
 
 
 def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):

@@ -101,7 +101,7 @@ def test_without_a_script_the_page_holds_every_result_and_number():
         assert it.message in shown
     assert "unexpected-pass" in shown
     assert "max abs 0.5, rel 0.25" in shown
-    assert "allowed: 4 times the rounding bound of the formula (derived)" in shown
+    assert "allowed: 4 times the error bound of the formula (derived)" in shown
     assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in shown
     assert "onnxopt 1.2.3" in shown
     assert "exit code 1" in shown

@@ -151,7 +151,7 @@ def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
     assert result.code == 1
-    assert "16 times what a rounding moves (conditioned)" in result.out
+    assert "16 times the condition estimate (conditioned)" in result.out
     assert onnxopt("run", folder, "-b", backend("Off"), "--no-explain").code == 1
     for rule in (("--tolerance", "onnx"), ("--tolerance", "derived"), ("--rtol", "1e-3")):
         assert onnxopt("run", folder, "-b", backend("Off"), *rule).code == 0
@@ -542,8 +542,8 @@ def rounded_down(folder):
 @pytest.mark.parametrize(
     ("write_case", "rule"),
     [
-        (softmax, "16 times what a rounding moves (conditioned)"),
-        (cast_to_half, "4 times what a rounding moves (conditioned)"),
+        (softmax, "16 times the condition estimate (conditioned)"),
+        (cast_to_half, "4 times the condition estimate (conditioned)"),
         (rounded_down, "allowed: exact (conditioned)"),
     ],
 )

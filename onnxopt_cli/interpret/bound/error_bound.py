@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxopt_cli.core.blocks import LARGE
+from onnxopt_cli.core.blocks import LARGE_ELEMENTS
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.bounded_value import (
@@ -155,7 +155,7 @@ def _in_a_row(call: Call[Array]) -> Call[Array] | None:
     their values.
     """
     first, *others = call.groups
-    if not others or call.size >= LARGE or not is_elementwise(call.operator):
+    if not others or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
         return None
     types = [it.dtype for it in first]
     each = any(isinstance(it, tuple) and len(it) > 1 for it in call.attributes.values())
