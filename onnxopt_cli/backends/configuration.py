@@ -96,7 +96,7 @@ class Configuration:
         asked = [*self.backends.values()]
         for chosen in (self.options, *self.profiles.values()):
             operators = _listed(chosen.get("operators"))
-            yield from (Path(relative(self.path.parent, it)) for it in operators)
+            yield from (Path(relative(self.path.parent, operator)) for operator in operators)
             asked += _listed(chosen.get("backend"))
         for text in dict.fromkeys(asked):
             with suppress(UsageError):
@@ -257,7 +257,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     for key in others:
         report(f"{printable(key)} has a character of code 0", key)
     files = whole.get("operators", "")
-    if not isinstance(files, (str, list)) or not all(isinstance(it, str) for it in files):
+    if not isinstance(files, (str, list)) or not all(isinstance(file, str) for file in files):
         report("operators is neither a path nor a list of paths", "operators")
     if problems:
         hint = "it may set operators, [backends], [profiles.NAME] and options of onnxopt run"

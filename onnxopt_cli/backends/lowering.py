@@ -139,7 +139,7 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
     own = chain.from_iterable(function.opset_import for function in model.functions)
     versions = [opset.version for opset in own if opset.domain in default]
     completed = deepcopy(model)
-    newest = max(it for it in _FIRST_OPSETS if it <= model.ir_version)
+    newest = max(first_opset for first_opset in _FIRST_OPSETS if first_opset <= model.ir_version)
     version = max(versions, default=max(_OLDEST, _FIRST_OPSETS[newest]))
     completed.opset_import.append(helper.make_opsetid("", version))
     return completed

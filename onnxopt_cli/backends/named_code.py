@@ -93,7 +93,7 @@ def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
 def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the files of a module or package in any of some folders, and what stands beside it."""
     top = name.partition(".")[0]
-    for folder in dict.fromkeys(Path(os.path.abspath(it)) for it in folders):  # noqa: PTH100
+    for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
         found = None
         # A module of that name may be loaded already, in an odd way.
         with suppress(Exception):

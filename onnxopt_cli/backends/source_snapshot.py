@@ -80,7 +80,7 @@ def _find(top: str) -> Path | None:
 def package_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Return the files with code of a package, by names that begin with its own."""
     paths = islice(_code_below(folder), _MOST_FILES)
-    return ((f"{folder.name}/{it.relative_to(folder).as_posix()}", it) for it in paths)
+    return ((f"{folder.name}/{path.relative_to(folder).as_posix()}", path) for path in paths)
 
 
 def _code_below(folder: Path) -> Iterator[Path]:

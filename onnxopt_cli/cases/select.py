@@ -97,14 +97,14 @@ def choose(
     ids = [case.id for case in cases]
     patterns = [_Pattern(pattern, ids) for pattern in filters.patterns]
     if patterns:
-        matching = set[str]().union(*(it.matching for it in patterns))
+        matching = set[str]().union(*(pattern.matching for pattern in patterns))
         chosen = [case for case in cases if case.id in matching]
     if filters.tags:
         chosen = _having("tag", filters.tags, [(case, case.tags) for case in chosen])
     if filters.operators:
         pairs = [(case, operators_of(case)) for case in chosen]
         chosen = _having("operator", filters.operators, pairs)
-    for word in sorted({word for it in patterns for word in it.unmatched}):
+    for word in sorted({word for pattern in patterns for word in pattern.unmatched}):
         template = _template(word, ids)
         tell(f"no case's id matches -k {word}{'; ' * bool(template)}{template}")
     if failed is not None:
@@ -143,15 +143,15 @@ def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str
 def remember(results: Sequence[Result]) -> None:
     """Remember which cases failed; of those that did not run what was known before stays."""
     path = cache_folder() / _MEMORY
-    if not path.exists() and all(it.conforms for it in results):
+    if not path.exists() and all(result.conforms for result in results):
         return
     folders = _read(path)
     before = folders.pop(working_folder(), {})
     known = {**before}
     now: dict[str, dict[str, bool]] = {}
-    for it in results:
-        if it.outcome is not Outcome.NOT_RUN and it.case not in OUTSIDE_IDS:
-            now.setdefault(it.backend, {})[it.case] = it.conforms
+    for result in results:
+        if result.outcome is not Outcome.NOT_RUN and result.case not in OUTSIDE_IDS:
+            now.setdefault(result.backend, {})[result.case] = result.conforms
     for backend, cases in now.items():
         others = [case for case in known.pop(backend, ()) if case not in cases]
         known[backend] = others + [case for case, conforms in cases.items() if not conforms]
@@ -200,7 +200,7 @@ class _Pattern:
         self._text, self._ids = text, ids
         self.unmatched: list[str] = []
         self.matching = set(_matching(text, ids))
-        self._tokens = [(it[0], it.start()) for it in _TOKEN.finditer(text)]
+        self._tokens = [(match[0], match.start()) for match in _TOKEN.finditer(text)]
         if self.matching or len(self._tokens) < 2:  # noqa: PLR2004 - a word is no expression
             self.unmatched = [] if self.matching else [text]
             return
@@ -289,7 +289,7 @@ def _leave_out(
     needs = [set(capabilities_of(case)) for case in cases]
     left_out = {}
     for name, why in without.items():
-        count = sum(name in it for it in needs)
+        count = sum(name in need for need in needs)
         left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(why)}{why}"
     kept = [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)]
     return kept, left_out
@@ -329,7 +329,7 @@ def capabilities(problem: Problem) -> tuple[str, ...]:
                 values.extend(value.values() if isinstance(value, dict) else value)
     mine = [it for it in given if isinstance(it, np.ndarray)]
     arrays = mine + [it for it in stored if isinstance(it, np.ndarray)]
-    floats = [it for it in arrays if "float" in dtype_name(it.dtype)]
+    floats = [array for array in arrays if "float" in dtype_name(array.dtype)]
     types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
     attributes = (it.f for node in problem.model.graph.node for it in node.attribute)
     counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
@@ -344,7 +344,7 @@ def capabilities(problem: Problem) -> tuple[str, ...]:
         "not-finite": not (
             all(map(math.isfinite, attributes)) and all(np.isfinite(it).all() for it in floats)
         ),
-        "large-counts": any(abs(int(it.item())) > _EXACT_COUNT for it in counts),
+        "large-counts": any(abs(int(count.item())) > _EXACT_COUNT for count in counts),
         "empty": any(it.size == 0 for it in mine),
         "large": sum(it.size for it in mine) > _LARGE_ELEMENTS,
     }

@@ -133,4 +133,4 @@ def _joined(first: Any, blocks: Iterable[Any], size: int) -> Any:
     """Return the operand of all elements that has these blocks; of a scalar it is the first."""
     if hasattr(first, "joined"):
         return first.joined(blocks, size)
-    return joined(((it,) for it in blocks), size)[0] if np.ndim(first) else first
+    return joined(((block,) for block in blocks), size)[0] if np.ndim(first) else first

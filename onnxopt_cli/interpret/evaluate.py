@@ -175,7 +175,7 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
     """Return the tensors for whose negative values the formula has no result."""
     # In the first step, and in a later one: in some formulas the first forgets what was.
-    counts = {it.name: 3.0 for it in operator.scalars if "int64" in it.dtypes}
+    counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(
         name
         for name in operator.tensors
@@ -241,7 +241,7 @@ def computed_in_blocks(
 def is_elementwise(operator: Operator) -> bool:
     """Tell whether each element of a result depends on the elements in its place alone."""
     rows = _rows(operator)
-    return rows is not None and not any(isinstance(it, Reduction | Percentile) for it in rows)
+    return rows is not None and not any(isinstance(row, Reduction | Percentile) for row in rows)
 
 
 @lru_cache
@@ -254,16 +254,20 @@ def _rows(operator: Operator) -> list[Row] | None:
         return None
     rows: list[Row] = []
     operand = _Traced(rows)
-    names = [*(it.name for it in operator.scalars), *operator.tensors]
-    choices = {it.name: it.choices for it in operator.attributes if it.choices}
+    names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
+    choices = {
+        attribute.name: attribute.choices for attribute in operator.attributes if attribute.choices
+    }
     try:
         for chosen in product(*choices.values()):
-            attributes: dict[str, Any] = {it.name: operand for it in operator.attributes}
+            attributes: dict[str, Any] = {
+                attribute.name: operand for attribute in operator.attributes
+            }
             attributes |= dict(zip(choices, chosen, strict=True))
             operator.formula(*(operand for _ in names), **attributes)
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
         return None
-    return None if any(isinstance(it, MatrixProduct) for it in rows) else rows
+    return None if any(isinstance(row, MatrixProduct) for row in rows) else rows
 
 
 class _Traced(Joining):

@@ -312,9 +312,9 @@ def _logarithm_error(_: Any, a: Approximate) -> Any:
 
 def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
     """Return how far a function that never falls moves where all operands do."""
-    value = rising(*(it.value for it in operands))
-    below = value - rising(*(it.value - it.error for it in operands))
-    above = rising(*(it.value + it.error for it in operands)) - value
+    value = rising(*(operand.value for operand in operands))
+    below = value - rising(*(operand.value - operand.error for operand in operands))
+    above = rising(*(operand.value + operand.error for operand in operands)) - value
     return np.float64(np.maximum(below, above))
 
 

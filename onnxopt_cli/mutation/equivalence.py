@@ -56,12 +56,15 @@ def distinguishing_input(
         if _agrees(differences):
             continue
         far = max(
-            (float(np.max(it, initial=0)) for it in differences or ()), default=_PLAIN_DIFFERENCE
+            (float(np.max(difference, initial=0)) for difference in differences or ()),
+            default=_PLAIN_DIFFERENCE,
         )
         wholes.append((-min(far, _PLAIN_DIFFERENCE), probe.call.size, probe.call))
         if far >= _PLAIN_DIFFERENCE:
             enough = min(enough, probe.call.size)
-        by_element = {it.shape for it in differences or ()} == {probe.call.groups[0][0].shape}
+        by_element = {difference.shape for difference in differences or ()} == {
+            probe.call.groups[0][0].shape
+        }
         if probe.dense and by_element and differences is not None:
             difference = np.ravel(np.max(differences, axis=0))
             element = int(np.argmax(difference))

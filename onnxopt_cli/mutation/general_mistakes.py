@@ -53,7 +53,7 @@ def generated(operator: Operator) -> Iterator[Implementation]:
 
 
 def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
-    for name, integer in ((it.name, "int64" in it.dtypes) for it in operator.scalars):
+    for name, integer in ((scalar.name, "int64" in scalar.dtypes) for scalar in operator.scalars):
         rows: Rows = {f"{name} taken as 1": np.ones_like, f"{name} negated": np.negative}
         if integer:
             rows |= {
@@ -80,7 +80,9 @@ def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
 def _wrong_attributes(operator: Operator) -> Iterator[Implementation]:
     for attribute in operator.attributes:
         yield from (_wrong_word if attribute.choices else _wrong_number)(operator, attribute)
-    yield from _exchanged(operator, [it.name for it in operator.attributes if not it.choices])
+    yield from _exchanged(
+        operator, [attribute.name for attribute in operator.attributes if not attribute.choices]
+    )
 
 
 def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
@@ -269,10 +271,12 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
         "results come back in double": lambda *_: _DOUBLE,
         "results come back in float16": lambda *_: np.dtype(np.float16),
     }
-    rates = [it.name for it in operator.scalars if "int64" not in it.dtypes]
+    rates = [scalar.name for scalar in operator.scalars if "int64" not in scalar.dtypes]
     for at, name in enumerate([*operator.tensors, *rates]):
         rows[f"results come back in the type of {name}"] = lambda call, group, at=at: (
-            [*call.groups[group], *(it for it in call.scalars if it.dtype.kind == "f")][at].dtype
+            [*call.groups[group], *(scalar for scalar in call.scalars if scalar.dtype.kind == "f")][
+                at
+            ].dtype
         )
     yield from _rows("Whatever their tensors' own types are.", _typed, rows)
     rows = {
@@ -326,8 +330,8 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
 
 def _of_others(name: str) -> Rows:
     return {
-        f"{name} of the first tensor used for all": lambda each: each[:1] * len(each),
-        f"{name} of several tensors in reverse order": lambda each: each[::-1],
+        f"{name} of the first tensor used for all": lambda item: item[:1] * len(item),
+        f"{name} of several tensors in reverse order": lambda item: item[::-1],
     }
 
 

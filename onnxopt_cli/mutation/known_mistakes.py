@@ -60,7 +60,7 @@ def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 @cache
 def named(operator: Operator, *names: str) -> Implementation | None:
     """Return the implementation with all mistakes of these names; None if there is none."""
-    known = {it.name: it for it in all_known_mistakes(operator)}
+    known = {mistake.name: mistake for mistake in all_known_mistakes(operator)}
     found = known.get(names[0])
     for name in names[1:]:
         other = known.get(name)
@@ -80,12 +80,14 @@ def distinct(operator: Operator, implementations: Sequence[Implementation]) -> l
             alike: dict[object, list[Implementation]] = {}
             for implementation in group:
                 outputs = implementation.run(probe.call)
-                key = tuple((it.dtype.str, it.shape, it.tobytes()) for it in outputs)
+                key = tuple(
+                    (output.dtype.str, output.shape, output.tobytes()) for output in outputs
+                )
                 alike.setdefault(key, []).append(implementation)
             parted += alike.values()
         groups = parted
     kept = {id(group[0]) for group in groups}
-    return [each for each in implementations if id(each) in kept]
+    return [implementation for implementation in implementations if id(implementation) in kept]
 
 
 def _implementation(

@@ -41,7 +41,7 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
     # Nothing in the docstring is computed.
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
-    numbers = [it.name for it in operator.attributes if not it.choices]
+    numbers = [attribute.name for attribute in operator.attributes if not attribute.choices]
     found: dict[str, Implementation] = {}
     original = ast.unparse(tree)
     for statement, node, put, known in _places(tree, [*operator.input_names(1), *numbers]):
@@ -84,7 +84,7 @@ def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> It
     text = ast.unparse(node)
     named = text in known
     names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in known]
-    numbers = [(f"{text} became {it}.", ast.Constant(it)) for it in _NUMBERS]
+    numbers = [(f"{text} became {number}.", ast.Constant(number)) for number in _NUMBERS]
     match node:
         case ast.BinOp():
             yield from _binary_changes(node)
@@ -95,7 +95,7 @@ def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> It
         case ast.Name() if named:
             yield from (*names, *numbers)
         case ast.Constant(value=str()):
-            yield from ((f"{text} became {it!r}.", ast.Constant(it)) for it in choices)
+            yield from ((f"{text} became {choice!r}.", ast.Constant(choice)) for choice in choices)
         case ast.Constant():
             yield from (*numbers, *names)
     if named or isinstance(node, ast.BinOp | ast.Call):
@@ -149,12 +149,12 @@ def _places(
         names: its arguments that are numbers; the names that it assigns are added on the way.
     """
     for statement in _statements(tree.body):
-        fields = tuple(it for it in ("test", "value") if it in statement._fields)
+        fields = tuple(name for name in ("test", "value") if name in statement._fields)
         for node, put in _expressions(statement, fields):
             yield statement, node, put, names
         if isinstance(statement, ast.Assign):
-            targets = (it.id for it in statement.targets if isinstance(it, ast.Name))
-            names += [it for it in targets if it not in names]
+            targets = (target.id for target in statement.targets if isinstance(target, ast.Name))
+            names += [target for target in targets if target not in names]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -94,7 +94,7 @@ def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
         array.setflags(write=False)
     finite = all(np.isfinite(array).all() for array in call.inputs)
     tensors = [tensor for group in call.groups for tensor in group]
-    largest = max(float(np.abs(it[np.isfinite(it)]).max(initial=0)) for it in tensors)
+    largest = max(float(np.abs(tensor[np.isfinite(tensor)]).max(initial=0)) for tensor in tensors)
     return Probe(call, tuple(evaluate(call)), dense, finite, largest)
 
 

@@ -149,7 +149,7 @@ class Call(Generic[T]):
     def apart(self: Call[Array], outputs: Sequence[Array]) -> list[Array]:
         """Return the outputs of all groups, given those of the call in a row."""
         firsts = [first for first, *_ in self.groups]
-        ends = np.cumsum([it.size for it in firsts])[:-1]
+        ends = np.cumsum([first.size for first in firsts])[:-1]
         return [
             part.reshape(first.shape)
             for output in outputs

@@ -48,7 +48,10 @@ class _Binder:
     """
 
     def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
-        self._functions = {(plain_domain(it.domain), it.name, it.overload): it for it in functions}
+        self._functions = {
+            (plain_domain(function.domain), function.name, function.overload): function
+            for function in functions
+        }
         self._names: dict[object, str] = {}
         self._callers: list[object] = []
         self._nodes = 0

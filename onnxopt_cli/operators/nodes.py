@@ -11,7 +11,7 @@ import onnx
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Return every node of a model, those of subgraphs after the node that holds them."""
-    return nodes_within(chain(model.graph.node, *(it.node for it in model.functions)))
+    return nodes_within(chain(model.graph.node, *(function.node for function in model.functions)))
 
 
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:

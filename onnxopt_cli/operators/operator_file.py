@@ -31,7 +31,11 @@ _RESERVED_SUITE_NAMES = frozenset(
 
 def operators_in(module: ModuleType) -> list[Operator]:
     """Return the operators that a module has at its top, in the order of their definition."""
-    return list({id(it): it for it in vars(module).values() if isinstance(it, Operator)}.values())
+    return list(
+        {
+            id(value): value for value in vars(module).values() if isinstance(value, Operator)
+        }.values()
+    )
 
 
 def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
@@ -182,21 +186,27 @@ def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
 
 
 def _signature(operator: Operator) -> Iterator[str]:
-    types = {it.name: it.dtypes for it in operator.scalars} | {"the tensors": operator.dtypes}
+    types = {scalar.name: scalar.dtypes for scalar in operator.scalars} | {
+        "the tensors": operator.dtypes
+    }
     for name, allowed in types.items():
         unknown = [it for it in allowed if it not in DTYPES]
         if unknown or not allowed:
             yield f"{name}: {', '.join(unknown) or 'nothing'} is not an element type"
     parameters = inspect.signature(operator.formula).parameters.values()
-    operands = [it.name for it in parameters if it.kind is not it.KEYWORD_ONLY]
-    keywords = [it.name for it in parameters if it.kind is it.KEYWORD_ONLY]
-    expected = [*(it.name for it in operator.scalars), *operator.tensors]
+    operands = [
+        parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY
+    ]
+    keywords = [
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    expected = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     if operands != expected:
         yield (
             f"the formula takes {_listed(operands)}; scalars and tensors are {_listed(expected)}, "
             "in this order"
         )
-    attributes = [it.name for it in operator.attributes]
+    attributes = [attribute.name for attribute in operator.attributes]
     if sorted(keywords) != sorted(attributes):
         yield (
             f"the formula takes {_listed(keywords)} after the *; the attributes are "
@@ -234,7 +244,7 @@ def _scalars(operator: Operator) -> Iterator[str]:
 
 def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:
     seen: set[str] = set()
-    attributes = {it.name for it in operator.attributes}
+    attributes = {attribute.name for attribute in operator.attributes}
     for it in given:
         name = str(getattr(it, "name", it))
         if name in seen:

@@ -120,7 +120,8 @@ class Author:
         """Leave out the elements that some output could not be judged at."""
         template = self.ask("", "", tensors=tensors, wide=wide)
         inconclusive = reduce(
-            np.logical_or, (it.branch.inconclusive for it in derived_outputs(template))
+            np.logical_or,
+            (derived_output.branch.inconclusive for derived_output in derived_outputs(template)),
         )
         if inconclusive.ndim == 0:
             # One result of all elements: without the largest ones it may be judged.
@@ -135,7 +136,10 @@ class Author:
     def judgeable(self, templates: Iterable[CaseTemplate]) -> CaseTemplate:
         """Return the first case template that judges at least one element of every output."""
         for template in templates:
-            if all(each.inconclusive < each.value.size for each in derived_outputs(template)):
+            if all(
+                derived_output.inconclusive < derived_output.value.size
+                for derived_output in derived_outputs(template)
+            ):
                 break
         return template
 
@@ -282,8 +286,8 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
         ValueError: if the formula returns other values when it is called again, or a wrong or
             right form does not run.
     """
-    names = [*(it.name for it in operator.scalars), *operator.tensors]
-    names += [it.name for it in operator.attributes]
+    names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
+    names += [attribute.name for attribute in operator.attributes]
     operands = {name: WIDEST.type(1 + place / 8) for place, name in enumerate(names)} | setting
 
     def called(formula: Formula) -> tuple[Any, ...]:
@@ -302,12 +306,17 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
     for _ in range(_CALLS):
         if not all(map(_is_same, first, called(operator.formula))):
             raise ValueError("returns other values when it is called again with the same operands")
-    if not all(it.replace or it.defaults for it in operator.known_mistakes):
+    if not all(
+        known_mistake.replace or known_mistake.defaults for known_mistake in operator.known_mistakes
+    ):
         # What says nothing but where a generated one was seen must have the name of one.
         all_known_mistakes(operator)
-    written = {it.name: it.replace for it in operator.known_mistakes}
+    written = {
+        known_mistake.name: known_mistake.replace for known_mistake in operator.known_mistakes
+    }
     for name, replace in (
-        written | {it.name: it.replace for it in operator.reformulations}
+        written
+        | {reformulation.name: reformulation.replace for reformulation in operator.reformulations}
     ).items():
         try:
             called(rewrite(operator.formula, replace))

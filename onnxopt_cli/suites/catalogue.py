@@ -126,7 +126,7 @@ def suite_cases(
     for operator, templates in _by_operator(suite, telling, operators):
         path = Path(name, f"{operator.lower()}.yaml")
         read: dict[str, list[Case]] = {}
-        if asked := [it for it in templates if it.rejects or it.steps]:
+        if asked := [template for template in templates if template.rejects or template.steps]:
             text = yaml_text(asked, suite=f"{name}@{suite.version}")
             found, problems = read_yaml_text(text, path)
             assert not problems, problems  # noqa: S101 - what we write, we read
@@ -147,7 +147,7 @@ def _by_operator(
         for done, operator in enumerate(operators):
             tick(done, len(operators))
             free = FreeNames("{}_{}")
-            asked = ((it, free(it.name)) for it in suite.templates(operator))
+            asked = ((template, free(template.name)) for template in suite.templates(operator))
             templates = [it if it.name == name else replace(it, name=name) for it, name in asked]
             if templates:
                 yield operator.name, templates

@@ -221,7 +221,7 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
     # To make all of a suite for a case of one operator takes seconds.
     stem = rest.partition("/")[0]
     operators = [
-        it for it in registry().operators if it.name.lower() == stem
+        operator for operator in registry().operators if operator.name.lower() == stem
     ] or registry().operators
     part = suite, *operators
     if part not in suites:

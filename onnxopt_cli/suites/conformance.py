@@ -111,7 +111,9 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
 
 def _name(*words: object) -> str:
     """Return the name of a case template from its parts, numbers without a sign."""
-    return "_".join(it if isinstance(it, str) else f"{it}".replace("-", "minus_") for it in words)
+    return "_".join(
+        word if isinstance(word, str) else f"{word}".replace("-", "minus_") for word in words
+    )
 
 
 class _ConformanceTemplates(Author):
@@ -275,7 +277,7 @@ class _ConformanceTemplates(Author):
             about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
             yield self.ask("scalars_of_rank_1", about, rank=(1,), shapes=[(2, 2), ()])
         if len(self.operator.scalars) > 1:
-            first, second = (it.name for it in self.operator.scalars[:2])
+            first, second = (scalar.name for scalar in self.operator.scalars[:2])
             for one, other, ranks_of_both in ((first, second, (1, 0)), (second, first, (0, 1))):
                 about = f"{one} of rank 1, {other} a scalar: catches one that is not read then."
                 yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, turn=False)
@@ -295,7 +297,7 @@ class _ConformanceTemplates(Author):
         )
         skipped = len(self.operator.scalars)
         firsts = [*template.inputs][skipped : skipped + len(shapes)]
-        small = {it: np.float32(0.2) * np.asarray(template.inputs[it]) for it in firsts}
+        small = {first: np.float32(0.2) * np.asarray(template.inputs[first]) for first in firsts}
         name, inputs = f"broadcast_small_{self.first}", {**template.inputs, **small}
         yield replace(template, name=name, about=about, inputs=inputs)
 
@@ -444,7 +446,9 @@ class _ConformanceTemplates(Author):
             }
             shapes = [(3,)] * len(scales)
             yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, turn=False)
-            for name in [it for it in self.operator.tensors if it not in self.nonnegative]:
+            for name in [
+                tensor for tensor in self.operator.tensors if tensor not in self.nonnegative
+            ]:
                 negated = {name: -self.tensor(name, 0, (4,))}
                 about = f"{name} negated: catches magnitudes that are left out of a whole tensor's."
                 yield self.ask(f"{name}_negated", about, tensors=negated, turn=False)
@@ -540,7 +544,7 @@ class _ConformanceTemplates(Author):
             yield ask("T_8_near_one", about, count=8, changed=near_one, wide=True)
         about = "Everything tiny: catches results that are taken for zero."
         rate = 1e-12 if self.carried else RATE
-        tiny = {it: 1e-12 * self.tensor(it, 0, (4,)) for it in self.operator.tensors}
+        tiny = {tensor: 1e-12 * self.tensor(tensor, 0, (4,)) for tensor in self.operator.tensors}
         least = {name: self.within(name, 0) for name in self.limits}
         yield ask("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
 
@@ -684,14 +688,14 @@ def _input_refusals(
     refused = partial(_refused, ordinary)
     for scalar in operator.scalars:
         value = np.asarray(inputs[scalar.name])
-        for dtype in [it for it in _OTHER_TYPES if it not in scalar.dtypes]:
+        for dtype in [type_name for type_name in _OTHER_TYPES if type_name not in scalar.dtypes]:
             about = f"{scalar.name} is of type {dtype}: it must not be converted."
             other = {**inputs, scalar.name: np.maximum(value, 1).astype(dtype)}
             yield refused(f"refuses_{dtype}_{scalar.name}", about, inputs=other)
         about = f"{scalar.name} has no element: none must be made up."
         none = {**inputs, scalar.name: np.zeros((0,), value.dtype)}
         yield refused(f"refuses_no_{scalar.name}", about, inputs=none)
-    forbidden = [it for it in ("float16", "int32", "int64") if it not in operator.dtypes]
+    forbidden = [name for name in ("float16", "int32", "int64") if name not in operator.dtypes]
     for place, tensor in enumerate(operator.tensors):
         first = place % max(len(forbidden), 1)
         for dtype in forbidden if thorough else forbidden[first : first + 1]:
@@ -703,7 +707,7 @@ def _input_refusals(
 def _number_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[CaseTemplate]:
     operator = author.operator
     pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
-    more = {f"left_over_{it}": np.full(3, 0.5, np.float32) for it in operator.tensors[1:]}
+    more = {f"left_over_{tensor}": np.full(3, 0.5, np.float32) for tensor in operator.tensors[1:]}
     for number in range(1, 1 + len(more)):
         some = dict([*more.items()][:number])
         about = f"{number} more inputs than the operator takes: none must be ignored."

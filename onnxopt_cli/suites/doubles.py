@@ -167,7 +167,7 @@ def _dominant(author: Author) -> Iterator[CaseTemplate]:
     if len(names) == 1 or author.carried:
         return
     for name in names:
-        tensors = {it: _SMALL * author.tensor(it, 0, (4,)) for it in names}
+        tensors = {name: _SMALL * author.tensor(name, 0, (4,)) for name in names}
         tensors[name] = _LARGE_FLOAT + author.tensor(name, 0, (4,))
         about = f"A large double {name} beside small floats: catches one rounded to their type."
         changed = dict.fromkeys(author.unlimited, _SMALL)

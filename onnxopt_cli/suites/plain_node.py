@@ -87,9 +87,13 @@ def plain_pair(
         if isinstance(value := inputs.get(own), np.ndarray)
     }
     ordinary: Attributes = {**author.ordinary, **author.settings[0]}
-    kept = {it.name: ordinary[it.name] for it in operator.attributes if it.required}
+    kept = {
+        attribute.name: ordinary[attribute.name]
+        for attribute in operator.attributes
+        if attribute.required
+    }
     kept.update(_allowed(operator, node, groups))
-    scalars = {it.name for it in operator.scalars}
+    scalars = {scalar.name for scalar in operator.scalars}
     # Some operators do something in certain steps only.
     attempts: list[tuple[Attributes, bool, int | None]] = [
         (kept, True, None),

@@ -90,4 +90,7 @@ def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _joined(author: Author, columns: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    return {name: np.concatenate([it[name] for it in columns]) for name in author.operator.tensors}
+    return {
+        name: np.concatenate([column[name] for column in columns])
+        for name in author.operator.tensors
+    }

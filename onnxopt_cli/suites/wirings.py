@@ -181,14 +181,14 @@ def _with_shared(
     names: dict[str, str] = {}
     inputs = dict(template.inputs)
     for places in alike:
-        own = [_own_name(author, it, len(shapes)) for it in places]
+        own = [_own_name(author, place, len(shapes)) for place in places]
         value = author.tensor(places[0][0], places[0][1], shapes[places[0][1]])
         if any(tensor in author.nonnegative for tensor, _ in places):
             value = np.abs(value)
         for each in own:
             inputs[each] = np.asarray(value, np.float32)
         names |= dict.fromkeys(own[1:], own[0])
-    said = ", ".join(" and ".join((own, *(it for it in names if names[it] == own)))
+    said = ", ".join(" and ".join((own, *(name for name in names if names[name] == own)))
                      for own in dict.fromkeys(names.values()))  # fmt: skip
     about = f"{said} are one value of the graph: catches one that is lost or changed in between."
     assert operator is template.operator  # noqa: S101

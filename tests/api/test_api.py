@@ -54,10 +54,10 @@ def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
 def test_results_come_in_the_order_of_the_cases_for_all_backends():
     cases = onnxopt.load_cases("spec")
     results = list(onnxopt.run(cases, "numpy", "onnx-reference"))
-    assert [(it.case, it.backend) for it in results] == [
+    assert [(result.case, result.backend) for result in results] == [
         (case.id, backend) for case in cases for backend in ("numpy", "onnx-reference")
     ]
-    assert all(it.conforms for it in results)
+    assert all(result.conforms for result in results)
 
 
 def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, monkeypatch):

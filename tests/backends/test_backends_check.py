@@ -238,7 +238,7 @@ def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pa
     findings = {it.rule.name: it for it in check_backend(written)}
     assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].found
     assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
-    assert RuleOutcome.FAIL not in {it.verdict for it in findings.values()}
+    assert RuleOutcome.FAIL not in {finding.verdict for finding in findings.values()}
 
 
 def test_the_words_that_are_found_do_not_depend_on_names_of_tensors(onnxopt):

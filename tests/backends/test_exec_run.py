@@ -227,7 +227,7 @@ cases:
 def test_a_command_can_be_asked_for_single_nodes_without_protobuf(workplace, onnxopt):
     nodes = spec(command=PLUGINS / "exec" / "nodes.py")
     (workplace / "demo.yaml").write_text(LEAKY)
-    assert {it["outcome"] for it in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
+    assert {outcome["outcome"] for outcome in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
     # What an operator is replaced by is more than a node.
     (workplace / "demo.yaml").write_text(MOMENTUM)
     found = outcomes(onnxopt, nodes, code=1)["plain"]

@@ -82,7 +82,7 @@ def test_the_words_do_not_say_which_operator_is_missing_so_none_is_remembered(ru
     result = run(plugin("LacksHalfOfIt", "no kernel"), "-j", "1")
     assert (result["outcome"], result["lowered"]) == ("pass", False)
     results = json.loads(Path("r.json").read_text())["results"]
-    assert [it["lowered"] for it in results] == [True, False]
+    assert [result["lowered"] for result in results] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["NoTraining", "HasAMethod"])

@@ -63,7 +63,7 @@ def requires_one_pass_and_an_invalid_case(answer, name):
     assert "1 pass" in said
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda item: type(item).__name__)
 @pytest.mark.parametrize(
     ("raises", "x"),
     [
@@ -81,7 +81,7 @@ def test_whatever_a_case_of_a_file_raises_costs_that_case(
     requires_one_pass_and_an_invalid_case(onnxopt("run", "some.yaml"), "odd")
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda item: type(item).__name__)
 def test_whatever_a_directory_raises_costs_that_directory(workplace, onnxopt, monkeypatch, error):
     from onnxopt_cli.cases.onnx import data_set
 

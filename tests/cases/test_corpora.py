@@ -244,7 +244,7 @@ def drop_case(cache):
         lambda cache: (cache / "node/test_a/model.onnx").write_bytes(b""),
         lambda cache: os.link(cache / "node/test_a/model.onnx", cache.parent.parent / "other"),
         lambda cache: replace_model(cache, os.mkfifo),
-        lambda cache: replace_model(cache, lambda it: it.symlink_to("/dev/zero")),
+        lambda cache: replace_model(cache, lambda item: item.symlink_to("/dev/zero")),
         lambda cache: replace_model(cache, Path.mkdir),
         lambda cache: (cache / "manifest.json").write_text('{"entries"'),
         lambda cache: (cache / "manifest.json").write_text("[" * 100_000),
@@ -273,8 +273,8 @@ def test_a_cache_that_anything_was_done_to_is_made_anew(few, tmp_path, attack):
     # Then it is as good as new, and the other is gone.
     read_all("onnx-node")
     assert len(few) == 2
-    assert [it.name for it in (tmp_path / "cache").iterdir()] == [cache.name]
-    assert sorted(it.name for it in cache.iterdir()) == ["manifest.json", "node"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [cache.name]
+    assert sorted(path.name for path in cache.iterdir()) == ["manifest.json", "node"]
 
 
 def test_a_file_that_was_only_touched_has_its_digest_and_is_used(few, tmp_path):
@@ -300,7 +300,7 @@ def test_the_cache_is_for_its_user_alone(few, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "new" / "cache"))
     read_all("onnx-node")
     (cache,) = (tmp_path / "new" / "cache").iterdir()
-    modes = [stat.S_IMODE(it.stat().st_mode) for it in (cache, *cache.parents[:2])]
+    modes = [stat.S_IMODE(parent.stat().st_mode) for parent in (cache, *cache.parents[:2])]
     assert modes == [0o700, 0o700, 0o700]
 
 

@@ -59,7 +59,7 @@ def test_a_link_that_takes_the_place_of_a_file_or_folder_is_not_followed(
     options = ("--isolation", "none", "--report", "json=r.json")
     answer = onnxopt("run", "in/c.yaml", "-b", backend, *options)
     *others, last = json.loads((workplace / "r.json").read_text())["results"]
-    assert {it["outcome"] for it in others} == {"pass"}
+    assert {other["outcome"] for other in others} == {"pass"}
     assert last["outcome"] == "invalid", answer.text
     assert "leads through a symbolic link since it was looked at" in last["message"]
     assert answer.code == 2

@@ -60,7 +60,7 @@ class Run:
         assert "Traceback" not in self.out + self.err
         assert "internal error" not in self.out + self.err
         results = json.loads(report.read_text())["results"] if report.exists() else []
-        self.results = [(it["outcome"], it["message"]) for it in results]
+        self.results = [(result["outcome"], result["message"]) for result in results]
 
 
 def shape_of_gigabytes():

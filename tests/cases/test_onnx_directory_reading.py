@@ -484,7 +484,7 @@ def test_large_damaged_tensors_are_refused_as_small_ones_are(tmp_path, change, w
     data = change(tensor(LARGE_TENSOR).SerializeToString())
     model = identity({"x": LARGE_TYPE})
     folder = make_directory(tmp_path / "test_x", model, [data], [tensor(LARGE_TENSOR)])
-    assert [what in it for it in complaints(folder)] == [True]
+    assert [what in complaint for complaint in complaints(folder)] == [True]
 
 
 @pytest.mark.parametrize("declared", [SEQUENCE, helper.make_optional_type_proto(LARGE_TYPE)])

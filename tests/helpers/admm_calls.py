@@ -26,7 +26,11 @@ def call_of(name, *inputs, dtype="float32", **attributes):
 
 def deviating(call, name):
     """Return what a named known mistake yields for a node."""
-    return next(it for it in known_mistakes(call.operator) if it.name == name).run(call)
+    return next(
+        known_mistake
+        for known_mistake in known_mistakes(call.operator)
+        if known_mistake.name == name
+    ).run(call)
 
 
 @st.composite

@@ -63,7 +63,7 @@ class DaskProcesses:
 
     def sidecars(self) -> list[str]:
         """Return the folders of runs that workers still have."""
-        return [str(it) for it in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
+        return [str(path) for path in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):
         common = ("--no-dashboard", "--host", "127.0.0.1", "--scheduler-file", str(self.file))

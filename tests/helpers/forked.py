@@ -326,7 +326,7 @@ def fork_or_start(
 
 def _take_descriptors(streams: Sequence[int], kept: set[int]) -> None:
     """Make these the standard streams, where they are not -1, and close all others."""
-    copies = [os.dup(it) if it >= 0 else it for it in streams]
+    copies = [os.dup(stream) if stream >= 0 else stream for stream in streams]
     for number, copy in enumerate(copies):
         if copy >= 0:
             os.dup2(copy, number)

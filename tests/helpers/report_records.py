@@ -68,12 +68,12 @@ def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fiel
 
 def record(*results, **fields):
     """A run that gave these results."""
-    names = dict.fromkeys(it.backend for it in results)
+    names = dict.fromkeys(result.backend for result in results)
     usual = {
         "versions": {"onnxopt": "1.2.3", "python": "3.11"},
         "backends": tuple(BackendIdentity(name, "9.9") for name in names),
         "options": {"targets": ["cases"]},
-        "exit_code": int(not all(it.conforms for it in results)),
+        "exit_code": int(not all(result.conforms for result in results)),
     }
     return RunRecord(results=results, **(usual | fields))
 

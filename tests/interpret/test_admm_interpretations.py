@@ -39,7 +39,11 @@ def accepted(call, outputs, factor=1.0):
 def test_every_right_implementation_is_within_the_bound(operator, data):
     call = data.draw(calls(operator, special=data.draw(st.booleans())))
     is_right = judge_of(call)
-    rejected = [it.name for it in reformulations(operator) if not is_right(it.run(call))]
+    rejected = [
+        reformulation.name
+        for reformulation in reformulations(operator)
+        if not is_right(reformulation.run(call))
+    ]
     assert rejected == []
 
 

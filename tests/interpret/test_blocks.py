@@ -99,13 +99,13 @@ def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where
             assert mine.pop("limit") == pytest.approx(theirs.pop("limit"), rel=1e-6)
         assert part.pop("inconclusive") <= one.pop("inconclusive")
         assert part == one
-    assert sum(it["mismatches"] for it in parts) == (wrong != 1)
+    assert sum(part["mismatches"] for part in parts) == (wrong != 1)
 
 
 def test_the_reference_computes_the_same_in_blocks(large, onnxopt):
     code, outputs = judged(onnxopt)
     assert code == 0
-    assert {it["max_ulp"] for it in outputs} == {0}
+    assert {output["max_ulp"] for output in outputs} == {0}
 
 
 def test_what_works_element_by_element_is_known_from_the_vocabulary():
@@ -215,8 +215,11 @@ def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypat
         np.ldexp(random.integers(1, 1 << 24, count), random.integers(-150, 40, count))
         for _ in operator.tensors
     ]
-    inputs = [np.float32([0.5]), np.int64([3]), *(it.astype(np.float32) for it in tensors)]
-    chosen = {it.name: it.choices[0] if it.choices else 0.5 for it in operator.attributes}
+    inputs = [np.float32([0.5]), np.int64([3]), *(tensor.astype(np.float32) for tensor in tensors)]
+    chosen = {
+        attribute.name: attribute.choices[0] if attribute.choices else 0.5
+        for attribute in operator.attributes
+    }
     call = bind(operator, inputs, complete_attributes(operator, chosen))
     mine = evaluate(call)
     monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)

@@ -87,7 +87,7 @@ def sides(derived_output):
 def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
-    tensors = [random.choice(special, it).astype("f4") for _ in ADAM.tensors for it in shapes]
+    tensors = [random.choice(special, shape).astype("f4") for _ in ADAM.tensors for shape in shapes]
     # One that broadcasts.
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]

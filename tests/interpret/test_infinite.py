@@ -81,7 +81,7 @@ def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(opera
 @pytest.mark.parametrize(
     "cases",
     [("conformance", "-k", "/adam/"), ("pairwise", "-k", "pairwise/adam/pair_*9")],
-    ids=lambda it: it[0],
+    ids=lambda item: item[0],
 )
 def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
     # One of ten of the pairs: all of them take minutes.
@@ -244,7 +244,7 @@ def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_t
 def unity(T, dtype=np.float32, **attributes):
     """What Adam must yield whose averages do not decay at all."""
     adam = registry().named("Adam")
-    group = [np.array(it, dtype) for it in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
+    group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]
     given = {"alpha": 1.0, "epsilon": 0.25, **attributes}
     return group, bound(bind(adam, inputs, complete_attributes(adam, given)))

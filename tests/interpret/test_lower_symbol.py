@@ -122,11 +122,13 @@ def test_of_known_shapes_it_is_a_constant_how_many_are_sorted(shape):
     operator = operator_of(lambda _T, X, _Y: (X * 0 + percentile(X, 30),), 1)
     inputs = [np.array(3), np.ones(shape, np.float32), np.ones(shape, np.float32)]
     nodes = lowered(operator, inputs).graph.node
-    constants = {it.output[0]: it.attribute[0].t for it in nodes if it.op_type == "Constant"}
-    (sort,) = (it for it in nodes if it.op_type == "TopK")
+    constants = {
+        node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"
+    }
+    (sort,) = (node for node in nodes if node.op_type == "TopK")
     # One more is sorted, for a tensor that is empty.
     assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
-    assert "Size" not in {it.op_type for it in nodes}
+    assert "Size" not in {node.op_type for node in nodes}
 
 
 @runtimes

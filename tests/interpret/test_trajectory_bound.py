@@ -74,7 +74,11 @@ def test_no_variant_leaves_the_carried_error_wherever_it_starts(
         operator, GRADIENTS[gradient], 24, start=f"R: {rate!r}, T: {count}, {rest}"
     )
     steps, _ = contents(tmp_path_factory.mktemp("walk"), text)
-    right = [it for it in reformulations(registry().named(operator)) if it.name not in FOREIGN]
+    right = [
+        reformulation
+        for reformulation in reformulations(registry().named(operator))
+        if reformulation.name not in FOREIGN
+    ]
     reformulation = right[index % len(right)]
     assert largest_share(steps.trajectory, walked(steps.trajectory, reformulation)) <= 1, (
         reformulation.name

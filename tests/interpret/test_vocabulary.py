@@ -87,7 +87,7 @@ def test_the_document_names_every_function_that_has_no_sign_of_its_own():
 
 
 numbers = st.one_of(
-    st.floats(-8, 8, width=32).map(lambda it: it if abs(it) > 1e-6 else 0.0),
+    st.floats(-8, 8, width=32).map(lambda item: item if abs(item) > 1e-6 else 0.0),
     st.sampled_from([0.0, 1.0, -1.0, 2.0, 10 / 3, 0.3]),
 )
 pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)

@@ -55,7 +55,7 @@ def fields(text):
     for field in text.split():
         name, _, value = field.partition("=")
         if value.startswith("["):
-            found[name] = [number(it) for it in value[1:-1].split(",")]
+            found[name] = [number(word) for word in value[1:-1].split(",")]
         else:
             found[name] = value if value in ("-", "standard", "nesterov") else number(value)
     return found
@@ -74,16 +74,18 @@ def rows(operator):
 
 def node(operator, given):
     inputs = [
-        np.array(given[it.name], np.int64 if "int64" in it.dtypes else np.float64)
-        for it in operator.scalars
+        np.array(given[scalar.name], np.int64 if "int64" in scalar.dtypes else np.float64)
+        for scalar in operator.scalars
     ]
     tensors = [np.array(given[name], np.float64) for name in operator.tensors]
     shape = tensors[0].shape
     attributes = {}
-    for it in operator.attributes:
-        if given[it.name] != "-":
-            attributes[it.name] = (given[it.name],) if it.each else given[it.name]
-    omitted = frozenset(it.name for it in operator.attributes) - attributes.keys()
+    for attribute in operator.attributes:
+        if given[attribute.name] != "-":
+            attributes[attribute.name] = (
+                (given[attribute.name],) if attribute.each else given[attribute.name]
+            )
+    omitted = frozenset(attribute.name for attribute in operator.attributes) - attributes.keys()
     complete = complete_attributes(operator, attributes)
     call = bind(operator, [*inputs, *tensors], complete, omitted=omitted)
     assert call.groups[0][0].shape == shape
@@ -104,7 +106,7 @@ CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
 
 
 @pytest.mark.parametrize(
-    ("name", "mistake", "given", "results"), CASES, ids=[f"{it[0]}-{it[1]}" for it in CASES]
+    ("name", "mistake", "given", "results"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
 )
 def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results):
     operator = registry().named(name)
@@ -129,7 +131,7 @@ def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_mistake_has_an_example(name):
     listed = [mistake for mistake, *_ in rows(name)]
-    known = {it.name for it in registry().named(name).known_mistakes}
+    known = {known_mistake.name for known_mistake in registry().named(name).known_mistakes}
     assert set(listed) == known - set(OF_TYPES)
     assert len(listed) == len(set(listed))
 
@@ -138,7 +140,7 @@ OF_TYPES_CASES = [
     (operator.name, mistake, *row)
     for operator in map(registry().named, ("Adagrad", "Adam", "Momentum"))
     for mistake, table in OF_TYPES.items()
-    if mistake in {it.name for it in operator.known_mistakes}
+    if mistake in {known_mistake.name for known_mistake in operator.known_mistakes}
     for row in table
 ]
 
@@ -154,9 +156,18 @@ def test_a_mistake_in_types_returns_what_its_sentence_says(
     scalars = [np.ones(shape, rate), np.full(shape, step, np.int64)]
     tensors = [np.ones((), dtype)] * number_of_tensors * len(operator.tensors)
     numbers = dict.fromkeys(
-        (it.name for it in operator.attributes if it.default is None and not it.choices), 0.5
+        (
+            attribute.name
+            for attribute in operator.attributes
+            if attribute.default is None and not attribute.choices
+        ),
+        0.5,
     )
-    words = {it.name: it.choices[0] for it in operator.attributes if it.choices}
+    words = {
+        attribute.name: attribute.choices[0]
+        for attribute in operator.attributes
+        if attribute.choices
+    }
     call = bind(operator, [*scalars, *tensors], complete_attributes(operator, numbers | words))
     first, *_ = named(operator, mistake).run(call)
     assert (first.dtype, first.shape) == kind

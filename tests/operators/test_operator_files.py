@@ -235,7 +235,7 @@ def test_two_rates_limits_and_what_depends_on_signs_alone(place):
         " --report json=out.json",
     )
     results = json.loads((place / "out.json").read_text())["results"]
-    wrong = [it["case"].rpartition("/")[2] for it in results if it["outcome"] == "fail"]
+    wrong = [result["case"].rpartition("/")[2] for result in results if result["outcome"] == "fail"]
     limits = ("low", "high", "nan")
     names = {f"refuses_{what}_{name}" for what in limits for name in ("low", "high", "share")}
     assert {it for it in wrong if it.startswith("refuses")} >= names, done.stdout

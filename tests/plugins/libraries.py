@@ -51,12 +51,12 @@ class _Library:
         R, T, *tensors = (values[name] for name in node.input)
         size = 2 + _STATES[self.operator]
         groups, rest = divmod(len(tensors), size)
-        if rest or not groups or any(it.dtype.kind != "f" for it in tensors):
+        if rest or not groups or any(tensor.dtype.kind != "f" for tensor in tensors):
             raise ValueError("wrong inputs")
         columns = [[] for _ in range(size - 1)]
         for place in range(groups):
             X, *others = tensors[place::groups]
-            if np.broadcast_shapes(*(it.shape for it in (X, *others))) != X.shape:
+            if np.broadcast_shapes(*(other.shape for other in (X, *others))) != X.shape:
                 raise ValueError("X would grow")
             with np.errstate(all="ignore"):
                 results = self.step(R.item(), T.item(), X, *others, **given)

@@ -14,15 +14,15 @@ def _like_output(value, inputs):
     shape = tuple(dim.dim_value for dim in tensor.shape.dim) if tensor.HasField("shape") else None
     stem = value.name.removesuffix("_new")
     arrays = [*([inputs[stem]] if stem in inputs else []), *inputs.values()]
-    arrays = [it for it in arrays if isinstance(it, np.ndarray)]
+    arrays = [array for array in arrays if isinstance(array, np.ndarray)]
     if shape is not None:
-        fitting = [it for it in arrays if it.dtype == dtype and it.shape == shape]
+        fitting = [array for array in arrays if array.dtype == dtype and array.shape == shape]
         if fitting:
             return fitting[0]
-    for it in arrays:
-        if it.dtype == dtype:
+    for array in arrays:
+        if array.dtype == dtype:
             try:
-                return np.array(np.broadcast_to(it, it.shape if shape is None else shape))
+                return np.array(np.broadcast_to(array, array.shape if shape is None else shape))
             except ValueError:
                 continue
     return np.zeros(shape or (), dtype)
@@ -42,7 +42,7 @@ class Zeros:
 
     def run(self, model, inputs):
         outputs = Echo().run(model, inputs)
-        return [np.full(it.shape, self.number).astype(it.dtype) for it in outputs]
+        return [np.full(output.shape, self.number).astype(output.dtype) for output in outputs]
 
 
 class NaNs(Zeros):

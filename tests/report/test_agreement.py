@@ -48,8 +48,8 @@ def run(onnxopt, tmp_path):
         options = [it for kind in reports for it in ("--report", f"{kind}={reports[kind]}")]
         options += ["--isolation", "none", "--no-explain"]
         told = onnxopt("run", tmp_path / "case.yaml", *backends, *options)
-        texts = [it.read_text() for it in reports.values()]
-        return [" ".join(it.split()) for it in (told.out, *texts)]
+        texts = [report.read_text() for report in reports.values()]
+        return [" ".join(text.split()) for text in (told.out, *texts)]
 
     return call
 

@@ -81,7 +81,8 @@ def runs(draw):
         for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS), 1)
     ]
     results = [
-        replace(it, diffs=tuple(replace(diff, name=text()) for diff in it.diffs)) for it in results
+        replace(result, diffs=tuple(replace(diff, name=text()) for diff in result.diffs))
+        for result in results
     ]
     explained = Explanation(
         backends[0], text(), (Cause(text(), (results[0].case,), (text(),)),), {text(): {text(): 2}}
@@ -132,7 +133,9 @@ def markdown_is_text(text):
 def html_is_text(text):
     seen = Tags(text)
     assert seen.tags <= PLAIN_PAGE.tags, seen.tags - PLAIN_PAGE.tags
-    assert {it[1] for it in seen.attributes} <= {it[1] for it in PLAIN_PAGE.attributes}
+    assert {attribute[1] for attribute in seen.attributes} <= {
+        attribute[1] for attribute in PLAIN_PAGE.attributes
+    }
 
 
 def junit_is_text(text):
@@ -178,7 +181,7 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
     written = io.BytesIO()
     stream = _Lines(written, encoding="utf-8", errors="backslashreplace")
     console = Console(file=stream, width=width, color_system=None, markup=False, emoji=False)
-    failing = [it for it in run.results if not it.conforms]
+    failing = [result for result in run.results if not result.conforms]
     for part in cause_table(group_failures(failing, run.explanations), 1):
         console.print(part)
     for it in failing:
@@ -198,7 +201,7 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
 @pytest.mark.slow
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 @given(words=st.lists(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=9)
-                               | texts.map(lambda it: it.replace("\0", "")), max_size=3),
+                               | texts.map(lambda item: item.replace("\0", "")), max_size=3),
                       min_size=1, max_size=20))  # fmt: skip
 def test_a_shell_reads_the_words_of_a_command_as_they_were(words):
     words = [[word for word in line if "\0" not in word] for line in words]

@@ -56,7 +56,7 @@ def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):
     (demo / "expected.yaml").write_text("onnxopt-expect: 1\nexpect: []\n")
     (demo / "link").symlink_to("expected.yaml")
     (demo / "run.jsonl").write_text("of an earlier run")
-    before = {it.name: it.read_bytes() for it in demo.glob("*.*")}
+    before = {path.name: path.read_bytes() for path in demo.glob("*.*")}
     answer = onnxopt("run", "demo.yaml", *OFF, *options)
     assert answer.code == 2
     assert "would replace a file" in answer.err

@@ -47,7 +47,7 @@ def test_every_result_that_counts_against_the_run_has_one_command():
     halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
     found = [command for half in halves for command in commands(half)]
     titles = [title.split(" on ")[0] for _, _, title, _ in found]
-    assert len(titles) == len([it for it in run.results if not it.conforms]) - 1
+    assert len(titles) == len([result for result in run.results if not result.conforms]) - 1
     assert "unexpected-pass: demo/adam/surprise" in titles
     assert not any("known" in title or "skip" in title for title in titles)
 
@@ -73,7 +73,7 @@ def test_hostile_text_stays_in_its_own_command():
 
 @pytest.mark.parametrize("count", [10, 11, 500])
 def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(count):
-    results = [result(f"demo/adam/{it}", outcome=Outcome.FAIL) for it in range(count)]
+    results = [result(f"demo/adam/{number}", outcome=Outcome.FAIL) for number in range(count)]
     results.append(result("demo/late", "other", Outcome.CRASH, message="died"))
     found = commands(record(*results[count == 10 :]))
     assert len(found) == 10
@@ -88,7 +88,9 @@ def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(c
 
 
 def test_a_stack_trace_is_its_first_and_last_line():
-    trace = "\n".join(["Error: cannot", *(f"  at frame {it}" for it in range(50)), "Last: cause"])
+    trace = "\n".join(
+        ["Error: cannot", *(f"  at frame {number}" for number in range(50)), "Last: cause"]
+    )
     ((*_, message),) = commands(record(result(outcome=Outcome.ERROR, message=trace)))
     first, left, last, again = message.split("\n")
     assert (first, last) == ("Error: cannot", "Last: cause")

@@ -96,9 +96,9 @@ def test_without_a_script_the_page_holds_every_result_and_number():
     run = every_outcome()
     page = Page(html_report(run))
     shown = " ".join(page.text.split())
-    for it in run.results:
-        assert it.case in shown
-        assert it.message in shown
+    for one_result in run.results:
+        assert one_result.case in shown
+        assert one_result.message in shown
     assert "unexpected-pass" in shown
     assert "max abs 0.5, rel 0.25" in shown
     assert "allowed: 4 times the error bound of the formula (derived)" in shown
@@ -129,7 +129,10 @@ def test_the_page_asks_for_nothing_and_runs_no_script_but_its_own():
     (policy,) = (it for it in page.values("meta", "content") if "default-src" in it)
     assert policy.startswith("default-src 'none'; ")
     sources = {source for rule in policy.split("; ") for source in rule.split()[1:]}
-    assert {it for it in sources if not it.startswith("'sha256-")} == {"'none'", "data:"}
+    assert {source for source in sources if not source.startswith("'sha256-")} == {
+        "'none'",
+        "data:",
+    }
 
 
 def test_hostile_text_is_shown_as_text_with_what_is_invisible_made_visible():
@@ -221,8 +224,8 @@ def test_a_saved_run_that_claims_strange_numbers_still_has_charts(strange):
     run = record(result(diffs=(odd,), curve={-(10**400): strange, 10**400: 1.0}))
     for chart in charts_of(run):
         for number in re.findall(r'(?:x|y|x1|y2|cx|width|height|points)="([^"]*)"', chart):
-            for it in re.split("[ ,]", number):
-                assert 0 <= float(it) < 1000
+            for word in re.split("[ ,]", number):
+                assert 0 <= float(word) < 1000
 
 
 def test_a_run_without_a_tolerance_has_no_section_on_accuracy():

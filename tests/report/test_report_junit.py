@@ -136,7 +136,9 @@ def test_for_jenkins_xunit_plugin_nothing_else_is_left_out():
 
 
 def test_all_of_a_stack_trace_is_there_and_its_ends_are_in_the_message():
-    trace = "\n".join(["Error: cannot", *(f"  at frame {it}" for it in range(300)), "Last: cause"])
+    trace = "\n".join(
+        ["Error: cannot", *(f"  at frame {number}" for number in range(300)), "Last: cause"]
+    )
     (failure,) = read(junit_report(record(result(outcome=Outcome.ERROR, message=trace))))[
         "first"
     ].result

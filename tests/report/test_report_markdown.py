@@ -73,7 +73,7 @@ def test_the_summary_has_a_row_a_backend_with_its_counts():
 
 def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
     text = markdown_report(every_outcome())
-    failing = [it for it in every_outcome().results if not it.conforms]
+    failing = [result for result in every_outcome().results if not result.conforms]
     assert text.count("<details><summary>") == len(failing) - 1 + 1  # not-run; the accuracy
     assert "max abs 0.5" in text
     assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in text
@@ -116,15 +116,15 @@ def test_causes_come_first_then_counts_then_failures():
     cause = Explanation("numpy", "Adam", (Cause("'epsilon'", ("b",), ("epsilon",)),))
     run = record(result(), result("b", outcome=Outcome.FAIL), explanations=(cause,))
     text = markdown_report(run)
-    places = [text.index(it) for it in ("consistent with", "| backend |", "1 not as expected")]
+    places = [text.index(name) for name in ("consistent with", "| backend |", "1 not as expected")]
     assert places == sorted(places)
 
 
 HUGE = [
     [("\u20ac|`" * 2000, "y" * 9000, 1)],
     [("x" * 3000, "`" * 9000, 3000)],
-    [("demo", "\n".join(f"line {it} of a trace" for it in range(5000)), 100_000)],
-    [(f"{'b' * 50}{it}", "z", 1) for it in range(600)],
+    [("demo", "\n".join(f"line {number} of a trace" for number in range(5000)), 100_000)],
+    [(f"{'b' * 50}{number}", "z", 1) for number in range(600)],
 ]
 
 
@@ -151,23 +151,27 @@ def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts
 
 
 def test_the_first_failures_are_of_each_kind():
-    results = [result(f"demo/a/{it}", outcome=Outcome.FAIL) for it in range(500)]
+    results = [result(f"demo/a/{number}", outcome=Outcome.FAIL) for number in range(500)]
     results += [result("demo/b", operators=("Adagrad",), outcome=Outcome.FAIL)]
     results += [result("demo/c", "other", Outcome.TIMEOUT)]
     text = markdown_report(record(*results))
-    places = [text.index(f"<code>demo/{it}</code>") for it in ("a/0", "b", "c", "a/1")]
+    places = [text.index(f"<code>demo/{name}</code>") for name in ("a/0", "b", "c", "a/1")]
     assert places == sorted(places)
 
 
 def test_a_table_of_accuracy_that_has_no_room_is_named():
-    results = [result(f"demo/{it}", f"b{it}{'x' * 250}", Outcome.PASS) for it in range(200)]
+    results = [
+        result(f"demo/{number}", f"b{number}{'x' * 250}", Outcome.PASS) for number in range(200)
+    ]
     text = markdown_report(record(*results))
     assert len(text) <= 60_000
     assert "accuracy does not fit" in text
 
 
 def test_a_stack_trace_is_its_first_and_last_line():
-    trace = "\n".join(["Error: cannot", *(f"  at frame {it}" for it in range(50)), "Last: cause"])
+    trace = "\n".join(
+        ["Error: cannot", *(f"  at frame {number}" for number in range(50)), "Last: cause"]
+    )
     text = markdown_report(record(result(outcome=Outcome.ERROR, message=trace)))
     assert "Error: cannot\n... 50 lines left out; " in text
     assert "\nLast: cause\n" in text
@@ -175,6 +179,6 @@ def test_a_stack_trace_is_its_first_and_last_line():
 
 
 def test_a_file_s_problems_are_no_stack_trace():
-    wrong = "\n".join(f"a.yaml:{it}: no such field" for it in range(9))
+    wrong = "\n".join(f"a.yaml:{number}: no such field" for number in range(9))
     text = markdown_report(record(result(outcome=Outcome.INVALID, message=wrong)))
     assert wrong in text

@@ -56,7 +56,7 @@ def seen():
     return found
 
 
-@pytest.mark.parametrize("operator", registry().operators, ids=lambda it: it.name)
+@pytest.mark.parametrize("operator", registry().operators, ids=lambda item: item.name)
 def test_each_dimension_is_asked_for_where_it_is_seen(operator, seen):
     beside = {"no dimensions beside others", "lower rank", "one row", "one column"}
     alone = len(operator.tensors) == 1

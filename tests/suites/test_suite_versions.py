@@ -40,7 +40,7 @@ def digests():
         assert not errors
         mine = found.setdefault(suite, {})
         for case in root.field("cases").items:
-            asked = [(it, plain(case.field(it))) for it in FIELDS if case.field(it)]
+            asked = [(field, plain(case.field(field))) for field in FIELDS if case.field(field)]
             digest = blake2b(json.dumps(asked).encode(), digest_size=6).hexdigest()
             mine[f"{path.stem}/{case.field('name').scalar}"] = digest
     return found

@@ -141,7 +141,9 @@ def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str,
         if _type_name(element_type) in taken:
             fed.append((name, array))
             continue
-        other = next((each for each in _OTHER_TYPES if _type_name(each) in taken), None)
+        other = next(
+            (type_name for type_name in _OTHER_TYPES if _type_name(type_name) in taken), None
+        )
         if other is not None:
             dtype = helper.tensor_dtype_to_np_dtype(other)
             fed.append((f"{name}{position}", np.zeros(array.shape, dtype)))

@@ -186,7 +186,7 @@ def _answers(command: CommandSubject, **further: Any) -> str:
     except Unsupported as error:
         raise NotShown(error.message) from None
     outputs: list[Value] = []
-    refused = refusal(lambda it: outputs.extend(command.run(it, **further)), asked)
+    refused = refusal(lambda item: outputs.extend(command.run(item, **further)), asked)
     return str(refused or f"{len(outputs)} outputs")
 
 

@@ -212,8 +212,8 @@ def _candidates(
     nameless = [_beginning(line) for line in lines if _NAME not in line]
     for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
         words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
-        yield from ((_literal(each.strip()), True) for each in words if _tells(each))
-        if _tells("".join(words)) and all(any(map(str.isalpha, each)) for each in words):
+        yield from ((_literal(word.strip()), True) for word in words if _tells(word))
+        if _tells("".join(words)) and all(any(map(str.isalpha, word)) for word in words):
             yield r"\S*".join(map(_literal, words)), True
     if not named:
         yield from ((_literal(each.strip(_MARKS)), False) for each in nameless if _tells(each))

@@ -190,7 +190,7 @@ def _quietly() -> Iterator[None]:
 
 def _write(folder: Path) -> None:
     # With what is missing above it, for this user alone.
-    for missing in reversed([it for it in folder.parents if not it.exists()]):
+    for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
         missing.mkdir(0o700, exist_ok=True)
     with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
         new = temporary / "new"

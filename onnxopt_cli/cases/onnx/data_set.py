@@ -75,7 +75,7 @@ class CaseFiles(NamedTuple):
         """Return the files that :func:`read_case` may read, as far as they are there."""
         prefixes = tuple(f"{it}_" for it in (self.inputs, self.outputs) if it)
         # None where the folder cannot be read, which reading the case says.
-        inside = sorted(it for it in self.folder.glob("*.pb") if it.name.startswith(prefixes))
+        inside = sorted(path for path in self.folder.glob("*.pb") if path.name.startswith(prefixes))
         data = [self.data] if os.path.lexists(self.data) else []
         files = [self.model, *data, *inside, *external_files(self.model)]
         return {str(path): () for path in files}

@@ -184,7 +184,7 @@ class _Search:
     def _in_folders_of(
         self, path: Path, real: str, depth: int, names: Mapping[str, os.DirEntry[str]]
     ) -> Iterator[Case | Fault]:
-        shown = [it for it in names if not it.startswith(".")]
+        shown = [name for name in names if not name.startswith(".")]
         folders = [it for it in shown if os.path.isdir(names[it])]  # noqa: PTH112 - a loop of links is none
         for name in sorted(folders):
             below = os.path.join(real, name)  # noqa: PTH118 - many, and strings do

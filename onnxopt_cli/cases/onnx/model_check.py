@@ -125,8 +125,8 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
     """Return the types of inputs and outputs that are tensors without a declared shape."""
     values = (it for graph in _graphs(model) for it in (*graph.input, *graph.output))
-    tensors = [it.type.tensor_type for it in values if it.type.HasField("tensor_type")]
-    return [it for it in tensors if not it.HasField("shape")]
+    tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
+    return [tensor for tensor in tensors if not tensor.HasField("shape")]
 
 
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:

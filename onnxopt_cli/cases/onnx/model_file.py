@@ -72,7 +72,7 @@ def external_files(path: Path) -> list[Path]:
     except Malformed:
         return []
     entries = (entry for _, tensor in tensors for entry in tensor.external_data)
-    named = (it.value for it in entries if it.key == "location")
+    named = (entry.value for entry in entries if entry.key == "location")
     inside = (inner_parts(location) for location in named if isinstance(location, str))
     return [path.parent.joinpath(*parts) for parts in dict.fromkeys(inside) if parts]
 

@@ -58,7 +58,7 @@ class Wiring:
         """Return what the graph is fed, in its order, of the inputs by the operator's names."""
         held = set(map(self.name, self.initializers))
         names = dict.fromkeys((*self.inputs, *values))
-        return {self.name(it): values[it] for it in names if self.name(it) not in held}
+        return {self.name(name): values[name] for name in names if self.name(name) not in held}
 
     def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
         """Return what the graph yields, in its order, of the outputs by the operator's names."""
@@ -95,7 +95,7 @@ class Wiring:
         graph.initializer.extend(numpy_helper.from_array(values[it], it) for it in held)
         node.input[:], node.output[:] = map(self.name, own_inputs), map(self.name, own_outputs)
         place = {name: place for place, name in enumerate(self.attributes)}
-        attributes = sorted(node.attribute, key=lambda it: place.get(it.name, len(place)))
+        attributes = sorted(node.attribute, key=lambda item: place.get(item.name, len(place)))
         del node.attribute[:]
         node.attribute.extend(attributes)
         return model
@@ -157,8 +157,8 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
     known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
     ours = {operator.domain for operator in registry().operators} - known
     ir_version = max(
-        _IR_VERSION if each.domain in ours else helper.find_min_ir_version_for([each])
-        for each in opsets
+        _IR_VERSION if opset.domain in ours else helper.find_min_ir_version_for([opset])
+        for opset in opsets
     )
     return helper.make_model(
         graph, ir_version=ir_version, opset_imports=opsets, producer_name=_PRODUCER

@@ -19,7 +19,9 @@ from onnxopt_cli.core.values import (
     dtype_named,
 )
 
-_TYPED_FIELDS = [f"{it}_data" for it in ("float", "int32", "string", "int64", "double", "uint64")]
+_TYPED_FIELDS = [
+    f"{name}_data" for name in ("float", "int32", "string", "int64", "double", "uint64")
+]
 _BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
 _MAXIMUM_RANK = 64

@@ -103,7 +103,7 @@ def read_apart(
     cases, problems = read_yaml_file(path, memory)
     if not contents:
         again = partial(_read_again, path, memory)
-        return [replace(it, load=partial(again, it.id, it.files)) for it in cases], problems
+        return [replace(case, load=partial(again, case.id, case.files)) for case in cases], problems
     packed: list[Case] = []
     for start in range(0, len(cases), _PACKED):
         some = cases[start : start + _PACKED]

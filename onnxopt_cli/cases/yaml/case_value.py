@@ -146,9 +146,9 @@ def has_dtype(node: Node) -> bool:
 def untyped_kinds(node: Node) -> frozenset[str]:
     """Return the types that bare values have by themselves; empty where the value says its own."""
     if node.items is not None:
-        types = {type(it.scalar) for it in node.items} - {type(None)}
-        nested = (untyped_kinds(it) for it in node.items if it.scalar is None)
-        return frozenset(BARE_DTYPES[it] for it in types).union(*nested)
+        types = {type(item.scalar) for item in node.items} - {type(None)}
+        nested = (untyped_kinds(item) for item in node.items if item.scalar is None)
+        return frozenset(BARE_DTYPES[type_name] for type_name in types).union(*nested)
     if node.scalar is not None:
         return frozenset({BARE_DTYPES[type(node.scalar)]})
     if node.fields is None or "dtype" in node.fields or "file" in node.fields:
@@ -164,9 +164,9 @@ def _sequence(
     node: Node, folder: Path, choose: ChooseDtype, dtype: np.dtype[Any] | None
 ) -> DeclaredGroup:
     items = node.items or []
-    typed = (declare_value(it, folder, choose).dtype for it in items if has_dtype(it))
+    typed = (declare_value(item, folder, choose).dtype for item in items if has_dtype(item))
     common = dtype or next(typed, None) or _chosen(choose, node)
-    values = (declare_value(it, folder, choose, common) for it in items)
+    values = (declare_value(item, folder, choose, common) for item in items)
     return DeclaredGroup("seq", common, tuple(values))
 
 
@@ -199,7 +199,7 @@ def _random(random: Node, shape: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
     fields = dict(random.fields or {})
     seed = int(number(fields.pop("seed")))
     last = fields.pop("tail", None)
-    tail = tuple(number(it) for it in (last.items or ())) if last is not None else ()
+    tail = tuple(number(item) for item in (last.items or ())) if last is not None else ()
     ((distribution, given),) = fields.items()
     parameters = {name: number(value) for name, value in (given.fields or {}).items()}
     tensor = partial(RandomTensor, distribution, seed, _shape(shape), dtype, parameters, tail)
@@ -296,16 +296,16 @@ def _rule(dtype: np.dtype[Any]) -> tuple[Callable[[Any], bool], str]:
     """Return what tells whether a scalar can be an element, and what is expected in words."""
     name = dtype_name(dtype)
     if name == STRING:
-        return lambda it: isinstance(it, str), "text"
+        return lambda item: isinstance(item, str), "text"
     if name == "bool":
-        return lambda it: isinstance(it, bool), "true or false"
+        return lambda item: isinstance(item, bool), "true or false"
     if "int" in name:
         low, high = integer_range(dtype)
         expected = f"an integer from {low} to {high} ({name})"
-        return lambda it: type(it) is int and low <= it <= high, expected
+        return lambda item: type(item) is int and low <= item <= high, expected
     if dtype.kind == "c":
         return _is_complex, 'a complex number such as "1+2j"'
-    return lambda it: type(it) in (int, float), f"a number ({name})"
+    return lambda item: type(item) in (int, float), f"a number ({name})"
 
 
 def _is_complex(value: Any) -> bool:

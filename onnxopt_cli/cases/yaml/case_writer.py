@@ -341,7 +341,11 @@ def text_token(text: str, *, in_block: bool = False) -> str:
     bare = text.replace(",", "") if in_block else text
     if _PLAIN_TEXT.fullmatch(bare) and plain_scalar(text) == text:
         return text
-    escaped = (_ESCAPES.get(it) or (it if it.isprintable() else f"\\U{ord(it):08x}") for it in text)
+    escaped = (
+        _ESCAPES.get(character)
+        or (character if character.isprintable() else f"\\U{ord(character):08x}")
+        for character in text
+    )
     return '"' + "".join(escaped) + '"'
 
 

@@ -57,7 +57,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
         fields.refuse(["graph"], ", expected none beside rejects: true")
-        kinds = {it.name: it.kind for it in operator.attributes}
+        kinds = {attribute.name: attribute.kind for attribute in operator.attributes}
         choice_of = partial(default_dtype, operator)
         version = operator.version
         return rejected_case(operator, version, fields, output_names, kinds, choice_of, names)
@@ -83,7 +83,9 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                         f"found {dtype_name(value.dtype)}{list(value.shape)}, expected "
                         f"{dtype_name(dtype)}{list(shape)}",
                     )
-    wiring = _wiring(fields, found, output_names, [it.name for it in operator.attributes])
+    wiring = _wiring(
+        fields, found, output_names, [attribute.name for attribute in operator.attributes]
+    )
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
     if wiring is PLAIN_WIRING:
@@ -95,7 +97,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         expected = None if outputs is None else wiring.yielded(outputs)
         # What random data and files hold is known only now.
         for name, value in values.items():
-            first = next(it for it in values if wiring.name(it) == wiring.name(name))
+            first = next(value for value in values if wiring.name(value) == wiring.name(name))
             if value.tobytes() != values[first].tobytes():
                 node = fields.mapping("inputs")[name]
                 raise FormatError(node, f"found {name} unlike {first}, {_ONE_VALUE}")
@@ -125,7 +127,7 @@ def _wiring(
     }
     found: dict[str, Any] = {}
     for key, node in (graph.fields or {}).items():
-        listed = {str(it.scalar): it for it in node.items or ()}
+        listed = {str(item.scalar): item for item in node.items or ()}
         given = listed if node.fields is None else node.fields
         for name in given:
             if name not in known[key]:

@@ -47,7 +47,11 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         path = contained_path(fields.folder, str(file.scalar))
         model = read_model(path, links=False)
     except (Malformed, InvalidCase) as error:
-        found = [it.what for it in error.problems] if isinstance(error, InvalidCase) else [error]
+        found = (
+            [problem.what for problem in error.problems]
+            if isinstance(error, InvalidCase)
+            else [error]
+        )
         for reason in found:
             fields.complain(file, f"the file {abbreviated(str(file.scalar))} {reason}")
         raise Incomplete from None

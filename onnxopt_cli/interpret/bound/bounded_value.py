@@ -73,10 +73,12 @@ class _Operand(Joining):
         if not choices:
             return _combined(function, row, operands)
         condition = choices[0].condition
-        if not isinstance(row, Elementwise) or any(it.condition is not condition for it in choices):
+        if not isinstance(row, Elementwise) or any(
+            choice.condition is not condition for choice in choices
+        ):
             return _combined(function, row, list(map(_covered, operands)))
         first, other = (
-            _combined(function, row, [getattr(it, side, it) for it in operands])
+            _combined(function, row, [getattr(operand, side, operand) for operand in operands])
             for side in ("first", "other")
         )
         return Either(first, other, condition)
@@ -247,7 +249,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     A scalar that meets a tensor takes the tensor's type; it may have been computed in a coarser
     one, but that is no reason to compute tensors in it.
     """
-    coarse = [it.coarse if isinstance(it, Mixed) else it for it in operands]
+    coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):
         return _of_all(function, row, operands, coarse)
     precision = _coarsest(coarse)
@@ -256,7 +258,11 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     if any(it.precision is not precision for it in highest):
         finest = min((it.precision for it in highest), key=attrgetter("unit_roundoff"))
         return Mixed(result, _computed(function, row, coarse, finest))
-    mixed = [it for it in operands if isinstance(it, Mixed) and it.coarse is highest[0]]
+    mixed = [
+        operand
+        for operand in operands
+        if isinstance(operand, Mixed) and operand.coarse is highest[0]
+    ]
     if mixed and len(highest) == 1:
         fine = [mixed[0].fine if it is highest[0] else it for it in coarse]
         return Mixed(result, _computed(function, row, fine, mixed[0].fine.precision))
@@ -288,9 +294,11 @@ def _of_all(
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
     """Return what operands are combined in: of those of the highest level, the coarsest type."""
     first = operands[0].precision
-    if all(it.precision is first for it in operands):
+    if all(operand.precision is first for operand in operands):
         return first
-    return max((it.precision for it in operands), key=attrgetter("level", "unit_roundoff"))
+    return max(
+        (operand.precision for operand in operands), key=attrgetter("level", "unit_roundoff")
+    )
 
 
 def _joining(operand: Bounded, precision: Precision) -> Bounded:
@@ -355,7 +363,9 @@ def _computed(
     error = row.inherited(magnitude, *operands)
     if row.roundings:
         # A scalar may have met another factor in its own type, which may be coarser.
-        coarse = [it.precision.unit_roundoff for it in operands if it.precision.dtype]
+        coarse = [
+            operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
+        ]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         own = row.roundings * unit * magnitude
         # What comes of tensors is bounded alike alone, in blocks and together with others.
@@ -476,7 +486,9 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
     TensorFlow and PyTorch do so: a V + (1 - a) G is V + (1 - a) (G - V). The difference of large
     terms of unlike signs may leave the range.
     """
-    terms = [[it for it in each.factors if not _is_weight(*it)] for each in operands]
+    terms = [
+        [factor for factor in operand.factors if not _is_weight(*factor)] for operand in operands
+    ]
     if any(len(rest) == len(each.factors) for rest, each in zip(terms, operands, strict=True)):
         return error
     # The largest that it can be: of a factor the most, of a divisor the least.

@@ -73,7 +73,9 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
         )
         steps = [[it.derived_output(factor) for it in row] for row in rows]
         derived_outputs = [_stacked(column) for column in zip(*steps, strict=True)]
-        if others := _also_right(trajectory, first, any(it.divides for it in derived_outputs)):
+        if others := _also_right(
+            trajectory, first, any(derived_output.divides for derived_output in derived_outputs)
+        ):
             derived_outputs = [
                 it.accepting(also) for it, also in zip(derived_outputs, others, strict=True)
             ]
@@ -82,7 +84,9 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
 
 def _stacked(steps: Sequence[DerivedOutput]) -> DerivedOutput:
     parts = ("expected", "value", "error")
-    whole: dict[str, Any] = {part: np.stack([getattr(it, part) for it in steps]) for part in parts}
+    whole: dict[str, Any] = {
+        part: np.stack([getattr(step, part) for step in steps]) for part in parts
+    }
     return replace(steps[0], **whole)
 
 

@@ -144,7 +144,9 @@ def bound(
     with np.errstate(all="ignore"):
         if (row := _in_a_row(call)) is None:
             return call.by_group(lambda part: _derived_outputs(part, factor, wide))
-        derived_outputs = (it.apart(call) for it in _derived_outputs(row, factor, wide))
+        derived_outputs = (
+            derived_output.apart(call) for derived_output in _derived_outputs(row, factor, wide)
+        )
         return [each for of_kind in derived_outputs for each in of_kind]
 
 
@@ -158,7 +160,10 @@ def _in_a_row(call: Call[Array]) -> Call[Array] | None:
     if not others or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
         return None
     types = [it.dtype for it in first]
-    each = any(isinstance(it, tuple) and len(it) > 1 for it in call.attributes.values())
+    each = any(
+        isinstance(attribute, tuple) and len(attribute) > 1
+        for attribute in call.attributes.values()
+    )
     if each or any([it.dtype for it in group] != types for group in others):
         return None
     return call.in_a_row
@@ -216,7 +221,9 @@ def _derived_outputs(call: Call[Array], factor: float, wide: np.dtype[Any]) -> l
         derived_outputs.append(
             replace(derived_output, otherwise=others[0]) if others else derived_output
         )
-    if also := also_right(call, divided=any(it.divides for it in derived_outputs)):
+    if also := also_right(
+        call, divided=any(derived_output.divides for derived_output in derived_outputs)
+    ):
         return [
             derived_output.accepting(it)
             for derived_output, it in zip(derived_outputs, also, strict=True)
@@ -243,7 +250,7 @@ def bounded_outputs(
         its element type, and the input that has its shape.
     """
     floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
-    coarsest = precision_of(max(floats, key=lambda it: np.finfo(it).eps), Level.SCALAR)
+    coarsest = precision_of(max(floats, key=lambda item: np.finfo(item).eps), Level.SCALAR)
     # A carried scalar in double keeps its digits beside float32 tensors, as a tensor does.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)

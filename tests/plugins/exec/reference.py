@@ -45,8 +45,8 @@ def run(request, payload):
         inputs[given["name"]] = array
         place += array.nbytes
     outputs = [np.asarray(it) for it in ReferenceEvaluator(model).run(None, inputs)]
-    described = [{"dtype": it.dtype.name, "shape": it.shape} for it in outputs]
-    return {"outputs": described}, b"".join(it.tobytes() for it in outputs)
+    described = [{"dtype": output.dtype.name, "shape": output.shape} for output in outputs]
+    return {"outputs": described}, b"".join(output.tobytes() for output in outputs)
 
 
 main()
