@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.text import Text
 
+from onnxopt_cli.backends.host import Incident
 from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.diff_text import operator_options
-from onnxopt_cli.workers.response import Incident
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster

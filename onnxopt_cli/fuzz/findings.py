@@ -15,6 +15,7 @@ from onnxopt_cli.analysis.reproduce import (
     observe,
     reproduces,
 )
+from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.diff import Diff
@@ -35,7 +36,6 @@ from onnxopt_cli.run.judge import (
     load_case,
     with_expected,
 )
-from onnxopt_cli.workers.response import Order
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
@@ -83,7 +83,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     """
     problem = example.problem()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: problem)
-    pending = executor.submit(Order(problem.model, problem.inputs))
+    pending = executor.submit(Request(problem.model, problem.inputs))
     judging = Judging()
     loaded_case = with_expected(load_case(case), judging)
     assert not loaded_case.invalid, loaded_case.invalid  # noqa: S101 - else a defect of the strategies

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from onnxopt_cli.backends.host import Incident
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import NothingSelected, OnnxoptError
 from onnxopt_cli.fuzz.driver import (
@@ -38,7 +39,6 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.response import Incident
 
 #: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
 #: all examples of a portion in memory.

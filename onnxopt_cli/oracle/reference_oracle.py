@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import (
     contradicts,
@@ -47,7 +48,6 @@ from onnxopt_cli.oracle.expected import (
     Expected,
     tolerance_override,
 )
-from onnxopt_cli.workers.response import Order, Response
 
 if TYPE_CHECKING:
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
@@ -60,7 +60,7 @@ _FEW_DIGITS = 6
 # Characters of what a sequence consists of.
 _MAX_STRUCTURE_CHARS = 200
 #: Has a model run; what is returned waits for the response, or says why there is none.
-Submit = Callable[[Order], Callable[[], Response | str]]
+Submit = Callable[[Request], Callable[[], Response | str]]
 #: What a worker of ours runs.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
 #: Under this key a model's metadata tell workers of ours what mathematics is declared.
@@ -129,7 +129,7 @@ class ReferenceOracle:
         known = answers.get(question)
         if known is not None:
             return lambda: _completed(problem, key, wanted, known)
-        pending = self.workers()(Order(model, problem.inputs))
+        pending = self.workers()(Request(model, problem.inputs))
 
         def completed() -> Expected:
             response = pending()

@@ -10,6 +10,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
+from onnxopt_cli.backends.host import (
+    Host,
+    Incident,
+    Request,
+    Response,
+    is_formula,
+)
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.config.run_config import (
     Execution,
@@ -27,13 +34,6 @@ from onnxopt_cli.workers.processes import (
     allowed_memory,
     resident,
     weakness,
-)
-from onnxopt_cli.workers.response import (
-    Host,
-    Incident,
-    Order,
-    Response,
-    is_formula,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Executor(Protocol):
             BackendUnavailable: if it does not start.
         """
 
-    def submit(self, order: Order) -> Pending:
+    def submit(self, request: Request) -> Pending:
         """Have a case run."""
 
     def renew(self) -> None:
@@ -237,7 +237,7 @@ class NotStarted:
         """
         raise self._error
 
-    def submit(self, _: Order) -> Pending:
+    def submit(self, _: Request) -> Pending:
         """Return what says why the case does not run."""
         reason = f"{NOT_STARTED}{self._error.message}"
         return lambda: reason
@@ -306,19 +306,19 @@ class InProcess:
     def ready(self) -> None:
         """Do nothing: it has started as far as is known to be needed."""
 
-    def submit(self, order: Order) -> Pending:
+    def submit(self, request: Request) -> Pending:
         """Have a case run in a worker, or here when its result is asked for."""
-        isolated = not order.ours and not is_formula(order)
+        isolated = not request.formula_loop and not is_formula(request)
         if isolated and self._open_pool is not None:
             self._pool = self._pool or self._open_pool()
             self.ahead = self._pool.ahead
-            return self._pool.submit(order)
+            return self._pool.submit(request)
 
         def run() -> Response | str:
             if self._interruption.signal:
                 return "interrupted"
-            order.started()
-            return self._host.respond(order)
+            request.started()
+            return self._host.respond(request)
 
         return run
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import helper
 
+from onnxopt_cli.backends.host import Response
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
@@ -30,7 +31,6 @@ from onnxopt_cli.oracle.expected import (
     Expected,
     expected_result,
 )
-from onnxopt_cli.workers.response import Response
 
 #: Outputs of failing cases that are larger, or more, are not kept.
 KEPT_BYTES = 2 << 20

@@ -7,6 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from onnxopt_cli.backends.host import (
+    Incident,
+    Request,
+    Response,
+)
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -22,12 +27,7 @@ from onnxopt_cli.workers.cluster.dask_client import (
     WorkerGroup,
     real_place,
 )
-from onnxopt_cli.workers.response import (
-    Incident,
-    Order,
-    Response,
-)
-from onnxopt_cli.workers.worker_messages import pack_order, read_answer
+from onnxopt_cli.workers.worker_messages import pack_request, read_answer
 
 _LOST = "it was lost with its machine each time: "
 
@@ -68,16 +68,20 @@ class Remote:
             case _:
                 raise BackendUnavailable("the workers do not say which backends they have")
 
-    def submit(self, order: Order) -> Callable[[], Response | str]:
+    def submit(self, request: Request) -> Callable[[], Response | str]:
         """Have a model run on a worker."""
         try:
-            message, values = pack_order(order, order.model.SerializeToString())
+            message, values = pack_request(request, request.model.SerializeToString())
         except UnusableOutput as error:
             said = f"the case cannot be sent to a worker: {error.message}"
             return lambda: said
-        more = {"backend": self._place, "returned": order.returned, "ours": order.ours}
+        more = {
+            "backend": self._place,
+            "expected_bytes": request.expected_bytes,
+            "formula_loop": request.formula_loop,
+        }
         frames = values.message({**message, **more})
-        order.started()
+        request.started()
         pending = self.workers.ask(b"".join(frames))
 
         def wait() -> Response | str:
@@ -85,7 +89,7 @@ class Remote:
                 answer = pending()
             except LostError as error:
                 return Response(failure=Outcome.CRASH, message=_LOST + str(error))
-            return "interrupted" if answer is None else _response(answer, order)
+            return "interrupted" if answer is None else _response(answer, request)
 
         return wait
 
@@ -141,7 +145,7 @@ def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]
     return [(it.id, real_place(it.location.path) if mine else "") for it, mine in pairs], files
 
 
-def _response(answer: bytes, order: Order) -> Response | str:
+def _response(answer: bytes, request: Request) -> Response | str:
     """Return what a worker says of a model; it is taken apart as strictly as on one machine."""
     try:
         head, _, rest = answer.partition(b"\n")
@@ -152,7 +156,7 @@ def _response(answer: bytes, order: Order) -> Response | str:
                 line, _, payload = rest.partition(b"\n")
                 message = read_json(line)
                 message = {name: it for name, it in message.items() if name not in {"id", "bytes"}}
-                response = read_answer(message, memoryview(payload), order.inputs)
+                response = read_answer(message, memoryview(payload), request.inputs)
                 return replace(response, leak=leak, printed=printed)
     except (ValueError, AttributeError) as error:
         what = f"sent {printable(str(error))}"

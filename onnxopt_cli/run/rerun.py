@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.config.run_config import Execution
@@ -31,7 +32,6 @@ from onnxopt_cli.run.runner import (
     run_case,
 )
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.response import Order
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
@@ -75,7 +75,7 @@ def questioning(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
         ) -> Sequence[Array] | None:
             with suppress(OnnxoptError):
-                response = executor(backend).submit(Order(model, inputs))()
+                response = executor(backend).submit(Request(model, inputs))()
                 outputs = None if isinstance(response, str) else response.outputs
                 arrays = [it for it in outputs or () if isinstance(it, np.ndarray)]
                 return arrays if outputs and len(arrays) == len(outputs) else None

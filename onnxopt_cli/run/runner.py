@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from onnxopt_cli.backends.host import Request
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.config.run_config import Execution, Judging
@@ -46,7 +47,6 @@ from onnxopt_cli.run.judge import (
 from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.parallel import parallel
-from onnxopt_cli.workers.response import Order
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
@@ -320,10 +320,15 @@ def _begun(plan: Plan, case: Case) -> _Asked:
 
                 pending.append(partial(stepwise, executor, problem, started))
             else:
-                order = Order(
-                    problem.model, problem.inputs, started, returned=returned, ours=loop, call=call
+                request = Request(
+                    problem.model,
+                    problem.inputs,
+                    started,
+                    expected_bytes=returned,
+                    formula_loop=loop,
+                    call=call,
                 )
-                pending.append(executor.submit(order))
+                pending.append(executor.submit(request))
     except MemoryError:
         return _Asked(starved(case), ())
     if expected is not None:

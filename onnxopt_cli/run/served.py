@@ -21,7 +21,7 @@ from onnxopt_cli.run.vacuity import VacuityCheck
 from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.workers.cluster.sidecar import Handler, placed
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.worker_messages import pack_answer, read_order
+from onnxopt_cli.workers.worker_messages import pack_answer, read_request
 
 # Case files whose cases are kept.
 _FILES = 64
@@ -57,9 +57,9 @@ def open_run(
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, it) for it in items]).encode()
                 case {"request": "run", "backend": int(at)}:
-                    given = {name: asked[name] for name in ("returned", "ours")}
-                    order = replace(read_order(asked, payload), **given)
-                    response = executors[at].submit(order)()
+                    given = {name: asked[name] for name in ("expected_bytes", "formula_loop")}
+                    submitted = replace(read_request(asked, payload), **given)
+                    response = executors[at].submit(submitted)()
                     if isinstance(response, str):
                         return json.dumps({"stopped": response}).encode() + b"\n"
                     more = {"leak": response.leak, "printed": response.printed}

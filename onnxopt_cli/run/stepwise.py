@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.diff import Diff
@@ -22,7 +23,6 @@ from onnxopt_cli.core.values import (
 from onnxopt_cli.interpret.bound.chained_bound import derived_array
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.workers.response import Order, Response
 
 
 def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) -> Response | str:
@@ -44,8 +44,8 @@ def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) 
     total = Response([])
     for step in range(1, trajectory.count + 1):
         fed = trajectory.inputs(step, state, lambda array: array, derived_array)
-        order = Order(trajectory.model, fed, keep=True, call=call.with_inputs([*fed.values()]))
-        response = executor.submit(replace(order, started=started) if step == 1 else order)()
+        request = Request(trajectory.model, fed, keep=True, call=call.with_inputs([*fed.values()]))
+        response = executor.submit(replace(request, started=started) if step == 1 else request)()
         if isinstance(response, str):
             return response
         total = _joined(total, response)

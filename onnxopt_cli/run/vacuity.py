@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
@@ -35,7 +36,6 @@ from onnxopt_cli.suites.plain_node import (
     is_trivial,
     plain_pair,
 )
-from onnxopt_cli.workers.response import Order, Response
 
 # As many cases of an operator without a formula are run to see it computed.
 _TRIES = 20
@@ -250,7 +250,7 @@ def _words(case_id: str) -> tuple[str, list[str]]:
 
 
 def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Response:
-    response = executor.submit(Order(model, inputs))()
+    response = executor.submit(Request(model, inputs))()
     if isinstance(response, str):
         raise NotSubmittedError(response)
     return response

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from google.protobuf.message import EncodeError
 
 from onnxopt_cli.backends.conversation import TICK_SECONDS
+from onnxopt_cli.backends.host import (
+    Incident,
+    Request,
+    Response,
+)
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -21,11 +26,6 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
-from onnxopt_cli.workers.response import (
-    Incident,
-    Order,
-    Response,
-)
 from onnxopt_cli.workers.worker import State, Worker
 
 # A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
@@ -70,13 +70,13 @@ class Job:
     """A case that a pool is to run.
 
     Attributes:
-        order: the case.
+        request: the case.
         result: the response, or in words why there will be none; None until either is known.
         earlier_breach: what went wrong in an earlier worker that had the case, perhaps because of
             another case.
     """
 
-    order: Order
+    request: Request
     result: Response | str | None = None
     earlier_breach: Incident | None = None
 
@@ -127,9 +127,9 @@ class Pool:
                 raise KeyboardInterrupt
             self.loop.run_once()
 
-    def submit(self, order: Order) -> Callable[[], Response | str]:
+    def submit(self, request: Request) -> Callable[[], Response | str]:
         """Queue a case; what is returned waits for its response, or says why there is none."""
-        job = Job(order)
+        job = Job(request)
         self._queue.append(job)
         self.loop.run_once(0)
 
@@ -210,12 +210,12 @@ class Pool:
 
     def _assign(self, worker: Worker, job: Job) -> None:
         try:
-            asked = worker.ask(job.order, job.order.model.SerializeToString())
+            asked = worker.ask(job.request, job.request.model.SerializeToString())
         except (ValueError, EncodeError, UnusableOutput) as error:
             job.result = f"the case cannot be sent to a worker: {printable(str(error))}"
             return
         if asked:
-            job.order.started()
+            job.request.started()
             self._running[worker] = job
         else:
             self._queue.appendleft(job)

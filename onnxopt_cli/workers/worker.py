@@ -15,6 +15,11 @@ from typing import Any
 
 import onnx
 
+from onnxopt_cli.backends.host import (
+    Incident,
+    Request,
+    Response,
+)
 from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.result import Outcome
@@ -35,23 +40,18 @@ from onnxopt_cli.workers.leaks import (
 )
 from onnxopt_cli.workers.memory import held_bytes
 from onnxopt_cli.workers.processes import descendants, out_of_memory_kills
-from onnxopt_cli.workers.response import (
-    Incident,
-    Order,
-    Response,
-)
 from onnxopt_cli.workers.shared_memory import fill
 from onnxopt_cli.workers.worker_messages import (
     hello,
     most_bytes,
-    pack_order,
+    pack_request,
     read_answer,
     read_failure,
     read_ready,
 )
 from onnxopt_cli.workers.worker_process import WorkerProcess
 
-_NO_ORDER = Order(onnx.ModelProto(), {})
+_NO_REQUEST = Request(onnx.ModelProto(), {})
 _AGAIN = " (when the case ran again)"
 # How long a worker may take to end when it is asked to.
 _LONGEST_TEARDOWN_SECONDS = 10.0
@@ -86,7 +86,7 @@ class Worker:
         state: what it is doing.
         version: what the backend says of its version, once it is ready.
         refusal: why the backend did not start, if it did not.
-        response: the response to the last order, once it is there.
+        response: the response to the last request, once it is there.
         incident: what it did that is no case's fault, if that was anything.
         with_expected: True once it has answered a case.
         asked: number of orders so far, without those that are to be kept for the next one.
@@ -104,7 +104,7 @@ class Worker:
     incident: Incident | None = None
     with_expected: bool = False
     asked: int = 0
-    _order: Order = _NO_ORDER
+    _request: Request = _NO_REQUEST
     _model: bytes = b""
     # Whether the last case was answered as the protocol has it.
     _kept_protocol: bool = False
@@ -132,11 +132,11 @@ class Worker:
         """True if it can be asked."""
         return self.state is State.IDLE and self._conversation.open
 
-    def ask(self, order: Order, model: bytes) -> bool:
+    def ask(self, request: Request, model: bytes) -> bool:
         """Send a case, whose response comes later; return False if it cannot be asked any more.
 
         Args:
-            order: the case; its number does not matter.
+            request: the case; its number does not matter.
             model: its model, serialised.
 
         Raises:
@@ -147,7 +147,7 @@ class Worker:
         if self.free:
             self._model = model
             self._process.printed.forget()
-            self._send(order)
+            self._send(request)
         return self.state is State.BUSY
 
     def poll(self) -> None:
@@ -180,7 +180,7 @@ class Worker:
             self._proceed()
         elif self.state is State.BUSY and self.limits.memory and now > self._next_memory_check:
             processes, most = descendants(self._process.popen.pid), self.limits.memory
-            shared = self._process.shared_files(self._given, most_bytes(self._order))
+            shared = self._process.shared_files(self._given, most_bytes(self._request))
             held = held_bytes(processes, most, shared)
             took = monotonic() - now
             # To count what large processes share may take the kernel long.
@@ -220,17 +220,17 @@ class Worker:
             said = "leaves processes behind that cannot be killed"
             self.incident = Incident("between-cases", Outcome.LEAK, said)
 
-    def _send(self, order: Order) -> None:
-        self.asked += not order.keep
-        self._order = order
+    def _send(self, request: Request) -> None:
+        self.asked += not request.keep
+        self._request = request
         self._begin(State.BUSY)
         try:
-            request, values = pack_order(order, self._model)
+            message, values = pack_request(request, self._model)
             self._given = size = fill(self._process.given, values.buffers)
             if size:
-                request["shared"] = size
+                message["shared"] = size
                 values.buffers.clear()
-            self._conversation.ask(request, self.limits.timeout, values)
+            self._conversation.ask(message, self.limits.timeout, values)
         except UnusableOutput:
             self._begin(State.IDLE)
             raise
@@ -248,8 +248,8 @@ class Worker:
             self._watch: Watch = Watch(self._process.popen.pid, self._process.shared_files(0, 0))
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            shared, most = self._process.returned, most_bytes(self._order)
-            response = read_answer(message, payload, self._order.inputs, shared, most)
+            shared, most = self._process.returned, most_bytes(self._request)
+            response = read_answer(message, payload, self._request.inputs, shared, most)
             if response.lowered and self.lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
@@ -281,7 +281,7 @@ class Worker:
         if found is Step.WAIT:
             self._check_leak_at = monotonic() + SETTLING_SECONDS
         elif found is Step.AGAIN:
-            self._send(replace(self._order, collect=True))
+            self._send(replace(self._request, collect=True))
         elif self._first_response is not None:
             self._reply(replace(self._first_response, leak=found))
 
@@ -290,7 +290,7 @@ class Worker:
         self.with_expected = True
         # A command that broke it was killed, and says no more.
         self._kept_protocol = response.failure is not Outcome.PROTOCOL
-        self._order, self._model, self._first_response = _NO_ORDER, b"", None
+        self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
             # The next case must not run with the memory that this one holds.

@@ -46,13 +46,13 @@ def main(channel: int, given: int, returned: int, runner: int, memory: int, fold
 
 def _serve(connection: socket.socket, given: int, returned: int) -> None:
     # The supervisor is forked before anything heavy is imported.
+    from onnxopt_cli.backends.host import Host, Response
     from onnxopt_cli.config.run_config import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
     from onnxopt_cli.operators.native_onnx import die_with_models
     from onnxopt_cli.workers import worker_messages
-    from onnxopt_cli.workers.response import Host, Response
 
     def send(message: Sequence[memoryview]) -> None:
         for part in message:
@@ -60,10 +60,10 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
 
     die_with_models()
     reader = MessageReader()
-    request, _ = reader.receive(connection.recv_into)
-    number, text = request["id"], request["backend"]
+    message, _ = reader.receive(connection.recv_into)
+    number, text = message["id"], message["backend"]
     try:
-        host = Host(text, LoweringMode(request["lowering"]))
+        host = Host(text, LoweringMode(message["lowering"]))
     except (OnnxoptError, KeyboardInterrupt) as error:
         said = f"backend {text} raises KeyboardInterrupt while it starts"
         refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
@@ -71,12 +71,12 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
         return
     send(pack({"id": number, "ready": host.version}))
     while True:
-        request, payload = reader.receive(connection.recv_into)
-        if request["request"] == "shutdown":
+        message, payload = reader.receive(connection.recv_into)
+        if message["request"] == "shutdown":
             break
-        order = worker_messages.read_order(request, payload, given)
+        request = worker_messages.read_request(message, payload, given)
         try:
-            response = host.respond(order)
+            response = host.respond(request)
         except KeyboardInterrupt:
             # Only the backend can have raised it here.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
@@ -84,15 +84,15 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
             # The backend may have closed it, or put something else in its place in sys.
             with suppress(OSError):
                 os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
-        answer = worker_messages.pack_answer(request["id"], response, returned, request["most"])
-        collects = order.collect or "shared" in request
+        answer = worker_messages.pack_answer(message["id"], response, returned, message["most"])
+        collects = request.collect or "shared" in message
         # Large values that are still held when the answer is there look like a leak, and the case
         # runs again; an exception of the backend may hold them in a circle.
-        del order, response, payload
+        del request, response, payload
         if collects:
             gc.collect()
         send(answer)
         del answer
     if trouble := host.close():
-        failure, message = trouble
-        send(pack({"id": request["id"], "failure": failure, "message": message}))
+        failure, text = trouble
+        send(pack({"id": message["id"], "failure": failure, "message": text}))

@@ -21,6 +21,11 @@ from typing import Any
 
 import onnx
 
+from onnxopt_cli.backends.host import (
+    FAILURES,
+    Request,
+    Response,
+)
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.codec import (
     LARGEST_PAYLOAD,
@@ -38,11 +43,6 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     UnusableOutput,
     UsageError,
-)
-from onnxopt_cli.workers.response import (
-    FAILURES,
-    Order,
-    Response,
 )
 from onnxopt_cli.workers.shared_memory import (
     ALIGNMENT,
@@ -84,23 +84,23 @@ def read_ready(message: Any) -> str:
     raise ProtocolBreach("did not say that its backend is ready")
 
 
-def pack_order(order: Order, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
-    """Return the request of an order, whose model is already serialised, and its values.
+def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
+    """Return the message for a request, whose model is already serialised, and its values.
 
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    settings = {"collect": order.collect, "keep": order.keep, "most": most_bytes(order)}
-    return run_request(model, order.inputs, **settings)
+    settings = {"collect": request.collect, "keep": request.keep, "most": most_bytes(request)}
+    return run_request(model, request.inputs, **settings)
 
 
-def most_bytes(order: Order) -> int:
+def most_bytes(request: Request) -> int:
     """Return how many bytes an answer may share: more than any, and than twice a right one."""
-    return max(LARGEST_PAYLOAD, 2 * order.returned)
+    return max(LARGEST_PAYLOAD, 2 * request.expected_bytes)
 
 
-def read_order(message: Any, payload: memoryview, given: int = -1) -> Order:
-    """Return what :func:`pack_order` was given.
+def read_request(message: Any, payload: memoryview, given: int = -1) -> Request:
+    """Return what :func:`pack_request` was given.
 
     Args:
         message: the request.
@@ -115,7 +115,9 @@ def read_order(message: Any, payload: memoryview, given: int = -1) -> Order:
     else:
         model, inputs = read_run(message, payload)
     settings = {name: message[name] for name in ("collect", "keep")}
-    return Order(onnx.ModelProto.FromString(bytes(model)), inputs, own=own, **settings)
+    return Request(
+        onnx.ModelProto.FromString(bytes(model)), inputs, writable_inputs=own, **settings
+    )
 
 
 def pack_answer(

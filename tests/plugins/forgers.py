@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import hostile
 import numpy as np
-from hostile import BAD, REFERENCE_WORKER, Misbehaves, Well, answer, frame, one, speak
+from hostile import ASKED_IDS, BAD, Misbehaves, Well, answer, frame, one, speak
 
 from onnxopt_cli.workers import worker_messages
 
@@ -74,7 +74,7 @@ class AnswersAhead(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            for number in range(REFERENCE_WORKER[-1] + 1, REFERENCE_WORKER[-1] + 9):
+            for number in range(ASKED_IDS[-1] + 1, ASKED_IDS[-1] + 9):
                 speak(frame(answer(number)))
         return super().run(model, inputs)
 

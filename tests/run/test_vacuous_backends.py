@@ -12,6 +12,7 @@ from onnx import helper
 from onnx_directories import make_directory, tensor
 from places import PLUGINS
 
+from onnxopt_cli.backends.host import Response
 from onnxopt_cli.cases.onnx.node_model import (
     formula_model,
     tensor_info,
@@ -27,7 +28,6 @@ from onnxopt_cli.suites.plain_node import (
     is_trivial,
     plain_pair,
 )
-from onnxopt_cli.workers.response import Response
 
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")

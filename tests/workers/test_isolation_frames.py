@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.core.codec import MessageReader
-from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.errors import ProtocolBreach
-from onnxopt_cli.workers.response import (
-    Order,
+from onnxopt_cli.backends.host import (
+    Request,
     Response,
     same_bits,
 )
+from onnxopt_cli.core.codec import MessageReader
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.workers.worker_messages import (
     pack_answer,
-    pack_order,
+    pack_request,
     read_answer,
-    read_order,
+    read_request,
 )
 
-ORDER = Order(onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
+REQUEST = Request(onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
 
 VALUES = [
     np.float32(1.5) * np.ones((2, 3), np.float32),
@@ -76,7 +76,7 @@ def travel(frame, chunk=1 << 20):
 def test_values_come_out_as_they_went_in(chunk):
     response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
     message, payload = travel(pack_answer(7, response), chunk)
-    came = read_answer(message, payload, ORDER.inputs)
+    came = read_answer(message, payload, REQUEST.inputs)
     assert len(came.outputs) == len(VALUES)
     assert all(map(same_bits, VALUES, came.outputs))
     assert (came.lowered, came.changed, came.seconds) == (True, ("x",), 0.5)
@@ -84,18 +84,19 @@ def test_values_come_out_as_they_went_in(chunk):
 
 def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     model = onnx.ModelProto(producer_name="me")
-    request, values = pack_order(Order(model, {"x": np.ones(2)}), model.SerializeToString())
-    message, payload = travel(values.message(request))
+    request = Request(model, {"x": np.ones(2)})
+    packed, values = pack_request(request, model.SerializeToString())
+    message, payload = travel(values.message(packed))
     assert message.keys() == {"request", "model", "inputs", "collect", "keep", "most"}
-    order = read_order(message, payload)
-    assert order.model == model
-    assert order.inputs["x"].tolist() == [1, 1]
+    request = read_request(message, payload)
+    assert request.model == model
+    assert request.inputs["x"].tolist() == [1, 1]
 
 
 def test_what_cannot_be_sent_is_an_error_of_the_backend():
     dates = np.zeros(2, dtype=[("day", "i4")])
     message, payload = travel(pack_answer(7, Response([dates])))
-    assert read_answer(message, payload, ORDER.inputs).failure is Outcome.ERROR
+    assert read_answer(message, payload, REQUEST.inputs).failure is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
@@ -132,9 +133,9 @@ def test_what_cannot_be_sent_is_an_error_of_the_backend():
 )
 def test_an_answer_that_is_none_is_refused(change):
     message, payload = travel(pack_answer(7, Response([np.zeros(1, np.float32)])))
-    read_answer(message, payload, ORDER.inputs)
+    read_answer(message, payload, REQUEST.inputs)
     with pytest.raises(ProtocolBreach):
-        read_answer({**message, **change}, payload, ORDER.inputs)
+        read_answer({**message, **change}, payload, REQUEST.inputs)
 
 
 @given(st.data())
@@ -145,11 +146,11 @@ def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
     reader, connection = MessageReader(), Connection(whole)
     try:
         while True:
-            read_answer(*reader.receive(connection.recv_into), ORDER.inputs)
+            read_answer(*reader.receive(connection.recv_into), REQUEST.inputs)
     except (ProtocolBreach, EOFError):
         return
 
 
 def test_what_a_worker_says_is_made_printable():
     message, payload = travel(pack_answer(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb")))
-    assert read_answer(message, payload, ORDER.inputs).message == r"a\x1b[31mb"
+    assert read_answer(message, payload, REQUEST.inputs).message == r"a\x1b[31mb"

@@ -197,3 +197,23 @@ def test_a_backend_that_is_not_there_cannot_be_started(demo, onnxopt, monkeypatc
     answer = onnxopt("run", "demo.yaml", "-b", "python:nowhere.py:Backend")
     assert answer.code == 4
     assert "does not exist" in answer.err
+
+
+IN_PROCESS = """
+import sys
+from onnxopt_cli.cli import main
+try:
+    main(["run", "spec", "-b", "onnx-reference", "--isolation", "none", "-k", "adam"])
+except SystemExit as end:
+    assert end.code == 0
+print(sorted(name for name in sys.modules if name.startswith("onnxopt_cli.workers.")))
+"""
+
+
+def test_run_in_process_imports_no_code_of_worker_processes(tmp_path):
+    command = [sys.executable, "-c", IN_PROCESS]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    signals, limits, forked = (
+        f"onnxopt_cli.workers.{name}" for name in ("interruption", "processes", "parallel")
+    )
+    assert run.stdout.splitlines()[-1] == str([signals, forked, limits])

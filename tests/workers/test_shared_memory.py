@@ -129,9 +129,7 @@ class Backend:
 @pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
 def test_a_large_case_is_asked_of_the_backend_once(workplace, onnxopt, stored, outcome):
     """Not again because it holds its outputs; and at once, before what is stored is looked at."""
-    (workplace / "plugin.py").write_text(
-        ADAGRAD.replace("REFERENCE_WORKER", repr(str(workplace / "asked")))
-    )
+    (workplace / "plugin.py").write_text(ADAGRAD.replace("ASKED", repr(str(workplace / "asked"))))
     count, names = 9 << 20, ["R", "T", "X", "G", "H"]
     large = np.random.default_rng(1).random(count, np.float32)
     values = [np.float32(0.1), np.int64(3), large, large, large]

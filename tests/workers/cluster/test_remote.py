@@ -8,31 +8,31 @@ import numpy as np
 import onnx
 from onnx import parser
 
+from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.run import served
 from onnxopt_cli.run.remote import Remote
 from onnxopt_cli.run.runner import Plan
-from onnxopt_cli.workers.response import Order, Response
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[2] X) => (float[2] Y) { Y = Neg(X) }'
 
 
 class Recorder:
-    """A backend that keeps what it was asked."""
+    """A backend that keeps the requests that it receives."""
 
     version = ""
 
     def __init__(self):
-        self.orders = []
+        self.requests = []
 
     def ready(self):
         pass
 
-    def submit(self, order):
-        self.orders.append(order)
-        return lambda: Response([-order.inputs["X"]], seconds=0.5)
+    def submit(self, request):
+        self.requests.append(request)
+        return lambda: Response([-request.inputs["X"]], seconds=0.5)
 
 
-def test_an_order_reaches_the_backend_of_a_worker_as_it_was_given(monkeypatch, tmp_path):
+def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path):
     backend = Recorder()
 
     @contextmanager
@@ -49,11 +49,13 @@ def test_an_order_reaches_the_backend_of_a_worker_as_it_was_given(monkeypatch, t
 
         model = parser.parse_model(MODEL)
         inputs = {"X": np.array([1, 2], np.float32)}
-        order = Order(model, inputs, keep=True, collect=True, returned=2**30, ours=True)
-        response = Remote(["mine"], 0, SimpleNamespace(ask=ask)).submit(order)()
+        request = Request(
+            model, inputs, keep=True, collect=True, expected_bytes=2**30, formula_loop=True
+        )
+        response = Remote(["mine"], 0, SimpleNamespace(ask=ask)).submit(request)()
     np.testing.assert_array_equal(response.outputs[0], [-1, -2])
-    (asked,) = backend.orders
-    same = ("keep", "collect", "returned", "ours")
-    assert [getattr(asked, it) for it in same] == [getattr(order, it) for it in same]
+    (asked,) = backend.requests
+    same = ("keep", "collect", "expected_bytes", "formula_loop")
+    assert [getattr(asked, it) for it in same] == [getattr(request, it) for it in same]
     assert isinstance(asked.model, onnx.ModelProto)
     assert asked.model == model

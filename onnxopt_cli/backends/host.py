@@ -1,4 +1,4 @@
-"""What a backend is asked, and what it did with that, before anybody judges it."""
+"""Requests to a backend, its responses before they are judged, and the host that serves one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.call import Call
 
-# Bytes that are compared at once.
-_BLOCK = 1 << 20
+_COMPARED_BYTES = 1 << 20
 _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     Unsupported: Outcome.UNSUPPORTED,
     NotApplicable: Outcome.SKIP,
@@ -42,27 +41,28 @@ _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
 }
-#: What a backend may do instead of returning, as far as its own process sees it.
+#: Outcomes other than outputs that a backend's own process can observe.
 FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A case that a backend is to run.
+class Request:
+    """A model and inputs that a backend is to run.
 
     Attributes:
         model: the model.
         inputs: a value for every input of the graph that must be fed.
-        started: called when it starts.
-        keep: whether the prepared model is to be kept for orders with the same model.
-        collect: whether garbage is to be collected before the answer, so that what is left is
-            left for good.
-        returned: bytes that the outputs of a right backend have, where that is known.
-        own: the inputs once more, in memory that the backend may write into; None to copy them.
-        ours: True if the model is a loop of ours around a formula, of as many steps as the case
-            says.
-        call: the call of the formula of which the model is one node, if it is; for backends in
-            this process.
+        started: called when the run starts.
+        keep: whether to keep the prepared model for requests with the same model.
+        collect: whether to collect garbage before the response, so that unreachable objects do
+            not count as leaked.
+        expected_bytes: size of the expected outputs, if known, else 0.
+        writable_inputs: a second copy of the inputs that the backend may modify; None to copy
+            them.
+        formula_loop: whether onnxopt generated the model as a loop around a formula, with the
+            number of steps that the case states.
+        call: the call of a formula, if the model is one node of it; only backends in this process
+            use it.
     """
 
     model: onnx.ModelProto
@@ -70,26 +70,26 @@ class Order:
     started: Callable[[], None] = lambda: None
     keep: bool = False
     collect: bool = False
-    returned: int = 0
-    own: Mapping[str, Value] | None = None
-    ours: bool = False
+    expected_bytes: int = 0
+    writable_inputs: Mapping[str, Value] | None = None
+    formula_loop: bool = False
     call: Call[Array] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a backend did with a case.
+    """A backend's response to a request.
 
     Attributes:
-        outputs: what it returned, in the graph's order; None if it returned nothing.
-        failure: what happened instead; None if it returned.
-        message: why, in words; empty if it returned.
-        lowered: True if it was given primitive operators.
-        earlier: True if the backend's own process had ended before it was given the case.
-        changed: names of inputs that it wrote into.
-        leak: what it left behind, in words; empty if nothing.
+        outputs: the outputs in the graph's order; None after a failure.
+        failure: the kind of failure; None if the backend returned outputs.
+        message: the reason for the failure; empty if there is none.
+        lowered: whether the backend ran primitive operators.
+        earlier: whether the backend's process had ended before it received the request.
+        changed: names of the inputs that the backend modified.
+        leak: a description of leaked resources; empty if there are none.
         seconds: wall time in the backend.
-        printed: the end of what it wrote to stdout and stderr, where that was kept.
+        printed: the end of the backend's output to stdout and stderr, if captured.
     """
 
     outputs: list[Value] | None = None
@@ -105,12 +105,12 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What a backend did that is no case's fault.
+    """A fault of a backend that belongs to no case.
 
     Attributes:
         place: ``teardown`` or ``between-cases``.
-        outcome: what it amounts to.
-        message: what it did, in words.
+        outcome: the kind of fault.
+        message: a description of the fault.
     """
 
     place: str
@@ -118,17 +118,17 @@ class Incident:
     message: str
 
 
-def is_formula(order: Order) -> bool:
-    """Return whether the model of an order is one node of an operator with a formula."""
-    return order.call is not None or sole_operator(order.model) is not None
+def is_formula(request: Request) -> bool:
+    """Return whether the model of a request is one node of an operator with a formula."""
+    return request.call is not None or sole_operator(request.model) is not None
 
 
 class Host:
-    """A backend in this process: its cases, and its end.
+    """Runs requests on a backend in this process, and closes the backend.
 
     Args:
-        text: the backend as the user asked for it.
-        lowering: when it is given primitive operators.
+        text: the backend as the user specified it.
+        lowering: when to lower models to primitive operators.
 
     Raises:
         UsageError: if there is no such backend.
@@ -142,35 +142,37 @@ class Host:
         self._computes_calls = is_numpy and lowering is not LoweringMode.ALWAYS
         self.version = self._backend.version
 
-    def respond(self, order: Order) -> Response:
-        """Run a case; whatever the backend raises, except KeyboardInterrupt, is an answer."""
-        own = order.inputs
-        # Our own formulas write into nothing.
-        if not (isinstance(self._backend, NumpyBackend) and is_formula(order)):
-            own = order.own or {name: _copy(value) for name, value in order.inputs.items()}
+    def respond(self, request: Request) -> Response:
+        """Run a request; every exception of the backend but KeyboardInterrupt is a response."""
+        inputs = request.inputs
+        # Formulas do not modify their inputs.
+        if not (isinstance(self._backend, NumpyBackend) and is_formula(request)):
+            inputs = request.writable_inputs or {
+                name: _copy(value) for name, value in request.inputs.items()
+            }
         started = perf_counter()
         try:
             outputs: list[Value]
-            if self._computes_calls and order.call is not None:
-                outputs, lowered = compute_node(order.model, order.call), False
+            if self._computes_calls and request.call is not None:
+                outputs, lowered = compute_node(request.model, request.call), False
             else:
-                outputs, lowered = self._runner.run(order.model, own, keep=order.keep)
+                outputs, lowered = self._runner.run(request.model, inputs, keep=request.keep)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             failure, seconds = _failure(error), perf_counter() - started
             lowered = self._runner.lowered and failure not in SETTLED
-            place = _place() if failure is Outcome.ERROR else ""
+            source = _error_source() if failure is Outcome.ERROR else ""
             text = error_text(error)
             earlier = isinstance(error, BackendDiedEarlier)
-            return Response(None, failure, text, lowered, earlier, seconds=seconds, printed=place)
+            return Response(None, failure, text, lowered, earlier, seconds=seconds, printed=source)
         seconds = perf_counter() - started
-        given = () if own is order.inputs else order.inputs.items()
-        changed = tuple(name for name, it in given if not same_bits(it, own.get(name)))
+        originals = () if inputs is request.inputs else request.inputs.items()
+        changed = tuple(name for name, value in originals if not same_bits(value, inputs.get(name)))
         return Response(outputs, lowered=lowered, changed=changed, seconds=seconds)
 
     def close(self) -> tuple[Outcome, str] | None:
-        """End what the backend has started; return what went wrong, and it in words, if it did."""
+        """Close the backend; return the kind and the description of an error, or None."""
         try:
             self._backend.close()
         except KeyboardInterrupt:
@@ -180,17 +182,20 @@ class Host:
         return None
 
 
-#: Files in these folders are nobody's backend under development.
-_INSTALLED = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
+#: Folders of installed code, as opposed to a backend under development.
+_INSTALLED_FOLDERS = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
 
 
-def _place() -> str:
-    """Say where in the user's own code the error being handled was raised, if it was."""
-    # An exception of the backend's may say anything of its traceback.
+def _error_source() -> str:
+    """Return the file and line of the user's code that raised the error; empty if none did."""
+    # Not error.__traceback__: an exception class of the backend may override the attribute.
     traceback = sys.exc_info()[2]
-    frames = ((it.f_code.co_filename, line) for it, line in walk_tb(traceback))
-    own = [it for it in frames if not it[0].startswith(("<", *_INSTALLED))]
-    return f"raised at {printable(own[-1][0])}:{own[-1][1]}" if own else ""
+    places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(traceback))
+    own_places = [place for place in places if not place[0].startswith(("<", *_INSTALLED_FOLDERS))]
+    if not own_places:
+        return ""
+    path, line = own_places[-1]
+    return f"raised at {printable(path)}:{line}"
 
 
 def _failure(error: BaseException) -> Outcome:
@@ -209,7 +214,7 @@ def _copy(value: Value) -> Value:
 
 
 def same_bits(before: Value, after: Value) -> bool:
-    """Tell whether values agree in every bit, and in structure."""
+    """Return whether two values agree in every bit and in structure."""
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same_bits, before, after))
     if isinstance(before, dict) and isinstance(after, dict):
@@ -222,9 +227,11 @@ def same_bits(before: Value, after: Value) -> bool:
         return False
     if before.dtype == object:
         return bool(np.array_equal(before, after))
-    # Bits, not values: NaN equals itself here, and 0.0 does not equal -0.0.
-    mine, theirs = (np.ascontiguousarray(it).reshape(-1).view(np.uint8) for it in (before, after))
-    return all(
-        np.array_equal(mine[start : start + _BLOCK], theirs[start : start + _BLOCK])
-        for start in range(0, mine.size, _BLOCK)
+    # Compare bits: NaN equals itself, and 0.0 differs from -0.0.
+    old_bytes, new_bytes = (
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (before, after)
     )
+    blocks = [
+        slice(start, start + _COMPARED_BYTES) for start in range(0, old_bytes.size, _COMPARED_BYTES)
+    ]
+    return all(np.array_equal(old_bytes[block], new_bytes[block]) for block in blocks)
