@@ -1,8 +1,8 @@
-"""The formula on machine numbers, rounded at every operation: what right implementations compute.
+"""The formula on machine numbers, rounded at every operation, as implementations compute it.
 
-An operand joins in through NumPy's own dispatch and hands each operation to an arithmetic, which
-carries it out on arrays of the machine's types. Types combine as in NumPy: attributes, being plain
-numbers, take the type of what they meet. ONNX Runtime computes the formula, too: its lowered graph.
+An operand takes part through NumPy's dispatch and passes each operation to an arithmetic, which
+performs it on arrays of machine types. Types combine as in NumPy: attributes are plain numbers and
+take the type of the other operand. ONNX Runtime can compute the formula, too, as its lowered graph.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Operation = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic:
-    """How operations are carried out.
+    """A way to perform operations.
 
     Attributes:
-        operations: what takes the place of a function of NumPy.
-        finish: what becomes of every operand and result.
-        fused: whether a product is added to something without being rounded.
+        operations: replacements of NumPy functions.
+        finish: function applied to every operand and result.
+        fused: whether a product is added to another operand without being rounded.
     """
 
     operations: Mapping[Operation, Operation] = field(default_factory=dict)
@@ -44,10 +44,10 @@ class Arithmetic:
     fused: bool = False
 
     def operate(self, function: Operation, operands: Sequence[Any]) -> Machine:
-        """Carry out an operation on machine operands and plain numbers."""
+        """Perform an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
-            # A plain number that is chosen stays one.
+            # A chosen plain number stays a plain number.
             return Machine(values[1] if values[0] else values[2], self)
         if function in OF_NOTHING and not np.size(values[0]):
             return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
@@ -67,8 +67,8 @@ class Machine(NDArrayOperatorsMixin):
 
     Attributes:
         value: the array or number.
-        arithmetic: how operations on it are carried out.
-        unrounded: the same in a wider type, if it is a product.
+        arithmetic: the arithmetic of operations on it.
+        unrounded: the value in a wider type, if it is a product; otherwise None.
     """
 
     value: Any
@@ -84,7 +84,7 @@ class Machine(NDArrayOperatorsMixin):
         return np.asarray(self.value).dtype
 
     def astype(self, dtype: Any) -> Machine:
-        """Return it rounded to a type on the way."""
+        """Return the operand rounded to a type."""
         return Machine(np.asarray(self.value, dtype), self.arithmetic)
 
     def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
@@ -99,13 +99,13 @@ class Machine(NDArrayOperatorsMixin):
 def computed(
     arithmetic: Arithmetic, number: Callable[[float], Any] = float
 ) -> Callable[[Call[Array]], list[Array]]:
-    """Return what computes a node in an arithmetic, in the types of its inputs.
+    """Return a function that computes a node in an arithmetic, in the types of its inputs.
 
-    R has its own type, T takes that of R.
+    R keeps its type, and T is converted to the type of R.
 
     Args:
-        arithmetic: how operations are carried out.
-        number: makes an operand of an attribute.
+        arithmetic: the arithmetic.
+        number: converts an attribute to an operand.
     """
 
     def compute(call: Call[Array]) -> list[Array]:
@@ -124,7 +124,7 @@ def computed(
 
 
 def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
-    """Return the type that scalars are computed in: that of the first that is a float."""
+    """Return the type in which scalars are computed: that of the first float scalar."""
     floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
     return next(floats, np.dtype(np.float64))
 
@@ -184,7 +184,7 @@ def root_by_newton(a: Any) -> Any:
 
 
 def flushed(value: Any) -> Any:
-    """Put zero for subnormal numbers."""
+    """Replace subnormal numbers by zero."""
     array = np.asarray(value)
     if type(value) is float or array.dtype.kind != "f":
         return value
@@ -193,7 +193,7 @@ def flushed(value: Any) -> Any:
 
 
 def _root(a: Any, reciprocal: Any) -> Any:
-    # Zero times its infinite reciprocal root is no number; likewise at infinity.
+    # Zero times its infinite reciprocal root is NaN, and so is infinity times zero.
     return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
 
 
@@ -202,12 +202,12 @@ def _value(operand: Any) -> Any:
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    """Tell whether all are Python's own numbers, which take the type of what they meet."""
+    """Return whether all values are Python numbers, which take the type of other operands."""
     return all(type(value) in (bool, int, float) for value in values)
 
 
 def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
-    """Return a function of plain numbers as one: infinite or NaN where Python's own would raise."""
+    """Return a function of plain numbers as a plain number; infinite or NaN instead of an error."""
     return np.asarray(function(*values)).item()
 
 
@@ -217,7 +217,7 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
-    """Add to a product that is not rounded, to the first one if both are products."""
+    """Add to the unrounded product; if both operands are products, only the first is unrounded."""
     for position, operand in enumerate(operands):
         if isinstance(operand, Machine) and operand.unrounded is not None:
             wide = list(map(_widened, values))
@@ -226,16 +226,19 @@ def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], valu
     return value
 
 
-#: The oldest that carries the oldest opset.
+#: The oldest IR version that supports the oldest opset.
 _IR_VERSION = 7
 
 
 def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
     """Compute a node by its lowered graph on ONNX Runtime's CPU, with one thread."""
-    symbols = [GraphTensor(f"input_{at}", it.dtype, it.shape) for at, it in enumerate(call.inputs)]
+    symbols = [
+        GraphTensor(f"input_{place}", array.dtype, array.shape)
+        for place, array in enumerate(call.inputs)
+    ]
     model = _lowered(call.with_inputs(symbols))
-    fed = {symbol.name: it for symbol, it in zip(symbols, call.inputs, strict=True)}
-    return list(_session(model.SerializeToString(deterministic=True)).run(None, fed))
+    feeds = {symbol.name: array for symbol, array in zip(symbols, call.inputs, strict=True)}
+    return list(_session(model.SerializeToString(deterministic=True)).run(None, feeds))
 
 
 def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
@@ -262,7 +265,7 @@ def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
 def _session(model: bytes) -> Any:
     onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
-    # Its optimizer drops a product with a double that float32 takes for 1, such as 1 - 1e-8.
+    # Its optimizer removes a multiplication by a double that rounds to 1 in float32, e.g. 1 - 1e-8.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

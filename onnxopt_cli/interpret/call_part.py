@@ -1,7 +1,8 @@
-"""Part of a call's elements, with reductions over all of them, so that large tensors have blocks.
+"""A part of a call's elements, with reductions over all elements, so that blocks can be computed.
 
-A formula on the operands of a block comes as far as its first reduction. What that is of is kept,
-block by block, and reduced; then every block comes as far as the next one, or to the end.
+The formula runs on each block up to its first reduction. The operands of the reduction are
+collected from all blocks and reduced. Then the formula runs on each block up to the next reduction,
+or to its end.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _reducing = Lock()
 
 @dataclass(frozen=True, slots=True)
 class Part(Call[Array]):
-    """Elements of a call of one group, whose reductions are those of all elements.
+    """Some elements of a call of one group, whose reductions include all elements.
 
     Attributes:
-        whole: the call, a Call[Array].
-        expressions: what stands for each, by its function and what stands for its operands.
-        reduced: the results of reductions, as far as they were needed, by what stands for them:
-            formulas that differ only after one share it.
+        whole: the whole call, a Call[Array].
+        expressions: a unique object for each expression, by function and operands' expressions.
+        reduced: results of the reductions already computed, by expression. Formulas that differ
+            only after a reduction share its result.
     """
 
     whole: Any = None
@@ -46,29 +47,30 @@ class Part(Call[Array]):
     reduced: dict[object, Any] = field(default_factory=dict)
 
     def expression(self, *parts: object) -> object:
-        """Return what stands for an expression, in every thread."""
+        """Return the object that identifies an expression in all threads."""
         return self.expressions.setdefault(parts, object())
 
     def apply(self, scalar: Make, tensor: Make, number: Make) -> list[tuple[Any, Array, Array]]:
-        """Call the formula as any call does, with operands that know what reductions yield."""
-        whole = replace(self.whole, operator=self.operator)
+        """Call the formula as :meth:`Call.apply`, with operands that know results of reductions."""
+        whole_call = replace(self.whole, operator=self.operator)
 
         def results(call: Call[Array]) -> list[tuple[Any, Array, Array]]:
             place = count()
 
             def made(make: Make, value: Any) -> _Operand:
                 operand = make(value)
-                # Arrays are what they are, of whatever class.
-                reading = type(operand) if isinstance(operand, Joining) else None
+                # Subclasses of ndarray count as plain arrays.
+                interpretation = type(operand) if isinstance(operand, Joining) else None
                 dtype = np.result_type(getattr(operand, "value", operand))
-                return _Operand(operand, self.expression(next(place), reading, dtype), self)
+                return _Operand(operand, self.expression(next(place), interpretation, dtype), self)
 
-            found = Call.apply(call, *(partial(made, make) for make in (scalar, tensor, number)))
-            return [(_plain(result), like, first) for result, like, first in found]
+            makers = (partial(made, make) for make in (scalar, tensor, number))
+            outputs = Call.apply(call, *makers)
+            return [(_plain(result), like, first) for result, like, first in outputs]
 
         def reduced_of(places: slice) -> Any:
             try:
-                return results(whole.at(places))
+                return results(whole_call.at(places))
             except _ReductionReached as reached:
                 return reached.args[2]
 
@@ -79,20 +81,21 @@ class Part(Call[Array]):
                 function, expression, _ = reached.args
                 with _reducing:
                     if expression not in self.reduced:
-                        size = np.size(whole.groups[0][0])
+                        size = np.size(whole_call.groups[0][0])
                         blocks = in_blocks(reduced_of, size)
-                        # What comes beside the elements is the same for all of them.
-                        first, *others = next(blocks)
-                        elements = _joined(first, chain([first], (it for it, *_ in blocks)), size)
-                        self.reduced[expression] = function(elements, *others)
+                        # Further operands, such as a percent, are the same for all blocks.
+                        first, *further = next(blocks)
+                        parts = chain([first], (part for part, *_ in blocks))
+                        elements = _joined(first, parts, size)
+                        self.reduced[expression] = function(elements, *further)
 
 
 class _ReductionReached(Exception):
-    """The formula needs what a function of all elements yields: it, the expression, operands."""
+    """The formula needs a reduction: the function, its expression and the operands of a block."""
 
 
 class _Operand(Joining):
-    """An operand of any reading, what stands for its expression, and the part that it is of."""
+    """An operand of any interpretation, with its expression and the part it belongs to."""
 
     def __init__(self, operand: Any, expression: object, part: Part) -> None:
         self.operand, self.expression, self.part = operand, expression, part
@@ -103,12 +106,12 @@ class _Operand(Joining):
         return self.operand.dtype
 
     def astype(self, dtype: Any) -> _Operand:
-        """Return it rounded to a type on the way."""
+        """Return the operand rounded to a type."""
         expression = self.part.expression("astype", np.dtype(dtype), self.expression)
         return _Operand(self.operand.astype(dtype), expression, self.part)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return what a function yields, if need be of all elements."""
+        """Return the result of a function, of all elements if it is a reduction."""
         expression = self.part.expression(function, *map(_expression, inputs))
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):
@@ -125,12 +128,12 @@ def _plain(operand: Any) -> Any:
 
 
 def _expression(operand: Any) -> object:
-    # Of a constant, what is equal may be another type, and what is none may not be equal to itself.
+    # Key constants by type and repr: 1 == 1.0, and NaN != NaN.
     return operand.expression if isinstance(operand, _Operand) else (type(operand), repr(operand))
 
 
 def _joined(first: Any, blocks: Iterable[Any], size: int) -> Any:
-    """Return the operand of all elements that has these blocks; of a scalar it is the first."""
+    """Return the operand of all elements from its blocks; a scalar is the same in every block."""
     if hasattr(first, "joined"):
         return first.joined(blocks, size)
     return joined(((block,) for block in blocks), size)[0] if np.ndim(first) else first

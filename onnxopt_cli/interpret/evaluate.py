@@ -36,11 +36,11 @@ def _widest() -> np.dtype[Any]:
     """Return a float type with more digits than double.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if this machine has no such type.
     """
-    own = np.dtype(np.longdouble)
-    if np.finfo(own).eps < np.finfo(np.float64).eps:
-        return own
+    longdouble = np.dtype(np.longdouble)
+    if np.finfo(longdouble).eps < np.finfo(np.float64).eps:
+        return longdouble
     try:
         from numpy_quaddtype import QuadPrecDType
     except ImportError as error:
@@ -49,7 +49,7 @@ def _widest() -> np.dtype[Any]:
     return QuadPrecDType()
 
 
-#: What expected values are computed in: long double, or quads where that is no wider than double.
+#: Type of expected values: long double, or quads where that is not wider than double.
 WIDE = _widest()
 
 
@@ -58,10 +58,10 @@ def evaluate(
 ) -> list[Array]:
     """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
 
-    R's, T's and the tensors' values and the float32 attributes enter exactly; every operation is
-    carried out in :data:`WIDE`; only the result is rounded. What is computed in another dtype, or
-    has its attributes in another one, is one more implementation, and no reference. Of large
-    tensors of narrow types most elements are computed in double, see :func:`_mostly_in_double`.
+    Inputs and float32 attributes enter exactly, every operation is performed in :data:`WIDE`, and
+    only the result is rounded. With another ``dtype`` or other types of attributes, the function is
+    an implementation rather than the reference. Most elements of large tensors of narrow types are
+    computed in double, see :func:`_mostly_in_double`.
     """
 
     def exact(number: float) -> Any:
@@ -81,21 +81,23 @@ def evaluate(
     if not has_blocks(call):
         return compute(call)
     reference = dtype == WIDE != enough_for(call) and attributes is None
-    # In double an element may fall to the other side of a result of all elements.
+    # Rounding to double might change the comparison of an element with a reduction.
     reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
     return call.by_group(lambda group: computed_in_blocks(in_parts(group), part_of))
 
 
 class _Complete(np.ndarray):
-    """A tensor of which functions work that fail otherwise.
+    """A tensor that supports functions which NumPy lacks for it.
 
-    Those are the functions of all elements where there are none, and of quads clip and matmul.
+    These are reductions of empty tensors, and clip and matmul of quads.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         function = product_of if ufunc is np.matmul else getattr(ufunc, method)
-        arrays = [np.asarray(it) if isinstance(it, _Complete) else it for it in inputs]
+        arrays = [
+            np.asarray(operand) if isinstance(operand, _Complete) else operand for operand in inputs
+        ]
         if "out" in options:
             options["out"] = tuple(map(np.asarray, options["out"]))
         return np.asarray(function(*arrays, **options)).view(_Complete)
@@ -103,7 +105,7 @@ class _Complete(np.ndarray):
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         if isinstance(row := VOCABULARY.get(function), Shorthand):
             return row.written(*inputs)
-        # A product of matrices without columns has elements.
+        # Only reductions: the product of matrices without columns has elements.
         if function in OF_NOTHING and not self.size:
             return self.dtype.type(OF_NOTHING[function])
         result = super().__array_function__(function, types, inputs, options)
@@ -113,12 +115,12 @@ class _Complete(np.ndarray):
 def _mostly_in_double(
     compute: Callable[[Call[Array]], list[Array]], call: Call[Array]
 ) -> list[Array]:
-    """Return what ``compute`` yields of flat tensors, from double where that rounds in one way.
+    """Return the result of ``compute`` for flat tensors, computed in double where that suffices.
 
-    Double's own error is 2^-29 of what the bound allows float32. So it changes what is expected
-    only beside a tie of the rounding: there the element is computed anew. Where an element is so
-    far off in double that it crosses a tie further away, its terms have cancelled by 20 bits, and
-    an ulp is less than a millionth of its limit.
+    The error of double is 2^-29 of the error bound of float32. It changes the rounded result only
+    near a tie; such elements are computed again in the wide type. An error in double that reaches a
+    more distant tie requires a cancellation of 20 bits, and then an ulp is less than a millionth of
+    the element's limit.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
@@ -138,9 +140,9 @@ def _mostly_in_double(
 
 
 def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
-    """Tell where doubles are within 2^-9 ulp of the middle between two numbers of a type.
+    """Return where doubles are within 2^-9 ulp of the midpoint between two numbers of a type.
 
-    Subnormal numbers are all said to be: they have fewer digits.
+    The result is also true for all subnormal numbers, which have fewer digits.
     """
     lost = np.finfo(np.float64).nmant - np.finfo(dtype).nmant
     middle, reach, digits = 1 << lost - 1, 1 << lost - 9, (1 << lost) - 1
@@ -153,14 +155,14 @@ def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def enough_for(call: Call[Array]) -> np.dtype[Any]:
-    """Return the narrowest type that bounds of a call's outputs can be computed in."""
+    """Return the narrowest type in which the error bounds of a call's outputs can be computed."""
     double = np.dtype(np.float64)
-    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
-    return double if all(it.itemsize < double.itemsize for it in floats) else WIDE
+    floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
+    return double if all(dtype.itemsize < double.itemsize for dtype in floats) else WIDE
 
 
 def widen(tensor: Array, dtype: np.dtype[Any] = WIDE) -> Array:
-    """Return the tensor in the wide type, or another one that formulas are computed in."""
+    """Return the tensor in the wide type, or in another type of the computation."""
     wide = tensor.astype(dtype)
     return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)
 
@@ -174,20 +176,20 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
     """Return the tensors for whose negative values the formula has no result."""
-    # In the first step, and in a later one: in some formulas the first forgets what was.
+    # Tried with T = 1 and T = 3, since some formulas ignore the state in the first step.
     counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(
         name
         for name in operator.tensors
-        if any(undefined_at(operator, it) for it in ({name: -1.0}, {name: -1.0, **counts}))
+        if any(undefined_at(operator, values) for values in ({name: -1.0}, {name: -1.0, **counts}))
     )
 
 
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
-    """Tell whether the formula has no value where some operands have the given ones.
+    """Return whether the formula yields NaN for some values of operands.
 
-    The other tensors are zero, the other scalars one, the other attributes a half, or
-    half-way between their limits.
+    All other tensors are zero, other scalars are one, and other attributes are a half, or the
+    midpoint of their limits.
     """
     numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
     numbers |= dict.fromkeys(operator.tensors, 0.0)
@@ -201,23 +203,25 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
 
 
 def has_blocks(call: Call[Any]) -> bool:
-    """Tell whether a call is large, and can be computed block by block.
+    """Return whether a call is large and can be computed block by block.
 
-    Where something is reduced, tensors must be alike, as none is reduced before it is broadcast,
-    and finite, so that right reformulations yield the same.
+    A formula with reductions also requires tensors of the same dtype and shape, since the operands
+    of a reduction are not broadcast, and finite tensors, for which all reformulations agree.
     """
     large = any(np.size(group[0]) >= LARGE_ELEMENTS for group in call.groups)
     if not large or _rows(call.operator) is None:
         return False
     return is_elementwise(call.operator) or all(
-        it.dtype == group[0].dtype and it.shape == group[0].shape and np.isfinite(it).all()
+        tensor.dtype == group[0].dtype
+        and tensor.shape == group[0].shape
+        and np.isfinite(tensor).all()
         for group in call.groups
-        for it in group
+        for tensor in group
     )
 
 
 def in_parts(group: Call[Array]) -> Call[Array]:
-    """Return a call of one group as one that can be computed of any of its elements."""
+    """Return a call of one group in a form that can be computed for any subset of its elements."""
     if is_elementwise(group.operator) or not np.size(group.groups[0][0]):
         return group
     return Part(group.operator, group.attributes, group.scalars, group.groups, whole=group)
@@ -226,29 +230,30 @@ def in_parts(group: Call[Array]) -> Call[Array]:
 def computed_in_blocks(
     call: Call[Array], compute: Callable[[Call[Array]], Sequence[Array]]
 ) -> list[Array]:
-    """Return what is computed of a call of one group, by computing it of its blocks.
+    """Compute a call of one group block by block.
 
     Args:
-        call: a call of which parts can be computed.
-        compute: returns flat outputs of a call of flat tensors, whatever their number of elements.
+        call: a call from :func:`in_parts`.
+        compute: returns the flat outputs of a call of flat tensors with any number of elements.
     """
     first = call.groups[0][0]
-    found = in_blocks(lambda places: compute(call.at(places)), first.size)
-    return [output.reshape(first.shape) for output in joined(found, first.size)]
+    blocks = in_blocks(lambda places: compute(call.at(places)), first.size)
+    return [output.reshape(first.shape) for output in joined(blocks, first.size)]
 
 
 @lru_cache
 def is_elementwise(operator: Operator) -> bool:
-    """Tell whether each element of a result depends on the elements in its place alone."""
+    """Return whether each element of a result depends only on elements at the same index."""
     rows = _rows(operator)
     return rows is not None and not any(isinstance(row, Reduction | Percentile) for row in rows)
 
 
 @lru_cache
 def _rows(operator: Operator) -> list[Row] | None:
-    """Return the rows of the vocabulary that a formula uses, called with operands that note them.
+    """Return the rows of the vocabulary that a formula uses, recorded by tracing operands.
 
-    Returns None where nothing can be computed of parts: of groups that are not apart, of matrices.
+    Returns None for a formula that cannot be computed in parts: with carried scalars, with products
+    of matrices, or if it fails.
     """
     if any(map(operator.carries, operator.outputs)):
         return None
@@ -265,13 +270,13 @@ def _rows(operator: Operator) -> list[Row] | None:
             }
             attributes |= dict(zip(choices, chosen, strict=True))
             operator.formula(*(operand for _ in names), **attributes)
-    except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
+    except Exception:  # noqa: BLE001 - a mutant may raise any exception
         return None
     return None if any(isinstance(row, MatrixProduct) for row in rows) else rows
 
 
 class _Traced(Joining):
-    """An operand that notes what is done with it."""
+    """An operand that records the operations on it."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -280,6 +285,6 @@ class _Traced(Joining):
         raise TypeError("the formula depends on a value in a way that cannot be followed")
 
     def applied(self, _function: Any, row: Row, _inputs: Sequence[Any]) -> Any:
-        """Note the row; what is done with the result is noted likewise."""
+        """Record the row, and return an operand that records further operations."""
         self._rows.append(row)
         return self

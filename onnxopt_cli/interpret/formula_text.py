@@ -1,4 +1,4 @@
-"""The formula as text: the function's own source, which is what every other reading calls."""
+"""The formula as text: the source of the function that every interpretation calls."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def _has_docstring(function: ast.FunctionDef) -> bool:
 
 
 def formula_difference(operator: Operator, formula: Formula) -> list[str]:
-    """Return what a wrong formula changes, as lines that begin with -, + or a space.
+    """Return the difference of a mutant's formula as lines that begin with -, + or a space.
 
-    Empty if the formula is the operator's own, or is not written in Python of its own.
+    The list is empty if the formula is the operator's own, or has no Python source.
     """
     try:
         trees = formula_tree(operator.formula), formula_tree(formula)
@@ -49,12 +49,12 @@ def formula_difference(operator: Operator, formula: Formula) -> list[str]:
 
 
 def formula_description(operator: Operator) -> str:
-    """Return the docstring of an operator's formula, each paragraph and item in one line."""
+    """Return the docstring of an operator's formula with each paragraph and item in one line."""
     lines: list[str] = []
     literal = False
     start = ""
     for line in (inspect.getdoc(operator.formula) or "").splitlines():
-        # What follows two colons stands as it is, until the indentation ends.
+        # Text after a double colon is literal until the indentation ends.
         literal = line.startswith(" ") or not line if literal else start.endswith("::")
         if literal or not line or not start or _begins(line, start):
             lines.append(line)
@@ -66,8 +66,8 @@ def formula_description(operator: Operator) -> str:
 
 
 def _begins(line: str, start: str) -> bool:
-    """Tell whether a line begins an item of its own, and does not continue the one before."""
-    indent, other = (len(text) - len(text.lstrip()) for text in (line, start))
-    heading = re.fullmatch(r"\w+:", start) is not None
-    entry = indent == other and re.match(r"\s+[\w, ]+: ", line) is not None
-    return heading or entry or indent < other or line.startswith("- ")
+    """Return whether a line begins a new item instead of continuing the previous one."""
+    indent, start_indent = (len(text) - len(text.lstrip()) for text in (line, start))
+    is_heading = re.fullmatch(r"\w+:", start) is not None
+    is_entry = indent == start_indent and re.match(r"\s+[\w, ]+: ", line) is not None
+    return is_heading or is_entry or indent < start_indent or line.startswith("- ")

@@ -1,4 +1,4 @@
-"""An implementation of an operator that differs from the formula, ready to compute a node."""
+"""Implementations of an operator that differ from its formula: mutants and reformulations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.rewrite import Formula
 
-#: What computes a node's outputs from its call, by the formula that the call carries.
+#: Computes a node's outputs from its call, by the formula of the call's operator.
 Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula itself: the change of an implementation that is wrong elsewhere."""
+    """Return the formula itself, for an implementation whose defect is not in the formula."""
     return formula
 
 
@@ -28,19 +28,18 @@ def unchanged(formula: Formula) -> Formula:
 class Implementation:
     """One way to compute an operator's nodes.
 
-    It differs from :func:`evaluate` in nothing but its defect: what the defect leaves alone is
-    computed in the wide type and rounded once.
+    Apart from its difference, it computes as :func:`evaluate` does: in the wide type, rounded once.
 
     Attributes:
-        name: what is wrong, unique among those of an operator.
-        about: one sentence.
-        seen_in: public implementations known to do so.
-        change: makes the wrong formula from the right one.
-        compute: applies a formula to a node; wrong, too, in implementations whose defect is
-            around the formula.
-        defaults: wrong values of attributes that a node leaves out.
-        precision: the type that everything is rounded to, if the defect is that it is too coarse.
-        rounds: whether the wrong formula rounds on the way; others may do so in other places.
+        name: name of the difference, unique among the implementations of an operator.
+        about: description in one sentence.
+        seen_in: public implementations with this difference.
+        change: converts the formula to the different one.
+        compute: applies a formula to a node; different, too, if the defect is around the formula.
+        defaults: wrong values of attributes that a node omits.
+        precision: the type to which every operation is rounded, if the defect is its coarseness.
+        rounds: whether the formula rounds intermediate results, which implementations with the same
+            defect may do at other places.
     """
 
     name: str
@@ -53,19 +52,19 @@ class Implementation:
     rounds: bool = False
 
     def run(self, call: Call[Array]) -> list[Array]:
-        """Return the node's outputs as this implementation computes them; the inputs stay.
+        """Return the node's outputs as this implementation computes them, without changing inputs.
 
-        The list is empty where it gives no answer because it fails on such inputs.
+        The list is empty if the implementation fails on these inputs.
         """
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return self.compute(self.altered(call))
-            except Exception:  # noqa: BLE001 - a wrong program may fail in every way
+            except Exception:  # noqa: BLE001 - a mutant may raise any exception
                 return []
 
     def altered(self, call: Call[Array]) -> Call[Array]:
-        """Return the call with the wrong formula and defaults."""
+        """Return the call with this implementation's formula and defaults."""
         formula = self.change(call.operator.formula)
         wrong = {
             name: float(np.float32(value))
@@ -84,7 +83,7 @@ class Implementation:
 def both(first: Implementation, second: Implementation) -> Implementation | None:
     """Return the implementation with two defects; None if both are around the formula.
 
-    It gives no answer anywhere if each defect replaces what the other one is in.
+    It fails on all inputs if each defect replaces the code that the other changes.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

@@ -1,4 +1,4 @@
-"""Right implementations of an operator that round differently: no tolerance may reject one."""
+"""Reformulations: correct implementations that round differently, which must be accepted."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from onnxopt_cli.operators.operator import Operator
 
 @cache
 def reformulations(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the operator's right implementations, each under a name that is unique among them.
+    """Return an operator's reformulations with unique names.
 
-    Every arithmetic computes the formula as it is written; arithmetics that change how expressions
-    round also compute each other form of it.
+    Every arithmetic computes the formula as it is written. Arithmetics that round expressions
+    differently also compute each rewritten form of the formula.
     """
-    return tuple(_variants(operator))
+    return tuple(_all_reformulations(operator))
 
 
-def _variants(operator: Operator) -> Iterator[Implementation]:
+def _all_reformulations(operator: Operator) -> Iterator[Implementation]:
     for name, (about, compute) in _ARITHMETICS.items():
         if compute is _BLOCKS and not is_elementwise(operator):
             continue
@@ -71,12 +71,12 @@ def _variants(operator: Operator) -> Iterator[Implementation]:
 
 
 def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Compute) -> Compute:
-    """Return what converts R and T, group by group, before it computes."""
+    """Return a function that converts R and T, group by group, before it computes."""
 
     def convert_and_compute(call: Call[Array]) -> list[Array]:
         dtype, kept = choose(call), set(call.operator.outputs.values())
-        # Where an output has a scalar's type, as loss_new has the loss's whatever the layers' are,
-        # the scalar's digits are part of the result: it may be widened, but not narrowed.
+        # If an output has the type of a scalar, as loss_new has that of loss, the scalar's digits
+        # are part of the result, so it may be widened but not narrowed.
         scalars = tuple(
             scalar.astype(np.result_type(dtype, scalar.dtype) if item.name in kept else dtype)
             if scalar.dtype.kind == "f"
@@ -103,7 +103,7 @@ def _with_typed_attributes(call: Call[Array]) -> list[Array]:
 
 
 def _by_blocks(call: Call[Array]) -> list[Array]:
-    """Compute one group in blocks with a remainder, as a vectorised loop does."""
+    """Compute one group in blocks with a remainder, as a vectorized loop does."""
     first = call.groups[0][0]
     starts = range(0, max(first.size, 1), _BLOCK)
     blocks = [_OWN_TYPES(call.at(slice(start, start + _BLOCK))) for start in starts]
@@ -134,11 +134,11 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
         _OWN_TYPES,
     ),
     "attributes in the tensors' type": (
-        "Rounds what is computed from attributes alone, too.",
+        "Rounds the results of attributes alone, too.",
         _group_by_group(_with_typed_attributes),
     ),
     "scalars in double": (
-        "Computes what comes from R and T in double.",
+        "Computes the results of R and T in double.",
         _with_scalars_in(lambda _: np.dtype(np.float64), _OWN_TYPES),
     ),
     "scalars in the tensor's type": (
@@ -185,8 +185,8 @@ _FOREIGN: dict[str, tuple[str, str, Compute]] = {
     ),
 }
 
-# Where R is narrower than the tensors it is converted first: a form may combine R with an attribute
-# where the formula does not.
+# An R that is narrower than the tensors is converted first, since a reformulation may combine R
+# with an attribute where the formula does not.
 _ARITHMETICS_OF_REFORMULATIONS = {
     "R in the widest type": _with_scalars_in(_widest_type, _OWN_TYPES),
     "reciprocals": _with_scalars_in(_widest_type, _RECIPROCAL),

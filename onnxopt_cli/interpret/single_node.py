@@ -1,4 +1,4 @@
-"""Recognising models that are one node of an operator with a formula."""
+"""Recognize models that are one node of an operator with a formula."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
     node = graph.node[0]
     operator = registry().find(node.domain, node.op_type)
     # The graph may list the node's outputs in another order.
-    outputs = sorted(it.name for it in graph.output)
+    outputs = sorted(output.name for output in graph.output)
     if operator is None or outputs != sorted(filter(None, node.output)):
         return None
     imported = [(entry.domain, entry.version) for entry in model.opset_import]
@@ -64,11 +64,11 @@ def bind_node(
             operands.append(numpy_helper.to_array(constants[name]))
         else:
             operands.append(None)
-    given = {attribute.name for attribute in node.attribute}
+    present = {attribute.name for attribute in node.attribute}
     return bind(
         operator,
         operands,
         node_attributes(operator, node),
         len(node.output),
-        omitted=frozenset(attribute.name for attribute in operator.attributes) - given,
+        omitted=frozenset(attribute.name for attribute in operator.attributes) - present,
     )

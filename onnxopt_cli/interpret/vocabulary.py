@@ -1,7 +1,8 @@
-"""The vocabulary of formulas: a row for each NumPy function that one may use.
+"""The vocabulary of formulas: a row for each NumPy function that a formula may use.
 
-A row says which ONNX operator the function is lowered to, and how rounding errors pass through it.
-Both readings know the few kinds of rows; a function is added by a line at the end of this file.
+A row defines the ONNX operator to which the function is lowered, and the propagation of rounding
+errors. Both interpretations handle a few kinds of rows; a new function is one line at the end of
+this file.
 
 For an operation on values a, b with error bounds e_a, e_b, and its value v:
 
@@ -10,23 +11,24 @@ operation            error inherited from the operands                          
 ===================  ===========================================================  =========
 a + b, a - b         e_a + e_b                                                    1
 a * b                abs(a) e_b + abs(b) e_a + e_a e_b                            1
-a / b                (e_a + abs(v) e_b) / (abs(b) - e_b); none if e_b >= abs(b)   2
+a / b                (e_a + abs(v) e_b) / (abs(b) - e_b); infinite if e_b >= |b|  2
 sqrt(a)              sqrt(a) - sqrt(a - e_a)                                      4
 a ** b               abs(v) ((1 - e_a/abs(a)) ** -abs(b) exp(e_b abs(log a)) - 1) 4
 exp(a)               abs(v) (exp(e_a) - 1)                                        4
-log(a)               -log(1 - e_a / abs(a)); none if e_a >= abs(a)                4
+log(a)               -log(1 - e_a / abs(a)); infinite if e_a >= abs(a)            4
 tanh(a)              e_a, at most 2                                               4
-sign(a)              what it is at a - e_a or a + e_a, if that is another         0
-floor, ceil of a     the same                                                     0
+sign(a)              distance to sign(a - e_a) and sign(a + e_a)                  0
+floor, ceil of a     likewise                                                     0
 -a, abs(a)           e_a                                                          0
-maximum, minimum     what they are at a - e_a, b - e_b or a + e_a, b + e_b        0
+maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,      0
+                     b + e_b
 ===================  ===========================================================  =========
 
-Roundings are counted in unit roundoffs of abs(v): more than one where honest implementations do
-not round to nearest once. A quotient may be the product with a reciprocal; a root may be
-``a * rsqrt(a)`` with a Newton step, which rounds four times; library powers promise no better.
-None of these is a bound for powers by repeated multiplication, whose error grows with the
-exponent: at a million it is no longer an honest evaluation in the type.
+Roundings are counted in unit roundoffs of abs(v): more than one if implementations do not round to
+nearest once. A quotient may be the product with a reciprocal. A root may be ``a * rsqrt(a)`` with a
+Newton step, which rounds four times, and powers from libraries guarantee no less. These bounds do
+not cover powers by repeated multiplication, whose error grows with the exponent; for an exponent of
+a million, they are not a reasonable evaluation in the type.
 
 For n elements x with error bounds e, and n products of x and y with error bounds e and f:
 
@@ -37,18 +39,18 @@ sum         sum(e), and g(n - 1) unit roundoffs of sum(abs(x) + e), in any order
 matmul      sum(abs(x) f + e abs(y) + e f), and g(n) unit roundoffs of
             sum((abs(x) + e)(abs(y) + f))
 max, min    the largest e
-percentile  what lies between the percentiles of x - e and x + e, of a rank that may be off by two
-            roundings; and four unit roundoffs of the interpolation, of its result or of what it
-            adds to the lower neighbour
+percentile  the range between the percentiles of x - e and x + e, for a rank with an error of two
+            roundings; and four unit roundoffs of the interpolated result or of the term added to
+            the lower neighbour, whichever is larger
 ==========  ====================================================================================
 
-g(n) is n, which no order exceeds (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
-roundings of many terms have no common sign, so they add up like sqrt(n) (Higham and Mary 2019);
-with n, a norm of 10^6 elements might be off by an eighth, and nothing could be judged by it. Terms
-of a sum that are exactly zero do not count: adding one rounds nothing, in any order.
+g(n) is n, a bound for every order (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
+roundings of many terms have no common sign, so they add up like sqrt(n) (Higham and Mary 2019). The
+factor n would allow an error of an eighth in a norm of 10^6 elements, which accepts almost any
+mistake. Terms that are exactly zero do not count, since adding zero rounds nothing in any order.
 
-A rank is exact where percent / 100 and the rank itself need no more digits than the type has. Where
-an exact rank is whole, or the neighbours are equal, nothing is interpolated and nothing rounded.
+A rank is exact if percent / 100 and the rank itself are representable in the type. For an exact
+integral rank, or equal neighbours, nothing is interpolated and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -70,29 +72,29 @@ from onnxopt_cli.operators.percentile import (
     percentile,
 )
 
-_INTERPOLATION = 4
-# So many times sqrt(n) roundings of n terms are exceeded with a probability of about 10^-8.
+_INTERPOLATION_ROUNDINGS = 4
+# n roundings exceed this multiple of sqrt(n) with a probability of about 10^-8.
 _STANDARD_DEVIATIONS = 6
 
 
 class Level(IntEnum):
-    """What an operand belongs to; an operation is carried out at the highest of its operands'."""
+    """Level of an operand; an operation is performed at the highest level of its operands."""
 
-    NUMBER = 0  # attributes and literals: exact, of whatever type they meet
-    SCALAR = 1  # what comes from R and T alone, shared by all tensors
+    NUMBER = 0  # attributes and literals, which are exact and take the type of other operands
+    SCALAR = 1  # results of R and T alone, shared by all tensors
     TENSOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What an honest implementation computes an operand in, by what rounding can cost there.
+    """The type in which an implementation computes an operand, with its rounding properties.
 
     Attributes:
-        level: what the operand belongs to.
+        level: level of the operand.
         unit_roundoff: largest relative error of rounding to nearest.
-        smallest_normal: below it a result may be flushed to zero.
-        largest: above it a result is infinite.
-        dtype: the type itself; None for numbers that have no type yet.
+        smallest_normal: smaller results may be flushed to zero.
+        largest: larger results are infinite.
+        dtype: the type; None for numbers that have no type yet.
     """
 
     level: Level
@@ -102,7 +104,7 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: What ONNX says of a tensor without elements, where NumPy's own functions may fail.
+#: ONNX's results for a tensor without elements, for which NumPy's functions may fail.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,
@@ -110,11 +112,11 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.mean: math.nan,
 }
 
-#: Of attributes and literals, which take the type of what they meet: the errors of expressions of
-#: these alone are counted as in float32, and scaled when the type is known.
+#: Precision of attributes and literals, which take the type of other operands. Errors of
+#: expressions of attributes alone are computed for float32, and scaled when the type is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
-#: Of such expressions between which a comparison chooses that is in doubt: what lies between them
-#: does not get smaller in a finer type. It wins over the other, being coarser by a bit.
+#: Precision of such expressions after a choice by an undecided comparison. The distance between the
+#: branches does not shrink in a finer type. Being slightly coarser, it prevails over UNTYPED.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 
@@ -129,14 +131,14 @@ def precision_of(dtype: np.dtype[Any], level: Level = Level.TENSOR) -> Precision
 
 @dataclass(frozen=True, eq=False)
 class Approximate:
-    """Values in the wide type, and how far an honest evaluation may be off.
+    """Values in the wide type with error bounds.
 
     Attributes:
-        value: what the evaluation computes; booleans for the result of a comparison.
+        value: the computed value; booleans for the result of a comparison.
         error: bound on ``abs(computed - value)``, float64, of a shape that broadcasts to the
-            value's; for the result of a comparison positive where rounding can turn it over.
-        may_cross: where rounding may carry the value across zero. An error as large as the value
-            alone does not say so: flushing to zero keeps the sign.
+            value's. For the result of a comparison, positive where rounding can change it.
+        may_cross: where rounding may change the sign of the value. An error as large as the value
+            is not sufficient: flushing to zero keeps the sign.
     """
 
     value: Any
@@ -165,14 +167,14 @@ class Elementwise(_Primitive):
     """A function of numbers, element by element.
 
     Attributes:
-        inherited: error that comes from the operands' errors, given the result's magnitude and the
-            operands; NaN and Inf where no finite bound says it.
+        inherited: function of the result's magnitude and the operands that yields the error due to
+            the operands' errors; NaN and Inf without a finite bound.
         roundings: error of the operation itself, in unit roundoffs of the result.
-        crosses: where the result may have the other sign, given the result's magnitude, its whole
-            error and the operands; nowhere, if nothing is said.
-        exact: where the operation rounds nothing, given the operands.
-        exponents: of each operand, if the result is a product of powers of them.
-        is_sum: whether the result is a sum of the operands, of either sign.
+        crosses: function of the result's magnitude, its whole error and the operands that yields
+            where the sign of the result may change; by default nowhere.
+        exact: function of the operands that yields where the operation rounds nothing.
+        exponents: exponents of the operands, if the result is a product of powers of them.
+        is_sum: whether the result is a sum or difference of the operands.
     """
 
     inherited: Callable[..., Any]
@@ -184,15 +186,15 @@ class Elementwise(_Primitive):
 
 
 class Comparison(_Primitive):
-    """Rounding can turn it over where the operands are closer than their errors."""
+    """A comparison, which is undecided where the operands are closer than their errors."""
 
 
 class Logical(_Primitive):
-    """A function of truth values, in doubt where those are whose turning over turns it over."""
+    """A function of truth values, undecided where changing undecided operands changes it."""
 
 
 class Choice(_Primitive):
-    """``numpy.where``: both branches are right where the condition is in doubt."""
+    """``numpy.where``: both branches are accepted where the condition is undecided."""
 
 
 class MatrixProduct(_Primitive):
@@ -204,7 +206,7 @@ class Reduction(_Primitive):
     """A function of all elements of a tensor.
 
     Attributes:
-        reduce: the result with its error, given the elements and the precision.
+        reduce: function of the elements and the precision that yields the result with its error.
         mean: whether the result is divided by the number of elements.
         is_extreme: whether the result is one of the elements.
     """
@@ -220,10 +222,10 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """What stands for other functions.
+    """A function that is defined by other functions.
 
     Attributes:
-        written: the same, written with these.
+        written: its definition.
     """
 
     written: Callable[..., Any]
@@ -233,16 +235,16 @@ Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | 
 
 
 class Joining(NDArrayOperatorsMixin):
-    """An operand that joins in through NumPy's own dispatch.
+    """An operand that takes part in formulas through NumPy's dispatch.
 
-    Whatever a formula asks of NumPy is looked up in the vocabulary. It is an error to ask for what
-    has no row there, or in another way than with operands alone.
+    Every NumPy function that a formula calls is looked up in the vocabulary. A function without a
+    row there, and arguments other than operands, are errors.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Methods of arrays would need a row each; every one has a function of the same name.
+        # Methods are not supported, since each has an equivalent function.
         raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -262,18 +264,19 @@ class Joining(NDArrayOperatorsMixin):
         name = function.__name__ if method == "__call__" else f"{function.__name__}.{method}"
         way = f" with {', '.join(options)}" if options else ""
         # Tensors may have rank 0, for which matmul is not defined.
-        known = ", ".join(sorted(each.__name__ for each in VOCABULARY if each is not np.matmul))
+        functions = {supported.__name__ for supported in VOCABULARY} - {"matmul"}
         raise NotImplementedError(
-            f"a formula cannot use numpy.{name}{way}; on operands alone it can use {known}"
+            f"a formula cannot use numpy.{name}{way}; on operands alone it can use "
+            f"{', '.join(sorted(functions))}"
         )
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return what a function yields of operands, at least one of which joins in."""
+        """Return the result of a function of operands, at least one of which is of this class."""
         raise NotImplementedError
 
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:
-    # The root is steepest below a. Where the error reaches zero, both sides are looked at.
+    # The root is steepest below a. If a - e_a is not positive, the bound needs both directions.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
     if np.any(a.error >= a.magnitude):
         above = np.sqrt(a.magnitude + a.error) - magnitude
@@ -297,7 +300,7 @@ def _is_zero_or_one(a: Approximate) -> Any:
 
 
 def _is_exact_power(a: Approximate, b: Approximate) -> Any:
-    """Tell where every way to compute a power yields the same: of 0, 1 and -1, and by 0 and 1."""
+    """Return where a power is exact however it is computed: bases 0, 1, -1, exponents 0, 1."""
     minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
 
@@ -311,7 +314,7 @@ def _logarithm_error(_: Any, a: Approximate) -> Any:
 
 
 def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
-    """Return how far a function that never falls moves where all operands do."""
+    """Return the largest change of a nondecreasing function when its operands change."""
     value = rising(*(operand.value for operand in operands))
     below = value - rising(*(operand.value - operand.error for operand in operands))
     above = rising(*(operand.value + operand.error for operand in operands)) - value
@@ -323,7 +326,7 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
-    # Far below the other, an operand's own error does not matter.
+    # The error of an operand that is far below the other does not matter.
     error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 
@@ -339,13 +342,13 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Tell where a sum is no larger than its error, and not because both parts are small."""
+    """Return where a sum is not larger than its error although its terms have opposite signs."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False
     opposed = np.sign(a.value) != sign * np.sign(b.value)
-    for each in (a, b):
-        opposed = opposed & ((each.value != 0) | (each.error != 0))
+    for operand in (a, b):
+        opposed = opposed & ((operand.value != 0) | (operand.error != 0))
     return close & (opposed | a.may_cross | b.may_cross)
 
 
@@ -370,14 +373,14 @@ def _summed(a: Approximate, precision: Precision) -> Approximate:
 
 
 def _growth(roundings: int, precision: Precision) -> float:
-    """Return the relative error that so many roundings one after another add up to."""
+    """Return the bound g(n) for a number of consecutive roundings, as a relative error."""
     count = min(max(roundings, 0), _STANDARD_DEVIATIONS * max(roundings, 0) ** 0.5)
     growth = count * precision.unit_roundoff
     return growth / (1 - growth) if growth < 1 else np.inf
 
 
 def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approximate:
-    """Return the largest or the smallest of all elements, which rounds nothing; NaN if one is."""
+    """Return the largest or smallest element, which is exact; NaN if an element is NaN."""
     if not np.size(a.value):
         return Approximate(OF_NOTHING[find], np.float64(0.0))
     value = find(a.value)
@@ -389,9 +392,9 @@ def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approx
 
 
 def product_of(a: Any, b: Any) -> Any:
-    """Return what numpy.matmul does, also of quads.
+    """Return numpy.matmul, also for quads.
 
-    Of these it is wrong in numpy-quaddtype 1.0 unless there is one matrix, row by row:
+    With numpy-quaddtype 1.0, numpy.matmul is wrong for stacks of matrices and other layouts:
     https://github.com/numpy/numpy-quaddtype/issues/89.
     """
     if np.result_type(a, b).kind in "biufc":
@@ -401,16 +404,18 @@ def product_of(a: Any, b: Any) -> Any:
 
 
 def matrix_product(a: Approximate, b: Approximate, precision: Precision) -> Approximate:
-    """Multiply matrices or vectors as numpy.matmul does, adding up in any order.
+    """Multiply matrices or vectors as numpy.matmul does, with sums in any order.
 
-    Where a result is not finite, anything may be.
+    The error of a result that is not finite is infinite.
     """
     value = product_of(a.value, b.value)
-    errors_a, errors_b = (np.broadcast_to(it.error, np.shape(it.value)) for it in (a, b))
+    errors_a, errors_b = (
+        np.broadcast_to(operand.error, np.shape(operand.value)) for operand in (a, b)
+    )
     inherited = np.matmul(a.magnitude, errors_b) + np.matmul(errors_a, b.magnitude + errors_b)
     reach = np.matmul(a.magnitude + errors_a, b.magnitude + errors_b)
     error = inherited + _growth(np.shape(a.value)[-1], precision) * reach
-    # Each product may be flushed.
+    # Each product may be flushed to zero.
     error = error + np.where(reach > 0, np.shape(a.value)[-1] * precision.smallest_normal, 0.0)
     lost = ~np.isfinite(value) | np.isnan(error) | (reach > precision.largest)
     error = np.where(lost, np.inf, error)
@@ -422,9 +427,9 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
 
     Args:
         a: the elements.
-        errors: of the elements, less than those of ``a`` where more is known of them.
-        percent: what is asked for.
-        precision: in which it is computed.
+        errors: errors of the elements, possibly smaller than those of ``a``.
+        percent: the percentile to compute.
+        precision: precision of the computation.
     """
     value = percentile(a.value, percent.value)
     values = np.ravel(a.value)
@@ -443,20 +448,20 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
         np.float64(0.0) if above == below else np.abs(np.float64(above - below))
         for above, below in ((value, low), (high, value))
     )
-    whole = doubt == 0 and rank == np.floor(rank)
+    is_exact = doubt == 0 and rank == np.floor(rank)
     first, second = neighbours(values, rank)
-    alike = rank == np.floor(rank) or first == second
-    if not whole and (low != high or not alike):
-        # What is added to the lower neighbour is rounded, too; it may be larger than the result.
+    equal_neighbours = rank == np.floor(rank) or first == second
+    if not is_exact and (low != high or not equal_neighbours):
+        # The term added to the lower neighbour is rounded, too, and may exceed the result.
         added = low - lows[0], high - highs[0]
         largest = max(map(abs, (low, high, high - low, *added)))
-        error += _INTERPOLATION * precision.unit_roundoff * largest
+        error += _INTERPOLATION_ROUNDINGS * precision.unit_roundoff * largest
     error = np.float64(np.inf if np.isnan(error) else error)
     return Approximate(value, error, error >= np.abs(value) and np.any(a.may_cross))
 
 
 def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
-    """Return how far a computed rank may be off: (percent / 100) * (n - 1) rounds twice."""
+    """Return the error bound of a computed rank: (percent / 100) * (n - 1) rounds twice."""
     dtype = precision.dtype or np.dtype(np.float32)
     if all(dtype.type(number) == number for number in (percent.value / 100, rank)):
         return 0.0
@@ -465,7 +470,7 @@ def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
 
 _AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
 
-#: By function. In the rules, v is the result's magnitude, a and b are the operands.
+#: The rows by function. In the rules, v is the result's magnitude; a and b are the operands.
 VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),
     np.subtract: Elementwise(
@@ -488,7 +493,7 @@ VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
         exponents=(1, -1),
     ),
     np.sqrt: Elementwise("Sqrt", _root_error, 4),
-    # Where the result underflows to zero, so does its error.
+    # If the result underflows to zero, so does its error.
     np.exp: Elementwise("Exp", lambda v, a: np.where(a.error == 0, 0.0, v * np.expm1(a.error)), 4),
     np.power: Elementwise(
         "Pow",

@@ -1,1 +1,1 @@
-"""The bound interpretation: how far any honest evaluation of a formula can be off."""
+"""The error bound of formulas: the tolerance that is derived from a formula and its inputs."""

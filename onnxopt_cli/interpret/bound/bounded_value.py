@@ -1,9 +1,8 @@
-"""The operands of the error bound: wide values, and the error that an evaluation may have.
+"""The operands of the error bound: values in a wide type with bounds of their errors.
 
-A formula's operands are :class:`Bounded` at first. Two things make pairs of them, and each pair is
-dealt with in one place, when it meets an operation: a choice that rounding can turn over has two
-right results (:class:`Either`), and tensors of unlike types may be combined in either type
-(:class:`Mixed`).
+The operands of a formula are :class:`Bounded`. Two situations yield pairs of them, which are
+handled when they enter an operation: a choice by an undecided comparison has two accepted results
+(:class:`Either`), and tensors of different types may be combined in either type (:class:`Mixed`).
 """
 
 from __future__ import annotations
@@ -43,30 +42,38 @@ from onnxopt_cli.interpret.vocabulary import (
 
 
 class _Operand(Joining):
-    """What joins in through NumPy's dispatch."""
+    """Base class of the operands."""
 
     def __bool__(self) -> bool:
-        """Tell what holds of attributes alone."""
+        """Return the truth value of an expression of attributes."""
         if isinstance(self, Bounded) and self.precision.level is Level.NUMBER:
             return bool(self.value)
         raise TypeError(
-            "what holds may differ from element to element: write np.where instead of if"
+            "a condition may differ from element to element: write np.where instead of if"
         )
 
     def joined(self, blocks: Iterable[Any], size: int) -> Bounded:
-        """Return one operand of flat blocks, of which this is the first, or a scalar, to reduce."""
+        """Return the operand of a reduction from its flat blocks, or a scalar unchanged.
+
+        Args:
+            blocks: the operands of the blocks, of which this is the first.
+            size: number of elements of all blocks.
+        """
         first: Bounded = _covered(self)
         if not np.ndim(first.value):
             return first
-        parts = ((it.value, it.error, it.may_cross, it.doubtful) for it in map(_covered, blocks))
+        parts = (
+            (block.value, block.error, block.may_cross, block.doubtful)
+            for block in map(_covered, blocks)
+        )
         value, error, may_cross, doubt = joined(parts, size)
         return Bounded(value, error, may_cross.any(), first.precision, doubt)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Apply a function to its operands: to both results of a choice, if there is one.
+        """Apply a function to its operands, or to both results of a choice among them.
 
-        Of operands from several choices, anything between the results of each may be right;
-        likewise of what is not computed element by element.
+        For operands of several choices, and for functions that are not elementwise, the error
+        covers the range between both results of each choice.
         """
         operands = [_operand(operand) for operand in inputs]
         choices = [operand for operand in operands if isinstance(operand, Either)]
@@ -77,28 +84,27 @@ class _Operand(Joining):
             choice.condition is not condition for choice in choices
         ):
             return _combined(function, row, list(map(_covered, operands)))
-        first, other = (
-            _combined(function, row, [getattr(operand, side, operand) for operand in operands])
-            for side in ("first", "other")
+        return Either(
+            _combined(function, row, [getattr(operand, "first", operand) for operand in operands]),
+            _combined(function, row, [getattr(operand, "other", operand) for operand in operands]),
+            condition,
         )
-        return Either(first, other, condition)
 
 
 @dataclass(frozen=True, eq=False)
 class Bounded(Approximate, _Operand):
-    """A wide value with a bound on the error of an honest evaluation.
+    """A value in the wide type with a bound on the error of every reasonable evaluation.
 
-    Where the error is 0 every honest evaluation yields the value, be it NaN or Inf. Where it is
-    infinite honest evaluations may yield anything.
+    If the error is 0, every evaluation yields the value, which may be NaN or Inf. If the error is
+    infinite, evaluations may yield any value.
 
     Attributes:
-        precision: the coarsest type that an honest implementation computes the value in.
-        doubt: the error as a comparison sees it: none where no evaluation rounds, because operands
-            are exact and the type can hold the result; None if it is the error.
-        reach: what another factor may meet of a sum, whose terms it may be multiplied with one by
-            one: their magnitudes added up; None if it is no sum.
-        factors: the operands whose product the value is, with their exponents, 1 or -1; empty if
-            it is no product.
+        precision: the coarsest type in which an implementation may compute the value.
+        doubt: the error in comparisons, which is zero where the operands are exact and the type can
+            represent the result; None if it equals the error.
+        reach: for a sum, the sum of the magnitudes of its terms, since an implementation may
+            multiply a factor with each term; otherwise None.
+        factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 
     precision: Precision = UNTYPED
@@ -108,7 +114,7 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest magnitude and largest reach of an element or 1, zero and infinity aside."""
+        """Smallest magnitude and largest reach, including 1 and without zero and infinity."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         if small.ndim == large.ndim == 0:
             least, most = small, large
@@ -120,51 +126,52 @@ class Bounded(Approximate, _Operand):
         return min(float(least), 1.0), max(float(most), 1.0)
 
     def astype(self, dtype: Any) -> Bounded:
-        """Return it rounded to a type on the way, as a wrong formula may."""
+        """Return the operand rounded to a type, as a mutant may do."""
         return _converted(self, precision_of(np.dtype(dtype), self.precision.level))
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """The type that it is computed in; None for an attribute."""
+        """The type in which the operand is computed; None for an attribute."""
         return self.precision.dtype
 
     @property
     def doubtful(self) -> Any:
-        """The error as a comparison sees it."""
+        """The error in comparisons."""
         return self.error if self.doubt is None else self.doubt
 
 
 @dataclass(frozen=True, eq=False)
 class Mixed(_Operand):
-    """What tensors of unlike types were combined to.
+    """The result of an operation on tensors of different types.
 
-    One who computes in the type of one of them may do so in the coarser type. Yet a double output
-    that adds to a double input must keep its digits.
+    An implementation may compute in the coarser type. However, a double output that is the sum of a
+    double input and another term must keep its digits.
 
     Attributes:
-        coarse: as computed in the coarser type.
-        fine: as computed in the finer one, from what was computed in the coarser types before; for
-            an output of the finer type.
+        coarse: the result computed in the coarser type.
+        fine: the result computed in the finer type from operands in the coarser types; it applies
+            to outputs of the finer type.
     """
 
     coarse: Bounded
     fine: Bounded
 
     def astype(self, dtype: Any) -> Mixed:
-        """Return both rounded to a type on the way."""
+        """Return both results rounded to a type."""
         return Mixed(self.coarse.astype(dtype), self.fine.astype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class Either(_Operand):
-    """The two right results of a choice on a comparison that rounding can turn over.
+    """The two accepted results of a choice by an undecided comparison.
 
-    There is nothing between them. What is computed from it element by element has both, too.
+    Values between the two are not accepted. Elementwise functions of the choice have two results,
+    too.
 
     Attributes:
         first: the result by the comparison's value.
-        other: what it is where the choice falls the other way, and the same elsewhere.
-        condition: of the choice.
+        other: the result where undecided comparisons are inverted; equal elsewhere.
+        condition: the condition of the choice.
     """
 
     first: Bounded | Mixed
@@ -172,7 +179,7 @@ class Either(_Operand):
     condition: Bounded
 
     def astype(self, dtype: Any) -> Either:
-        """Return both rounded to a type on the way."""
+        """Return both results rounded to a type."""
         return Either(self.first.astype(dtype), self.other.astype(dtype), self.condition)
 
 
@@ -180,12 +187,12 @@ Result: TypeAlias = Bounded | Mixed | Either
 
 
 def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bounded:
-    """Return an input as an honest implementation takes it, in a type that may be narrower.
+    """Return the operand of an input, which an implementation may convert to a narrower type.
 
     Args:
         tensor: the input.
-        precision: what it is computed in.
-        wide: the type of values, wider than that.
+        precision: precision of the computation.
+        wide: type of values, wider than that of the precision.
     """
     if precision.level is Level.SCALAR:
         tensor = tensor.reshape(())
@@ -199,17 +206,17 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bo
 
 
 def number(value: float, wide: np.dtype[Any] = WIDE) -> Bounded:
-    """Return an attribute, which is exact."""
+    """Return the operand of an attribute, which is exact."""
     return Bounded(wide.type(value), np.float64(0.0))
 
 
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
-    """Return what a formula yields, or a plain number, rounded to an output's type.
+    """Return a formula's result rounded to an output's type.
 
-    It is one operand, or where rounding decides a choice, the two right results.
+    The tuple has one operand, or two if the result is a choice by an undecided comparison.
     """
-    right = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
-    return tuple(_rounded(operand, precision) for operand in right)
+    accepted = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
+    return tuple(_rounded(operand, precision) for operand in accepted)
 
 
 def _rounded(operand: Bounded | Mixed, precision: Precision) -> Bounded:
@@ -220,16 +227,16 @@ def _rounded(operand: Bounded | Mixed, precision: Precision) -> Bounded:
 
 
 def covering(first: Any, other: Any = None) -> Any:
-    """Return an operand whose error covers both results of a choice, and what is between them."""
+    """Return an operand whose error covers both results of a choice and the range between them."""
     if other is None:
         return first
     if isinstance(first, Mixed):
         return Mixed(covering(first.coarse, other.coarse), covering(first.fine, other.fine))
-    apart = np.abs(np.float64(other.value - first.value)) + np.maximum(first.error, other.error)
-    apart = np.where(np.isnan(apart), np.inf, apart)
-    alike = (first.value == other.value) & (first.error == other.error)
-    error = np.where(alike, first.error, apart)
-    may_cross = first.may_cross | other.may_cross | ~alike
+    distance = np.abs(np.float64(other.value - first.value)) + np.maximum(first.error, other.error)
+    distance = np.where(np.isnan(distance), np.inf, distance)
+    is_equal = (first.value == other.value) & (first.error == other.error)
+    error = np.where(is_equal, first.error, distance)
+    may_cross = first.may_cross | other.may_cross | ~is_equal
     precision = CHOSEN if first.precision is UNTYPED else first.precision
     return Bounded(first.value, error, may_cross, precision)
 
@@ -239,24 +246,25 @@ def _covered(operand: Any) -> Any:
 
 
 def _operand(operand: Any) -> Any:
-    """Return an operand; a plain number is computed with as in the evaluation."""
+    """Return an operand; a plain number is exact."""
     return operand if isinstance(operand, _Operand) else Bounded(operand, np.float64(0.0))
 
 
 def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:
-    """Apply a function to operands that may have been computed in either of two types.
+    """Apply a function to operands, some of which may have been computed in either of two types.
 
-    A scalar that meets a tensor takes the tensor's type; it may have been computed in a coarser
-    one, but that is no reason to compute tensors in it.
+    Beside a tensor, a scalar takes the tensor's type. A scalar of a coarser type does not allow
+    tensors to be computed in that type.
     """
     coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):
         return _of_all(function, row, operands, coarse)
     precision = _coarsest(coarse)
     result = _computed(function, row, coarse, precision)
-    highest = [it for it in coarse if it.precision.level == precision.level]
-    if any(it.precision is not precision for it in highest):
-        finest = min((it.precision for it in highest), key=attrgetter("unit_roundoff"))
+    highest = [operand for operand in coarse if operand.precision.level == precision.level]
+    if any(operand.precision is not precision for operand in highest):
+        precisions = (operand.precision for operand in highest)
+        finest = min(precisions, key=attrgetter("unit_roundoff"))
         return Mixed(result, _computed(function, row, coarse, finest))
     mixed = [
         operand
@@ -264,7 +272,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
         if isinstance(operand, Mixed) and operand.coarse is highest[0]
     ]
     if mixed and len(highest) == 1:
-        fine = [mixed[0].fine if it is highest[0] else it for it in coarse]
+        fine = [mixed[0].fine if operand is highest[0] else operand for operand in coarse]
         return Mixed(result, _computed(function, row, fine, mixed[0].fine.precision))
     return result
 
@@ -284,7 +292,7 @@ def _of_all(
             return _chosen(coarse[0], *operands[1:])
         case MatrixProduct():
             return _matrix_product(*coarse)
-    assert isinstance(row, Reduction | Percentile)  # noqa: S101 - what is left
+    assert isinstance(row, Reduction | Percentile)  # noqa: S101 - the remaining kinds of rows
     reduced = _reduced(row, *coarse)
     if isinstance(operands[0], Mixed):
         return Mixed(reduced, _reduced(row, operands[0].fine, *coarse[1:]))
@@ -292,7 +300,7 @@ def _of_all(
 
 
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
-    """Return what operands are combined in: of those of the highest level, the coarsest type."""
+    """Return the precision of an operation: the coarsest type of the highest level."""
     first = operands[0].precision
     if all(operand.precision is first for operand in operands):
         return first
@@ -302,12 +310,12 @@ def _coarsest(operands: Sequence[Bounded]) -> Precision:
 
 
 def _joining(operand: Bounded, precision: Precision) -> Bounded:
-    """Return an operand as it enters an operation that is carried out in a type."""
-    own = operand.precision
-    if own is precision:
+    """Return an operand as it enters an operation in a type."""
+    operand_precision = operand.precision
+    if operand_precision is precision:
         return operand
-    if own is UNTYPED:
-        # The error of an expression of attributes alone is scaled to the type that it meets.
+    if operand_precision is UNTYPED:
+        # The error of an expression of attributes is scaled to the type of the operation.
         error = operand.error * (precision.unit_roundoff / UNTYPED.unit_roundoff)
         error = _in_range(operand.value, error, precision, operand.magnitude)
         value, may_cross, doubt = operand.value, operand.may_cross, operand.doubt
@@ -315,13 +323,14 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
             Bounded(value, error, may_cross, precision, doubt, operand.reach, operand.factors),
             operand.magnitude,
         )
-    if own.level == precision.level and own.unit_roundoff < precision.unit_roundoff:
+    is_same_level = operand_precision.level == precision.level
+    if is_same_level and operand_precision.unit_roundoff < precision.unit_roundoff:
         return _converted(operand, precision)
     return operand
 
 
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
-    """Round an operand to a type; what the type can hold stays, infinity and NaN among it."""
+    """Round an operand to a type; representable values, Inf and NaN stay exact."""
     if operand.precision is UNTYPED:
         operand = _joining(operand, precision)
     rounding = precision.unit_roundoff * operand.magnitude
@@ -329,22 +338,22 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
         rounding = np.where(rounding < np.inf, rounding, 0.0)
     exact = operand.error == 0
     if _somewhere(exact):
-        held = operand.value == np.asarray(operand.value).astype(precision.dtype)
-        rounding = np.where(exact & held, 0.0, rounding)
+        is_representable = operand.value == np.asarray(operand.value).astype(precision.dtype)
+        rounding = np.where(exact & is_representable, 0.0, rounding)
     error = _in_range(operand.value, operand.error + rounding, precision, operand.magnitude)
     return Bounded(operand.value, error, operand.may_cross, precision)
 
 
 def _somewhere(mask: Any) -> bool:
-    """Tell whether a mask is true anywhere; faster than ``any`` on few elements."""
+    """Return whether a mask is true anywhere; faster than ``any`` for few elements."""
     return bool(mask if mask.ndim == 0 else np.count_nonzero(mask))
 
 
 def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> Any:
-    """Allow for flushing of what may be subnormal, and give up on what may leave the range."""
+    """Add the smallest normal to errors of possibly subnormal values; infinity beyond the range."""
     subnormal = magnitude - error < precision.smallest_normal
     if _somewhere(subnormal):
-        # An exact zero stays one; another may be so small that its magnitude underflows here.
+        # An exact zero has no error. An inexact one may be a magnitude that underflowed here.
         lost = subnormal & ((value != 0) | (error > 0))
         error = np.where(lost, error + precision.smallest_normal, error)
     beyond = magnitude + error > precision.largest
@@ -356,23 +365,25 @@ def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> A
 def _computed(
     function: Callable[..., Any], row: Elementwise, operands: list[Bounded], precision: Precision
 ) -> Bounded:
-    """Carry out an operation in a type."""
+    """Perform an operation in a type."""
     operands = [_joining(operand, precision) for operand in operands]
     value = function(*(operand.value for operand in operands))
     magnitude = np.abs(np.float64(value))
     error = row.inherited(magnitude, *operands)
     if row.roundings:
-        # A scalar may have met another factor in its own type, which may be coarser.
+        # A scalar may have been multiplied with another factor in its own, coarser type.
         coarse = [
             operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
         ]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
-        own = row.roundings * unit * magnitude
-        # What comes of tensors is bounded alike alone, in blocks and together with others.
-        scalar = precision.level is not Level.TENSOR and not magnitude.ndim
-        if scalar and row.exponents and _is_exact(row, value, operands):
-            own = np.float64(0.0)
-        error = error + (own if row.exact is None else np.where(row.exact(*operands), 0.0, own))
+        rounding = row.roundings * unit * magnitude
+        # Not for tensors, whose bound must not depend on the number of elements in a block.
+        is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
+        if is_scalar and row.exponents and _is_exact(row, value, operands):
+            rounding = np.float64(0.0)
+        if row.exact is not None:
+            rounding = np.where(row.exact(*operands), 0.0, rounding)
+        error = error + rounding
     if _somewhere(~(magnitude + error < np.inf)):
         error = _settled(row, value, error, operands)
     factors = tuple(
@@ -395,22 +406,24 @@ def _computed(
 
 
 def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool:
-    """Tell whether a product or quotient of exact scalars is one that no type rounds.
+    """Return whether a product or quotient of exact scalars is representable in every type.
 
-    Where T * decay_factor is -1, 1 + T * decay_factor is zero then, and not a small number of
-    either sign. Of operands that float32 holds, the wide value is exact, or a quotient that does
-    not give back what was divided.
+    For example, if T * decay_factor is -1, then 1 + T * decay_factor is exactly zero and not a
+    small number of either sign. For operands that float32 can represent, the product is exact in
+    the wide type, and an inexact quotient times the divisor differs from the dividend.
     """
-    one, other = operands
-    if one.error != 0 or other.error != 0:
+    first, second = operands
+    if first.error != 0 or second.error != 0:
         return False
     with np.errstate(all="ignore"):
-        held = all(it == np.float32(it) for it in (one.value, other.value, value))
-        return held and (row.exponents == (1, 1) or value * other.value == one.value)
+        numbers = (first.value, second.value, value)
+        if not all(number == np.float32(number) for number in numbers):
+            return False
+        return bool(row.exponents == (1, 1) or value * second.value == first.value)
 
 
 def _known(operand: Bounded, magnitude: Any) -> Bounded:
-    """Return an operand whose magnitude, which will be asked for many times, is known."""
+    """Store the magnitude of an operand, which is needed many times, and return the operand."""
     vars(operand)["magnitude"] = magnitude
     return operand
 
@@ -418,7 +431,7 @@ def _known(operand: Bounded, magnitude: Any) -> Bounded:
 def _doubt(
     value: Any, magnitude: Any, error: Any, operands: Sequence[Bounded], precision: Precision
 ) -> Any:
-    """Return the error without that of exact results of exact operands, if there are such."""
+    """Return the error with zeros for exact results of exact operands; None without such."""
     if precision.dtype is None:
         return None
     exact: Any = error > 0
@@ -427,14 +440,15 @@ def _doubt(
     if not _somewhere(exact):
         return None
     normal = (value == 0) | (magnitude >= precision.smallest_normal)
-    held = value == np.asarray(value).astype(precision.dtype)
-    return np.where(exact & normal & held, 0.0, error)
+    is_representable = value == np.asarray(value).astype(precision.dtype)
+    return np.where(exact & normal & is_representable, 0.0, error)
 
 
 def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:
-    """Say which NaN and Inf every honest evaluation yields, as IEEE arithmetic on the inputs does.
+    """Return errors of results among which are NaN and Inf.
 
-    Others come from values that have left the range, or may be zero, or of either sign.
+    The error is zero for NaN and Inf that every evaluation yields by IEEE arithmetic on the inputs,
+    and infinite for those due to overflow or to operands that may be zero or of either sign.
     """
     finite = np.isfinite(value)
     certain, from_nan = np.bool_(True), np.bool_(False)
@@ -456,9 +470,10 @@ def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounde
 def _in_any_order(
     value: Any, error: Any, factors: Iterable[tuple[Bounded, int]], precision: Precision
 ) -> Any:
-    """Allow for a product whose factors are multiplied in another order, or by terms of a sum.
+    """Allow for factors in another order, and for factors multiplied with the terms of a sum.
 
-    A partial product that leaves the range upwards makes the whole anything, downwards zero.
+    If a partial product may overflow, the error is infinite; if it may underflow, the result may be
+    zero.
     """
     low = high = 1.0
     for factor, exponent in factors:
@@ -481,21 +496,30 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Allow for a mean of two terms that is computed as one, moved by a share of their difference.
+    """Allow for a weighted mean that is computed from the difference of its terms.
 
-    TensorFlow and PyTorch do so: a V + (1 - a) G is V + (1 - a) (G - V). The difference of large
-    terms of unlike signs may leave the range.
+    TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). The difference of large
+    terms of opposite signs may overflow.
     """
     terms = [
         [factor for factor in operand.factors if not _is_weight(*factor)] for operand in operands
     ]
-    if any(len(rest) == len(each.factors) for rest, each in zip(terms, operands, strict=True)):
+    if any(
+        len(factors) == len(operand.factors)
+        for factors, operand in zip(terms, operands, strict=True)
+    ):
         return error
-    # The largest that it can be: of a factor the most, of a divisor the least.
-    if sum(prod(it.span[n > 0] ** n for it, n in rest) for rest in terms) <= largest:
+    # Upper bound: the largest element of each factor and the smallest of each divisor.
+    bounds = (
+        prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
+        for factors in terms
+    )
+    if sum(bounds) <= largest:
         return error
-    apart = sum(prod(it.magnitude**n for it, n in rest) for rest in terms)
-    return np.where(np.isfinite(value) & ~(apart <= largest), np.inf, error)
+    difference = sum(
+        prod(factor.magnitude**exponent for factor, exponent in factors) for factors in terms
+    )
+    return np.where(np.isfinite(value) & ~(difference <= largest), np.inf, error)
 
 
 def _is_weight(factor: Bounded, exponent: int) -> bool:
@@ -507,7 +531,7 @@ def _is_usual(magnitude: Any) -> Any:
 
 
 def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
-    """Compare; the error is positive where the operands are closer than theirs."""
+    """Compare operands; the error is positive where their distance is below their errors."""
     doubt = a.doubtful + b.doubtful
     undecided = doubt > 0
     if _somewhere(undecided):
@@ -518,20 +542,20 @@ def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
 
 
 def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
-    """Combine results of comparisons; in doubt where those are whose turning over turns it over."""
+    """Combine truth values; undecided where inverting undecided operands changes the result."""
     value = function(*(operand.value for operand in operands))
     undecided: Any = np.bool_(False)
-    for turned in product((False, True), repeat=len(operands)):
-        others = [
-            np.where(turn & (operand.error > 0), ~np.asarray(operand.value), operand.value)
-            for turn, operand in zip(turned, operands, strict=True)
+    for inversions in product((False, True), repeat=len(operands)):
+        inverted = [
+            np.where(inverts & (operand.error > 0), ~np.asarray(operand.value), operand.value)
+            for inverts, operand in zip(inversions, operands, strict=True)
         ]
-        undecided = undecided | (function(*others) != value)
+        undecided = undecided | (function(*inverted) != value)
     return Bounded(value, np.float64(undecided))
 
 
 def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Result:
-    """Apply numpy.where, both ways where rounding can turn the condition over."""
+    """Apply numpy.where, with two results where the condition is undecided."""
     first = _branch(condition.value, x, y)
     undecided = condition.error > 0
     if not _somewhere(undecided):
@@ -541,7 +565,8 @@ def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Resul
 
 def _branch(condition: Any, x: Any, y: Any) -> Any:
     if isinstance(x, Mixed) or isinstance(y, Mixed):
-        coarse, fine = ([getattr(it, side, it) for it in (x, y)] for side in ("coarse", "fine"))
+        coarse = [getattr(operand, "coarse", operand) for operand in (x, y)]
+        fine = [getattr(operand, "fine", operand) for operand in (x, y)]
         return Mixed(_branch(condition, *coarse), _branch(condition, *fine))
     precision = _coarsest((x, y))
     x, y = _joining(x, precision), _joining(y, precision)
@@ -560,11 +585,11 @@ def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
     return _in(precision, result)
 
 
-def _reduced(row: Reduction | Percentile, elements: Bounded, *others: Bounded) -> Any:
-    """Reduce all elements to one; the other operand of a percentile is the percent."""
+def _reduced(row: Reduction | Percentile, elements: Bounded, *further: Bounded) -> Any:
+    """Reduce all elements to one; the further operand of a percentile is the percent."""
     precision = elements.precision
     if isinstance(row, Percentile):
-        (percent,) = others
+        (percent,) = further
         return _in(precision, ranked(elements, elements.doubtful, percent, precision))
     result = _in(precision, row.reduce(elements, precision))
     return result / float(np.size(elements.value)) if row.mean else result

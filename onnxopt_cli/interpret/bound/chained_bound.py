@@ -1,11 +1,11 @@
-"""The bound of nodes that feed one another: several in a model, or one over many steps.
+"""The error bound of chained nodes: several in a model, or one over many steps.
 
-What a node returns is known up to an error; so is the gradient that is computed from it, and all of
-that enters a formula again. The reference goes its own way from the first node on, in the wide
-type, and is not rounded in between. Where rounding decides a choice, the error covers both sides.
-An error only grows where the formula lets it grow: averages damp it, gradients of steep functions
-multiply it. Errors are added up as if they never cancelled, so the bound of a long trajectory with
-a steep gradient ends beyond use, and then says so.
+The output of a node has an error bound; so has a gradient computed from it, and both are operands
+of the next formula. The reference is computed from the first node on in the wide type, without
+rounding in between. Where rounding decides a choice, the error covers both branches. The formula
+determines the growth of an error: averages damp it, gradients of steep functions multiply it.
+Errors are added without cancellation, so the bound of a long trajectory with a steep gradient may
+become too large to judge by; its elements are then inconclusive.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 @lru_cache(maxsize=2)
 def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[str, DerivedOutput]:
-    """Return what the recorded steps must return, and how far off they may be.
+    """Return the expected outputs of the recorded steps with their error bounds.
 
     Args:
         trajectory: the steps.
         factor: multiple of the error that is allowed, as for a single step.
 
     Returns:
-        By output, of the recorded steps stacked: ``[recorded, ...]``.
+        The outputs by name, stacked over the recorded steps: ``[recorded, ...]``.
 
     Raises:
         NodeError: if node and inputs break the operator's signature.
@@ -69,29 +69,29 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
             trajectory,
             lambda array: InexactTensor(array.dtype, array.shape, array),
             _derive,
-            lambda fed: inexact_outputs(first.with_inputs(fed)),
+            lambda operands: inexact_outputs(first.with_inputs(operands)),
         )
-        steps = [[it.derived_output(factor) for it in row] for row in rows]
+        steps = [[tensor.derived_output(factor) for tensor in row] for row in rows]
         derived_outputs = [_stacked(column) for column in zip(*steps, strict=True)]
-        if others := _also_right(
-            trajectory, first, any(derived_output.divides for derived_output in derived_outputs)
-        ):
+        divided = any(derived_output.divides for derived_output in derived_outputs)
+        if also_accepted := _also_right(trajectory, first, divided):
             derived_outputs = [
-                it.accepting(also) for it, also in zip(derived_outputs, others, strict=True)
+                derived_output.accepting(specials)
+                for derived_output, specials in zip(derived_outputs, also_accepted, strict=True)
             ]
         return dict(zip(names, derived_outputs, strict=True))
 
 
 def _stacked(steps: Sequence[DerivedOutput]) -> DerivedOutput:
-    parts = ("expected", "value", "error")
-    whole: dict[str, Any] = {
-        part: np.stack([getattr(step, part) for step in steps]) for part in parts
+    arrays: dict[str, Any] = {
+        name: np.stack([getattr(step, name) for step in steps])
+        for name in ("expected", "value", "error")
     }
-    return replace(steps[0], **whole)
+    return replace(steps[0], **arrays)
 
 
 def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
-    """Return what the recorded steps must return, stacked: ``[recorded, ...]``.
+    """Return the expected outputs of the recorded steps, stacked: ``[recorded, ...]``.
 
     Raises:
         NodeError: if node and inputs break the operator's signature.
@@ -105,13 +105,13 @@ def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
 
 
 def _evaluated(trajectory: Trajectory, call: Call[Array], change: Change) -> list[Array]:
-    """Return what the recorded steps yield in the wide type, of inputs that are changed before."""
+    """Return the outputs of the recorded steps in the wide type, from changed inputs."""
     with np.errstate(all="ignore"):
         rows = _recorded(
             trajectory,
             lambda array: change(widen(array) if array.dtype.kind == "f" else array),
             lambda derived, value: np.asarray(derived.formula(widen(value))).reshape(value.shape),
-            lambda fed: evaluate(call.with_inputs(fed)),
+            lambda operands: evaluate(call.with_inputs(operands)),
         )
         return [np.stack(column) for column in zip(*rows, strict=True)]
 
@@ -124,58 +124,61 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
 
 
 def _also_right(trajectory: Trajectory, first: Call[Array], divided: bool) -> list[list[AlsoRight]]:
-    """Return outputs of recorded steps where reformulations meet infinity, or divide by zero."""
+    """Return NaN and infinities that are accepted in outputs of recorded steps."""
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return _evaluated(trajectory, replace(first, operator=operator), change)
 
-    given = [*trajectory.start.values(), *trajectory.series.values()]
-    return also_right_from(first.operator, given, outputs, divided=divided)
+    inputs = [*trajectory.start.values(), *trajectory.series.values()]
+    return also_right_from(first.operator, inputs, outputs, divided=divided)
 
 
 def _recorded(
     trajectory: Trajectory,
-    given: Callable[[Array], T],
+    operand: Callable[[Array], T],
     derive: Callable[[Derived, T], T],
     compute: Callable[[list[T]], list[T]],
 ) -> Iterator[list[T]]:
-    """Take all steps; yield the outputs of those that are recorded."""
+    """Compute all steps, and yield the outputs of the recorded ones."""
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
-    state = {name: given(value) for name, value in trajectory.state.items()}
+    state = {name: operand(value) for name, value in trajectory.state.items()}
     for step in range(1, trajectory.count + 1):
-        fed = trajectory.inputs(step, state, given, derive)
-        outputs = dict(zip(names, compute(list(fed.values())), strict=True))
-        state = {taken: outputs[name] for name, taken in trajectory.feedback.items()}
+        operands = trajectory.inputs(step, state, operand, derive)
+        outputs = dict(zip(names, compute(list(operands.values())), strict=True))
+        state = {
+            input_name: outputs[output_name]
+            for output_name, input_name in trajectory.feedback.items()
+        }
         if step in recorded:
             yield list(outputs.values())
 
 
 def first_inputs(trajectory: Trajectory) -> dict[str, Array]:
-    """Return what the first step is fed."""
+    """Return the inputs of the first step."""
     return trajectory.inputs(1, trajectory.state, lambda array: array, derived_array)
 
 
 def derived_array(derived: Derived, value: Array) -> Array:
-    """Return a derived input of what a backend returned, computed wide and rounded once."""
+    """Return a derived input from an output of a backend, computed wide and rounded once."""
     with np.errstate(all="ignore"):
         result = derived.formula(widen(value))
         return np.asarray(result).astype(derived.dtype).reshape(value.shape)
 
 
 def _derive(derived: Derived, operand: InexactTensor) -> InexactTensor:
-    right = output(derived.formula(operand.tensor), precision_of(derived.dtype))
-    return InexactTensor(derived.dtype, operand.shape, covering(*right))
+    accepted = output(derived.formula(operand.tensor), precision_of(derived.dtype))
+    return InexactTensor(derived.dtype, operand.shape, covering(*accepted))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InexactTensor:
-    """A tensor that may be known only up to an error.
+    """A tensor that may have an error bound.
 
     Attributes:
-        dtype: element type.
+        dtype: its element type.
         shape: its shape.
-        content: the array, or if there is an error, value and error.
+        content: the exact array, or a value with an error bound.
     """
 
     dtype: np.dtype[Any]
@@ -183,7 +186,7 @@ class InexactTensor:
     content: Array | Bounded
 
     def operand(self, precision: Precision) -> Bounded:
-        """Return it as an operand that an implementation may convert to a precision."""
+        """Return the tensor as an operand that an implementation may convert to a precision."""
         if not isinstance(self.content, Bounded):
             return given(self.content, precision)
         if self.content.precision is precision:
@@ -194,18 +197,18 @@ class InexactTensor:
 
     @property
     def tensor(self) -> Bounded:
-        """It as an operand in its own type."""
+        """The tensor as an operand in its own type."""
         return self.operand(precision_of(self.dtype))
 
     @property
     def array(self) -> Array:
-        """The array, or the one that is nearest to the value."""
+        """The exact array, or the value rounded to the tensor's type."""
         if not isinstance(self.content, Bounded):
             return self.content
         return self.derived_output().expected
 
     def derived_output(self, factor: float = FACTOR) -> DerivedOutput:
-        """Return what an output must be, and how far off it may be."""
+        """Return the tensor as an expected output with its error bound."""
         return judged(self.tensor, self.dtype, self.shape, factor)
 
 
@@ -216,9 +219,9 @@ def inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
 
 def _inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
     outputs = []
-    for right, like, first in bounded_outputs(call, InexactTensor.operand):
-        bounded = covering(*right)
-        # What a formula yields for a tensor may be a mask of integers, or one number.
+    for accepted, like, first in bounded_outputs(call, InexactTensor.operand):
+        bounded = covering(*accepted)
+        # The formula may yield a mask of integers, or a single number for a tensor.
         value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
         outputs.append(InexactTensor(like.dtype, first.shape, replace(bounded, value=value)))
     return outputs

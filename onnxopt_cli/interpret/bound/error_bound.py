@@ -1,12 +1,12 @@
-"""The formula on (value, error) pairs: how far any honest evaluation can be off, by element.
+"""The formula on (value, error) pairs: the error bound of every reasonable evaluation, by element.
 
-An honest evaluation computes the formula, in any order that brings no cancellation of its own,
-and rounds as the tensors' types do, or less. What comes from R and T alone it computes in R's type
-or the tensors', whichever is coarser; so ``1 - beta**T`` may be the difference of 1 and a rounded
-power. Where beta**T is close to 1, that difference has few right bits: with R in float32 and
-beta = 0.9999, T = 3 it is off by 1e-4 of itself, and so is what an implementation that rounds the
-power to float32 returns. No bound can reject the one and accept the other: the case that tells
-them apart has R and the tensors in double.
+A reasonable evaluation computes the formula in any order that introduces no cancellation of its
+own, and rounds to the tensors' types or to wider ones. It computes results of R and T alone in R's
+type or the tensors', whichever is coarser, so ``1 - beta**T`` may be the difference of 1 and a
+rounded power. If beta**T is close to 1, that difference has few correct bits: with R in float32,
+beta = 0.9999 and T = 3, its relative error is 1e-4. An implementation that rounds the power to
+float32 by mistake has the same error, and no bound can reject one and accept the other. A case with
+R and the tensors in double distinguishes them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T", bound=Operand)
 
 #: Changes an input.
 Change = Callable[[Array], Array]
-#: NaN or an infinity, and the elements that may be it.
+#: NaN or an infinity, and a mask of the elements for which it is accepted, too.
 AlsoRight = tuple[float, Array]
 
 #: The multiple of the error bound that a derived tolerance allows.
@@ -60,19 +60,19 @@ FACTOR = 4.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DerivedOutput:
-    """What an output must be, and how far off it may be, by element.
+    """The expected values of an output with their error bounds.
 
     Attributes:
         expected: the formula's value in the output's dtype and shape.
-        value: the formula's value in the wide type, before it was rounded.
-        error: bound on an honest evaluation's distance from the value, rounding to the output's
-            dtype included, float64. Zero where NaN or Inf must be met; infinite where honest
-            evaluations may yield anything.
+        value: the formula's value in the wide type, before rounding.
+        error: bound on the distance of a reasonable evaluation from the value, including the
+            rounding to the output's dtype, float64. Zero where NaN or Inf is required; infinite
+            where evaluations may yield any value.
         factor: multiple of the error that is allowed.
-        otherwise: what is right as well, element by element, where rounding decides a choice or
-            right reformulations make NaN of an infinite input, and the same elsewhere; None if
-            there is nothing else. It may have another in turn. Outputs are judged one by one: that
-            all of them come from the same side of a choice is not asked.
+        otherwise: further accepted values, element by element, where rounding decides a choice or
+            reformulations turn an infinite input into NaN; equal elsewhere. None without an
+            alternative; alternatives may be chained. Outputs are judged one by one, so they need
+            not agree in the branch of a choice.
     """
 
     expected: Array
@@ -88,32 +88,34 @@ class DerivedOutput:
 
     @property
     def branch(self) -> Branch:
-        """What is right, and how far off it may be."""
-        other = None if self.otherwise is None else self.otherwise.branch
-        return Branch(self.expected, self.limit, other)
+        """The accepted values with their limits."""
+        otherwise = None if self.otherwise is None else self.otherwise.branch
+        return Branch(self.expected, self.limit, otherwise)
 
     @property
     def error_bound(self) -> ErrorBound:
         """The limit as a tolerance."""
         return ErrorBound(self.branch.at, self.factor)
 
-    def accepting(self, others: Iterable[AlsoRight]) -> DerivedOutput:
-        """Return a judgement that some elements may be NaN or infinite in, too."""
+    def accepting(self, also_accepted: Iterable[AlsoRight]) -> DerivedOutput:
+        """Return the output with NaN or infinities accepted for some elements, too."""
         derived_output = self
-        for special, mask in others:
+        for special, mask in also_accepted:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
             value, error = np.where(mask, special, self.value), np.where(mask, 0.0, self.error)
-            other = DerivedOutput(expected, value, error, self.factor, derived_output.otherwise)
-            derived_output = replace(derived_output, otherwise=other)
+            otherwise = DerivedOutput(expected, value, error, self.factor, derived_output.otherwise)
+            derived_output = replace(derived_output, otherwise=otherwise)
         return derived_output
 
     def apart(self, call: Call[Array]) -> list[DerivedOutput]:
-        """Return what each output of a call must be, if this is of the elements of all in a row."""
-        arrays = (call.apart([it]) for it in (self.expected, self.value, self.error))
-        others = self.otherwise.apart(call) if self.otherwise else [None] * len(call.groups)
+        """Split the output of :attr:`Call.in_a_row` into the outputs of the call's groups."""
+        arrays = (call.apart([array]) for array in (self.expected, self.value, self.error))
+        alternatives: Sequence[DerivedOutput | None] = [None] * len(call.groups)
+        if self.otherwise:
+            alternatives = self.otherwise.apart(call)
         return [
-            DerivedOutput(expected, value, error, self.factor, other)
-            for expected, value, error, other in zip(*arrays, others, strict=True)
+            DerivedOutput(expected, value, error, self.factor, otherwise)
+            for expected, value, error, otherwise in zip(*arrays, alternatives, strict=True)
         ]
 
     @property
@@ -123,23 +125,23 @@ class DerivedOutput:
 
     @property
     def divides(self) -> bool:
-        """Whether an element is infinite without having overflowed, as a quotient by zero is."""
+        """Whether an element is infinite without overflow, such as a quotient by zero."""
         return bool((np.isinf(self.expected) & (self.error == 0)).any())
 
 
 def bound(
     call: Call[Array], factor: float = FACTOR, wide: np.dtype[Any] = WIDE
 ) -> list[DerivedOutput]:
-    """Return the expected outputs of a node in its order, and the derived tolerance of each.
+    """Return the expected outputs of a node with their error bounds, in the node's order.
 
-    Values and errors come from one pass over the formula; the values are those of the evaluate
-    reading.
+    One pass over the formula yields values and errors; the values are those of
+    :func:`~onnxopt_cli.interpret.evaluate.evaluate`.
 
     Args:
         call: the operator, attributes and inputs.
         factor: multiple of the error that is allowed.
-        wide: what values are computed in. Those of double differ from the evaluation's by
-            less than 2^-28 of the bound of float32.
+        wide: type of the values. Values in double differ from the evaluation's by less than 2^-28
+            of the error bound of float32.
     """
     with np.errstate(all="ignore"):
         if (row := _in_a_row(call)) is None:
@@ -147,34 +149,34 @@ def bound(
         derived_outputs = (
             derived_output.apart(call) for derived_output in _derived_outputs(row, factor, wide)
         )
-        return [each for of_kind in derived_outputs for each in of_kind]
+        return [output for outputs in derived_outputs for output in outputs]
 
 
 def _in_a_row(call: Call[Array]) -> Call[Array] | None:
-    """Return :attr:`Call.in_a_row` of small tensors, where each costs as much as all of them.
+    """Return :attr:`Call.in_a_row` for small tensors, which take as long together as each alone.
 
-    None where that is not the same: an element depends on others, or the groups differ in more than
-    their values.
+    Returns None if the result could differ: the formula is not elementwise, or the groups differ in
+    more than their values.
     """
-    first, *others = call.groups
-    if not others or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
+    first, *further = call.groups
+    if not further or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
         return None
-    types = [it.dtype for it in first]
-    each = any(
+    types = [tensor.dtype for tensor in first]
+    has_value_per_group = any(
         isinstance(attribute, tuple) and len(attribute) > 1
         for attribute in call.attributes.values()
     )
-    if each or any([it.dtype for it in group] != types for group in others):
+    if has_value_per_group or any([tensor.dtype for tensor in group] != types for group in further):
         return None
     return call.in_a_row
 
 
 def least_errors(call: Call[Any]) -> list[float]:
-    """Return what share of its magnitude the error of each element has at least, for each output.
+    """Return a lower bound of error / magnitude of the elements of each output.
 
-    It counts roundings that no value of the inputs spares: an element's error need not be known
-    where the element is nearer than that. A sum inherits the errors of both operands, and a
-    product or a quotient the relative ones.
+    The bound counts the roundings that occur for all inputs. An element with a smaller deviation
+    agrees without computing its error bound. A sum inherits the smaller relative error of its
+    operands, and a product or a quotient the sum of both.
 
     Args:
         call: a call that can be computed in blocks.
@@ -185,15 +187,16 @@ def least_errors(call: Call[Any]) -> list[float]:
         name: value if isinstance(value, str) else _Roundings(0)
         for name, value in call.attributes.items()
     }
-    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
-    unit = min(precision_of(it).unit_roundoff for it in floats)
-    # An output is rounded once more, unless it may be exact; and what was expected was rounded.
-    counts = [_roundings(it) for it in formula(*operands, **attributes)]
+    floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
+    unit = min(precision_of(dtype).unit_roundoff for dtype in floats)
+    # An output that is not exact is rounded once more. The factor 1 - unit accounts for the
+    # rounding of the expected value.
+    counts = [_roundings(result) for result in formula(*operands, **attributes)]
     return [(count and count + 1) * unit * (1 - unit) for count in counts]
 
 
 class _Roundings(Joining):
-    """An operand, as far as the number of roundings goes that its error holds at least."""
+    """An operand that counts the roundings in its error that occur for all inputs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -216,17 +219,18 @@ def _roundings(operand: Any) -> int:
 def _derived_outputs(call: Call[Array], factor: float, wide: np.dtype[Any]) -> list[DerivedOutput]:
     derived_outputs = []
     operand, attribute = partial(given, wide=wide), partial(number, wide=wide)
-    for right, like, first in bounded_outputs(call, operand, attribute):
-        derived_output, *others = (judged(it, like.dtype, first.shape, factor) for it in right)
-        derived_outputs.append(
-            replace(derived_output, otherwise=others[0]) if others else derived_output
+    for accepted, like, first in bounded_outputs(call, operand, attribute):
+        derived_output, *alternatives = (
+            judged(bounded, like.dtype, first.shape, factor) for bounded in accepted
         )
-    if also := also_right(
-        call, divided=any(derived_output.divides for derived_output in derived_outputs)
-    ):
+        if alternatives:
+            derived_output = replace(derived_output, otherwise=alternatives[0])
+        derived_outputs.append(derived_output)
+    divided = any(derived_output.divides for derived_output in derived_outputs)
+    if also_accepted := also_right(call, divided=divided):
         return [
-            derived_output.accepting(it)
-            for derived_output, it in zip(derived_outputs, also, strict=True)
+            derived_output.accepting(specials)
+            for derived_output, specials in zip(derived_outputs, also_accepted, strict=True)
         ]
     return derived_outputs
 
@@ -239,18 +243,18 @@ def bounded_outputs(
     """Apply the formula to operands of the bound interpretation.
 
     Args:
-        call: the operator, attributes and inputs, whose parts are computed together.
-        operand: makes an operand of an input, in the precision that it may be computed in: a tensor
-            in its own, what comes from R and T alone in the coarsest of all.
-        attribute: makes an operand of an attribute.
+        call: the operator, attributes and inputs.
+        operand: converts an input to an operand in a precision: that of the tensor, or for scalars
+            the coarsest of all.
+        attribute: converts an attribute to an operand.
 
     Returns:
-        For each output in the node's order: what the formula yields, rounded to the output's type,
-        as :func:`~onnxopt_cli.interpret.bound.bounded_value.output` returns it; the input that has
-        its element type, and the input that has its shape.
+        For each output in the node's order: the formula's result, rounded to the output's type by
+        :func:`~onnxopt_cli.interpret.bound.bounded_value.output`; the input with its element type;
+        and the input with its shape.
     """
-    floats = [each.dtype for each in call.inputs if each.dtype.kind == "f"]
-    coarsest = precision_of(max(floats, key=lambda item: np.finfo(item).eps), Level.SCALAR)
+    floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
+    coarsest = precision_of(max(floats, key=lambda dtype: np.finfo(dtype).eps), Level.SCALAR)
     # A carried scalar in double keeps its digits beside float32 tensors, as a tensor does.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
@@ -273,33 +277,41 @@ def bounded_outputs(
             for result, like, first in results
         ]
 
-    found = outputs(call.operator)
+    results = outputs(call.operator)
     for operator in _written(call.operator, rougher_with=call.attributes):
-        found = [
-            (_as_rough(right, other), like, first)
-            for (right, like, first), (other, *_) in zip(found, outputs(operator), strict=True)
+        results = [
+            (_with_larger_errors(accepted, reformulated), like, first)
+            for (accepted, like, first), (reformulated, *_) in zip(
+                results, outputs(operator), strict=True
+            )
         ]
-    return found
+    return results
 
 
-def _as_rough(right: Sequence[Bounded], other: Sequence[Bounded]) -> tuple[Bounded, ...]:
-    """Return results that may also be off as others are, which are computed by another form.
+def _with_larger_errors(
+    accepted: Sequence[Bounded], reformulated: Sequence[Bounded]
+) -> tuple[Bounded, ...]:
+    """Return accepted results with the errors of a less accurate reformulation, if larger.
 
-    NaN is the root of what is surely negative; in the form, rounding may leave something positive.
-    Where the formula divides by zero, the form may subtract infinity from itself.
+    NaN errors, as of the root of a surely negative value, are ignored. Where the formula divides by
+    zero, the reformulation may subtract infinity from itself; then NaN is accepted, too.
     """
-    rough = [
-        replace(it, error=np.where(np.isinf(it.value), it.error, np.fmax(it.error, by.error)))
-        for it, by in zip_longest(right, other[: len(right)], fillvalue=other[0])
+    covered = [
+        replace(
+            result,
+            error=np.where(np.isinf(result.value), result.error, np.fmax(result.error, by.error)),
+        )
+        for result, by in zip_longest(
+            accepted, reformulated[: len(accepted)], fillvalue=reformulated[0]
+        )
     ]
-    wrong = np.isinf(right[0].value) & np.isnan(other[0].value)
-    if wrong.any():
-        # Other reformulations may have done so elsewhere; where a choice has another side, that
-        # stays.
-        last = rough[-1]
-        wrong &= last.value == rough[0].value
-        rough[1:] = [replace(last, value=np.where(wrong, np.nan, last.value))]
-    return tuple(rough)
+    becomes_nan = np.isinf(accepted[0].value) & np.isnan(reformulated[0].value)
+    if becomes_nan.any():
+        # Keep the other branch of a choice, and NaN that an earlier reformulation has added.
+        last = covered[-1]
+        becomes_nan &= last.value == covered[0].value
+        covered[1:] = [replace(last, value=np.where(becomes_nan, np.nan, last.value))]
+    return tuple(covered)
 
 
 def judged(
@@ -308,7 +320,7 @@ def judged(
     shape: tuple[int, ...],
     factor: float,
 ) -> DerivedOutput:
-    """Return what an output must be that is known up to an error, in its dtype and shape."""
+    """Return the derived output of a bounded value, in its dtype and shape."""
     wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
     error = np.broadcast_to(bounded.error, shape)
     expected = rounded(bounded.value, dtype, shape)
@@ -316,24 +328,24 @@ def judged(
 
 
 def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRight]]:
-    """Return what each output of a node may be beside what the formula yields.
+    """Return NaN and infinities that are accepted beside the formula's results.
 
-    The formula's ``alpha * V + (1 - alpha) * G`` is infinite where V is. Written as
-    ``V + (1 - alpha) * (G - V)`` it is NaN, and no less honest. So an element that an infinite
-    input reaches may also be NaN if a right form yields NaN there, whatever the formula yields; and
-    where the formula yields NaN, it may also be the infinity that a right form yields.
+    The formula ``alpha * V + (1 - alpha) * G`` is infinite where V is. The equally correct
+    reformulation ``V + (1 - alpha) * (G - V)`` is NaN there. Therefore an element that an infinite
+    input affects may also be NaN if a reformulation yields NaN there; and where the formula yields
+    NaN, it may also be the infinity that a reformulation yields.
 
-    A zero that comes from cancellation has no sign of its own: ``1 - alpha**T`` is 0 for alpha = 1,
-    and -0 as ``-expm1(T * log(alpha))``. So where the formula divides by zero, the infinity of the
-    other sign is right if a right form yields it.
+    A zero due to cancellation has no definite sign: for alpha = 1, ``1 - alpha**T`` is 0, and
+    ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula divides by zero, the infinity of
+    the other sign is accepted if a reformulation yields it.
 
     Args:
         call: the node.
         divided: whether the formula divides by zero.
 
     Returns:
-        For each output in the node's order: NaN or an infinity, and a mask of the output's shape;
-        empty if no input is infinite and nothing is divided by zero.
+        For each output in the node's order, pairs of NaN or an infinity and a mask of the output's
+        shape; empty if no input is infinite and the formula does not divide by zero.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
@@ -349,12 +361,12 @@ def also_right_from(
     *,
     divided: bool,
 ) -> list[list[AlsoRight]]:
-    """Return what each output may be beside what the formula yields, as :func:`also_right`.
+    """Return NaN and infinities that are accepted, as :func:`also_right` does.
 
     Args:
-        operator: whose formula and reformulations are asked.
-        inputs: all that the outputs are computed from.
-        outputs: computes them by an operator's formula, from inputs that are changed before.
+        operator: operator with the formula and its reformulations.
+        inputs: all inputs of the outputs.
+        outputs: computes the outputs by an operator's formula from changed inputs.
         divided: whether the formula divides by zero.
     """
     infinite = any(np.isinf(array).any() for array in inputs)
@@ -371,42 +383,45 @@ def also_right_from(
         return outputs(operator, change)
 
     expected = outputs(operator, lambda array: array)
-    # An infinite input reaches what changes if it is NaN, or finite.
+    # An infinite input affects the elements that change if it is replaced by NaN or 1.
     as_nan, as_one = instead_of_infinite(np.nan), instead_of_infinite(1.0)
-    reformulations = [outputs(it, lambda array: array) for it in _written(operator)]
-    found: list[list[AlsoRight]] = []
+    reformulated = [outputs(written, lambda array: array) for written in _written(operator)]
+    accepted: list[list[AlsoRight]] = []
     for place, value in enumerate(expected):
-        reached = ~(_alike(value, as_nan[place]) & _alike(value, as_one[place]))
+        affected = ~(_equal(value, as_nan[place]) & _equal(value, as_one[place]))
         masks: list[AlsoRight] = []
         for special in (np.nan, np.inf, -np.inf):
             yields = np.any(
-                [_alike(form[place], np.asarray(special)) for form in reformulations], axis=0
+                [_equal(results[place], np.asarray(special)) for results in reformulated], axis=0
             )
-            # NaN for what is none, or an infinity for NaN.
-            mask = reached & yields & (np.isnan(value) != np.isnan(special))
+            # NaN instead of a number, or an infinity instead of NaN.
+            mask = affected & yields & (np.isnan(value) != np.isnan(special))
             mask |= yields & (value == -special)
             if mask.any():
                 masks.append((special, mask))
-        found.append(masks)
-    return found
+        accepted.append(masks)
+    return accepted
 
 
 def _written(
     operator: Operator, rougher_with: Mapping[str, AttributeValue] | None = None
 ) -> Iterator[Operator]:
-    """Yield the operator with its formula as each of its reformulations writes it.
+    """Yield the operator with its formula rewritten by each of its reformulations.
 
-    If attributes are given, only as those do that are not as accurate with them.
+    Args:
+        operator: the operator.
+        rougher_with: attributes; with them, only reformulations that are less accurate than the
+            formula for these attributes. None for all reformulations.
     """
-    for form in operator.reformulations:
-        if rougher_with is not None and not form.accurate:
+    for reformulation in operator.reformulations:
+        if rougher_with is not None and not reformulation.accurate:
             continue
-        # A wrong formula may have lost what the form replaces.
+        # A mutant may lack the expression that the reformulation replaces.
         with suppress(ValueError):
-            formula = form.written(operator.formula)
-            if rougher_with is None or not form.is_accurate(rougher_with):
+            formula = reformulation.written(operator.formula)
+            if rougher_with is None or not reformulation.is_accurate(rougher_with):
                 yield replace(operator, formula=formula)
 
 
-def _alike(one: Array, other: Array) -> Array:
-    return (one == other) | (np.isnan(one) & np.isnan(other))
+def _equal(left: Array, right: Array) -> Array:
+    return (left == right) | (np.isnan(left) & np.isnan(right))

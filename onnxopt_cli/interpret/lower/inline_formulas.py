@@ -1,7 +1,7 @@
-"""Model-local functions that contain operators with a formula, put in place of their calls.
+"""Inline model-local functions that contain operators with a formula.
 
-Element types are known in a graph, not in a function, so lowering needs those functions inlined.
-All other functions stay as they are.
+Element types are known in graphs, but not in functions, so lowering requires these functions to be
+inlined. All other functions are left unchanged.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from onnxopt_cli.operators.registry import registry
 #: Domain and name of a function; its overloads count as one.
 FunctionId: TypeAlias = tuple[str, str]
 
-# Functions that call each other twice grow by two to the power of their number.
-_MOST_NODES = 1_000_000
+# Functions that each call the next one twice grow exponentially when they are inlined.
+_MAX_INLINED_NODES = 1_000_000
 
 
 def refuse_endless_functions(model: onnx.ModelProto) -> None:
-    """Refuse what neither onnx's check, which follows every call, nor a backend would end with.
+    """Refuse functions that onnx's check, which follows every call, would not finish.
 
     Raises:
-        NodeError: if functions call each other in a circle or without measure.
+        NodeError: if functions are recursive, or have too many nodes once inlined.
     """
     bodies = _bodies(model)
     sizes: dict[FunctionId, int] = {}
@@ -44,10 +44,10 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
         sizes[function_id] = _size(bodies[function_id], sizes)
     main = Counter(_operators(all_nodes(onnx.ModelProto(graph=model.graph))))
     total = _size(main, sizes)
-    if total > _MOST_NODES:
+    if total > _MAX_INLINED_NODES:
         raise NodeError(
-            f"the model's functions amount to {total} nodes once inlined; at most {_MOST_NODES} "
-            "are accepted"
+            f"the model's functions amount to {total} nodes once inlined; at most "
+            f"{_MAX_INLINED_NODES} are accepted"
         )
 
 
@@ -55,36 +55,37 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which no function contains an operator with a formula.
 
     Raises:
-        NodeError: if functions call each other in a circle or without measure, import another
-            version of a domain than the model, take the name of an operator with a formula, or
-            cannot be inlined for another reason of onnx's.
+        NodeError: if functions are recursive, have too many nodes, import another version of a
+            domain than the model, or have the name of an operator with a formula; or if onnx cannot
+            inline them.
     """
     chosen = _functions_with_formulas(_bodies(model))
     if not chosen:
         return deepcopy(model)
     refuse_endless_functions(model)
-    # The inliner takes an operator's default for that of the function around it.
-    spelled = spell_out_defaults(model)
-    inlined = deepcopy(spelled)
-    # The inliner refuses a model for the imports of any function, so it gets to see the chosen.
-    others = [function for function in model.functions if _id(function) not in chosen]
+    # The inliner would replace an omitted attribute by that of the surrounding function.
+    explicit = spell_out_defaults(model)
+    inlined = deepcopy(explicit)
+    # The inliner refuses a model because of the imports of any function, so it gets only those that
+    # it has to inline.
+    remaining = [function for function in model.functions if _id(function) not in chosen]
     del inlined.functions[:]
-    inlined.functions.extend(f for f in spelled.functions if _id(f) in chosen)
+    inlined.functions.extend(function for function in explicit.functions if _id(function) in chosen)
     _import_domains(inlined)
     try:
         inlined = inline_functions(inlined, sorted(chosen))
     except OnnxRefusal as error:
         raise NodeError(f"onnx cannot inline the model's functions: {error}") from error
-    # The inliner keeps functions that nothing calls.
+    # The inliner keeps functions without a caller.
     del inlined.functions[:]
-    inlined.functions.extend(others)
+    inlined.functions.extend(remaining)
     return inlined
 
 
 def _functions_with_formulas(
     bodies: Mapping[FunctionId, Counter[FunctionId]],
 ) -> set[FunctionId]:
-    """Return the functions with an operator of ours, also through the functions they call."""
+    """Return the functions that contain, directly or indirectly, an operator with a formula."""
     for function_id in bodies:
         if registry().find(*function_id):
             raise NodeError(
@@ -99,7 +100,7 @@ def _functions_with_formulas(
 
 
 def _bodies(model: onnx.ModelProto) -> dict[FunctionId, Counter[FunctionId]]:
-    """Return how often each function's body has each operator."""
+    """Return the operators of each function's body with their counts."""
     bodies: dict[FunctionId, Counter[FunctionId]] = {}
     for function in model.functions:
         body = all_nodes(onnx.ModelProto(functions=[function]))
@@ -108,7 +109,10 @@ def _bodies(model: onnx.ModelProto) -> dict[FunctionId, Counter[FunctionId]]:
 
 
 def _callees_first(bodies: Mapping[FunctionId, Counter[FunctionId]]) -> list[FunctionId]:
-    calls = {caller: [c for c in body if c in bodies] for caller, body in bodies.items()}
+    calls = {
+        caller: [operator for operator in body if operator in bodies]
+        for caller, body in bodies.items()
+    }
     try:
         return list(graphlib.TopologicalSorter(calls).static_order())
     except graphlib.CycleError as error:
@@ -121,7 +125,7 @@ def _size(body: Counter[FunctionId], sizes: Mapping[FunctionId, int]) -> int:
 
 
 def _import_domains(model: onnx.ModelProto) -> None:
-    """Add what the functions import, which the inliner forgets."""
+    """Add the imports of the functions, which the inliner does not add."""
     versions = imported_versions(model)
     for function in model.functions:
         for entry in function.opset_import:

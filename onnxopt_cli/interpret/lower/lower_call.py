@@ -23,22 +23,21 @@ from onnxopt_cli.operators.call import Call, Shape
 def lower_call(
     call: Call[GraphTensor], outputs: Sequence[str], new_name: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
-    """Return nodes that compute what the call's node computes.
+    """Return primitive nodes that compute the same as the call's node.
 
-    They use operators that mean the same in every opset from 13 on. What several groups share is
-    computed once. Constants and R keep the precision that
+    The nodes use operators with the same meaning in every opset from 13 on. Common expressions of
+    several groups are computed once. Constants and R keep the precision that
     :mod:`~onnxopt_cli.interpret.lower.symbol` describes; each output is rounded to its own element
-    type, and an operand that turns out to enlarge the tensor it is broadcast to is an error of
-    whoever runs the nodes.
+    type. An operand that would enlarge the tensor to which it is broadcast is an error at run time.
 
     Args:
         call: the node's operator, attributes and tensors.
-        outputs: the node's outputs; empty names are skipped, and so is all that only they need.
-        new_name: returns a name that is free in the model, and like the op_type it is given.
+        outputs: names of the node's outputs; empty names are skipped.
+        new_name: function from an op_type to a similar name that is unused in the model.
 
     Raises:
-        NotImplementedError: if the formula uses a function of NumPy that is not in the vocabulary.
-        TypeError: if the formula asks for the value of an operand.
+        NotImplementedError: if the formula uses a NumPy function without a row in the vocabulary.
+        TypeError: if the formula needs the value of an operand.
     """
     recorder = Recorder(new_name)
 
@@ -49,8 +48,8 @@ def lower_call(
     def scalar(operand: GraphTensor) -> Symbol:
         if operand.shape == ():
             return tensor(operand)
-        one, rank_0 = tensor(operand), recorder.constant(np.zeros(0, dtype=np.int64))
-        return recorder.node("Reshape", one, rank_0, shape=(), weak=one.weak)
+        symbol, empty_shape = tensor(operand), recorder.constant(np.zeros(0, dtype=np.int64))
+        return recorder.node("Reshape", symbol, empty_shape, shape=(), weak=symbol.weak)
 
     results = call.apply(scalar, tensor, WIDE.type)
     return recorder.finish(
@@ -68,7 +67,7 @@ def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
         return result
     node = result.recorder.node
     shape = node("Shape", first, dtype=np.dtype(np.int64), shape=None)
-    # Expand lets the larger side win; Reshape refuses a result with more elements than its place.
+    # Expand may enlarge the result; then Reshape fails, since the number of elements differs.
     return node("Reshape", node("Expand", result, shape), shape, shape=first.shape)
 
 
@@ -79,7 +78,7 @@ class GraphTensor:
     Attributes:
         name: its name in the graph.
         dtype: its element type.
-        shape: its shape as far as known.
+        shape: its known dimensions; None if the rank is unknown.
     """
 
     name: str
@@ -88,22 +87,29 @@ class GraphTensor:
 
 
 def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
-    """Return the tensors of a graph whose element type it states, without those of subgraphs."""
-    stated: list[tuple[str, int, Shape | None]] = [
-        *((it.name, it.data_type, tuple(it.dims)) for it in graph.initializer),
-        *((it.values.name, it.values.data_type, tuple(it.dims)) for it in graph.sparse_initializer),
+    """Return the tensors with a declared element type in a graph, without those of subgraphs."""
+    declared: list[tuple[str, int, Shape | None]] = [
+        (tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer
+    ]
+    declared += [
+        (sparse.values.name, sparse.values.data_type, tuple(sparse.dims))
+        for sparse in graph.sparse_initializer
     ]
     for value in (*graph.value_info, *graph.output, *graph.input):
-        # What is not a tensor has an undefined element type here.
-        tensor = value.type.tensor_type
+        # For a value that is not a tensor, this element type is undefined.
+        tensor_type = value.type.tensor_type
         shape = None
-        if tensor.HasField("shape"):
-            sizes = [it.dim_value if it.HasField("dim_value") else -1 for it in tensor.shape.dim]
-            shape = tuple(None if size < 0 else size for size in sizes)
-        stated.append((value.name, tensor.elem_type, shape))
-    found = {}
-    for name, elem_type, shape in stated:
-        # A type may be undefined, or of a later ONNX.
+        if tensor_type.HasField("shape"):
+            shape = tuple(
+                dimension.dim_value
+                if dimension.HasField("dim_value") and dimension.dim_value >= 0
+                else None
+                for dimension in tensor_type.shape.dim
+            )
+        declared.append((value.name, tensor_type.elem_type, shape))
+    tensors = {}
+    for name, elem_type, shape in declared:
+        # The element type may be undefined, or belong to a later version of ONNX.
         with suppress(KeyError):
-            found[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
-    return found
+            tensors[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
+    return tensors

@@ -1,4 +1,4 @@
-"""A model without the operators that have a formula: primitive operators in their place."""
+"""Replace the operators with a formula in a model by primitive operators."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 
-#: From this opset on, all operators that lowering uses mean the same.
+#: From this opset on, all operators that lowering uses have the same meaning.
 OLDEST_OPSET = 13
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredModel:
-    """What became of a model.
+    """A lowered model.
 
     Attributes:
-        model: the model without operators that have a formula.
-        replaced: name of the operator of every replaced node, a node in an inlined function once
+        model: the model without operators with a formula.
+        replaced: operator name of every replaced node; a node in an inlined function counts once
             for each call.
-        primitives: number of nodes that took their place.
+        primitives: number of primitive nodes that replace them.
     """
 
     model: onnx.ModelProto
@@ -49,19 +49,19 @@ class LoweredModel:
 
 
 def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the qualified names of the operators of a model that lowering replaces, each once.
+    """Return the qualified names of the operators that lowering replaces, without duplicates.
 
-    Subgraphs and model-local functions count, whether or not the functions are called.
+    The nodes of subgraphs and of model-local functions are included, even of unused functions.
     """
-    found = (registry().find(node.domain, node.op_type) for node in all_nodes(model))
-    return tuple(dict.fromkeys(operator.qualified_name for operator in found if operator))
+    operators = (registry().find(node.domain, node.op_type) for node in all_nodes(model))
+    return tuple(dict.fromkeys(operator.qualified_name for operator in operators if operator))
 
 
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
-    Functions that contain one are inlined. The result imports ai.onnx, and none of the operators'
-    domains that it does not use. A model without such operators comes back as it was.
+    Functions that contain such an operator are inlined. The result imports ai.onnx, and no unused
+    domain of the operators. A model without such operators is copied.
 
     Args:
         model: a model that passes onnx's check; it is not changed.
@@ -77,7 +77,8 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     lowered = inline_formulas(model)
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
-    # What ONNX cannot infer through an operator that it does not know, it can once that is lowered.
+    # ONNX cannot infer types through unknown operators. Each pass lowers the nodes whose input
+    # types are known, so that the next pass knows more.
     while True:
         before = len(sweep.replaced)
         sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
@@ -95,10 +96,10 @@ class _Sweep:
     """Passes over a model, each of which lowers the nodes whose inputs' types are known.
 
     Attributes:
-        names: where names of new tensors come from.
-        replaced: name of the operator of every node lowered.
-        primitives: number of nodes put in their place.
-        obstacle: why the first of the nodes that stay in a pass cannot be lowered.
+        names: source of names for new tensors.
+        replaced: operator name of every lowered node.
+        primitives: number of primitive nodes that replace them.
+        obstacle: the reason why the first remaining node of a pass cannot be lowered.
     """
 
     names: UniqueNames
@@ -115,27 +116,27 @@ class _Sweep:
         """Lower a graph and its subgraphs in place.
 
         Args:
-            graph: what to lower.
+            graph: the graph to lower.
             inferred: the same graph with all types that could be inferred.
-            outer: the tensors of the graphs around it.
+            outer: the tensors of the enclosing graphs.
         """
-        known = {**outer, **typed_tensors(inferred)}
+        tensors = {**outer, **typed_tensors(inferred)}
         nodes: list[onnx.NodeProto] = []
         before = len(self.replaced)
         for node, twin in zip(graph.node, inferred.node, strict=True):
             for subgraph, inferred_subgraph in zip(subgraphs(node), subgraphs(twin), strict=True):
-                self.lower_graph(subgraph, inferred_subgraph, known)
+                self.lower_graph(subgraph, inferred_subgraph, tensors)
             operator = registry().find(node.domain, node.op_type)
-            nodes += self._lower_node(operator, node, known) if operator else [node]
+            nodes += self._lower_node(operator, node, tensors) if operator else [node]
         if len(self.replaced) > before:
             del graph.node[:]
             graph.node.extend(nodes)
 
     def _lower_node(
-        self, operator: Operator, node: onnx.NodeProto, known: Mapping[str, GraphTensor]
+        self, operator: Operator, node: onnx.NodeProto, tensors: Mapping[str, GraphTensor]
     ) -> list[onnx.NodeProto]:
         stem = node.name or node.op_type
-        untyped = [name for name in node.input if name and name not in known]
+        untyped = [name for name in node.input if name and name not in tensors]
         if untyped:
             self.obstacle = self.obstacle or NodeError(
                 f"{operator.name} node {stem}: the element type of its input {untyped[0]} cannot "
@@ -143,7 +144,7 @@ class _Sweep:
                 hint=f"add a value_info entry for {untyped[0]} to the graph",
             )
             return [node]
-        operands = [known[name] if name else None for name in node.input]
+        operands = [tensors[name] if name else None for name in node.input]
         try:
             call = bind(operator, operands, node_attributes(operator, node), len(node.output))
         except NodeError as error:
@@ -168,10 +169,10 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 def _refuse_training_graphs(model: onnx.ModelProto) -> None:
     for info in model.training_info:
         for graph in (info.initialization, info.algorithm):
-            found = formula_operators(onnx.ModelProto(graph=graph))
-            if found:
+            names = formula_operators(onnx.ModelProto(graph=graph))
+            if names:
                 raise NodeError(
-                    f"{found[0]} occurs in the model's training_info, whose types ONNX does not "
+                    f"{names[0]} occurs in the model's training_info, whose types ONNX does not "
                     "infer",
                     hint="move the node to the model's graph, or remove training_info",
                 )
@@ -192,16 +193,16 @@ def _drop_unused_imports(model: onnx.ModelProto) -> None:
     used = {node.domain for node in all_nodes(model)}
     unused = {operator.domain for operator in registry().operators} - used
     for holder in (model, *model.functions):
-        kept = [entry for entry in holder.opset_import if entry.domain not in unused]
+        used_imports = [entry for entry in holder.opset_import if entry.domain not in unused]
         del holder.opset_import[:]
-        holder.opset_import.extend(kept)
+        holder.opset_import.extend(used_imports)
 
 
 class UniqueNames(FreeNames):
-    """Makes up names that occur nowhere in a model, whatever the scope.
+    """Makes names that occur nowhere in a model, in any scope.
 
     Args:
-        model: whose names are taken; names made up are taken too.
+        model: the model; its names and the names already made are not used.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -209,12 +210,12 @@ class UniqueNames(FreeNames):
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield every text of a model, all names among them."""
+    """Yield all texts of a model, which include all names."""
     if isinstance(message, onnx.TensorProto):
-        # All else may be large.
+        # The other fields may be large.
         yield message.name
         return
     for entry, value in message.ListFields():
         if entry.type in {entry.TYPE_STRING, entry.TYPE_MESSAGE}:
-            for it in [value] if isinstance(value, str | Message) else value:
-                yield from [it] if isinstance(it, str) else _texts(it)
+            for item in [value] if isinstance(value, str | Message) else value:
+                yield from [item] if isinstance(item, str) else _texts(item)

@@ -1,11 +1,10 @@
 """The operand that records ONNX nodes instead of computing.
 
-It joins in through NumPy's own dispatch: whatever a formula asks of NumPy is looked up in the
-vocabulary.
+It takes part through NumPy's dispatch; the vocabulary defines the nodes of each NumPy function.
 
-Types follow NumPy, with one rule more. Integers, booleans, constants, and what is computed from
-these alone, are *weak*: computed in double, then rounded to the type of what they meet. So
-``1 - beta**T`` keeps its bits under float32, and does not turn float32 tensors into double ones.
+Types combine as in NumPy, with one additional rule. Integers, booleans, constants and expressions
+of these alone are *weak*: they are computed in double, then rounded to the type of the other
+operand. Thus ``1 - beta**T`` keeps its bits beside float32 tensors without making them double.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from onnxopt_cli.operators.call import Shape
 
 _BOOL = np.dtype(np.bool_)
 _INTEGER = np.dtype(np.int64)
-#: What weak operands are computed in when none of them is typed.
+#: Type of an operation whose operands are all weak.
 _WEAK = np.dtype(np.float64)
 
 
@@ -46,11 +45,11 @@ class Symbol(Joining):
     """A tensor of the graph under construction.
 
     Attributes:
-        recorder: takes the nodes that operations on this symbol need.
+        recorder: records the nodes of operations on this symbol.
         name: the tensor's name.
         dtype: its element type.
-        shape: its shape as far as known.
-        weak: True if it takes the type of what it meets.
+        shape: its known dimensions; None if the rank is unknown.
+        weak: whether it takes the type of the other operand.
     """
 
     recorder: Recorder
@@ -60,7 +59,7 @@ class Symbol(Joining):
     weak: bool = False
 
     def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
-        """Record a function of NumPy."""
+        """Record a NumPy function."""
         return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:
@@ -70,7 +69,7 @@ class Symbol(Joining):
 
 
 def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
-    """Return a symbol or a number in the given type, rounded there if need be."""
+    """Return a symbol or a number converted to a type."""
     if not isinstance(operand, Symbol):
         with np.errstate(all="ignore"):
             return recorder.constant(np.asarray(operand).astype(dtype))
@@ -84,7 +83,7 @@ def _typed(recorder: Recorder, operands: Sequence[Any], dtype: np.dtype[Any]) ->
 
 
 def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
-    """Record the nodes of a function of NumPy; at least one operand is a symbol."""
+    """Record the nodes of a NumPy function; at least one operand is a symbol."""
     typed = partial(_typed, recorder)
     common, weak = _common_dtype(operands), all(map(_is_weak, operands))
     match row:
@@ -113,21 +112,21 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
 
 
 def _reduced(recorder: Recorder, row: Reduction, operand: Symbol) -> Any:
-    # ONNX does not say what ReduceMean is of no elements.
+    # ONNX does not define ReduceMean of an empty tensor.
     op_type = "ReduceSum" if row.mean else row.node
     result = recorder.node(op_type, operand, shape=(), weak=operand.weak, keepdims=0)
     if row.mean:
         return result / recorder.node("Size", operand, dtype=_INTEGER, shape=(), weak=True)
-    # ONNX does not say what is the largest of some numbers and NaN.
+    # ONNX does not define the maximum of numbers and NaN.
     return result + _nan_if_any(operand) if row.is_extreme else result
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     """Record a percentile, as :func:`~onnxopt_cli.operators.percentile.percentile` defines it.
 
-    The rank is computed in double. TopK sorts in no order that NaN has a place in: it gets zero for
-    NaN, which then is added to the result. And it gets an infinite element more, so that there is
-    one to take where the tensor is empty.
+    The rank is computed in double. The order of NaN in TopK is undefined, so NaN is replaced by
+    zero, and later added to the result. An additional infinite element makes TopK valid for an
+    empty tensor.
     """
     dtype, node = operand.dtype, recorder.node
 
@@ -144,7 +143,7 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
         count = node("Add", size, integers(1))
         last = node("Max", node("Sub", size, integers(1)), integers(0))
     else:
-        # Compilers want to know how many they are to sort.
+        # Compilers may require a constant number of elements to sort.
         elements = math.prod(size or 0 for size in operand.shape)
         count, last = integers(elements + 1), integers(max(elements - 1, 0))
     ordered = node("TopK", padded, count, axis=0, largest=0)
@@ -158,18 +157,19 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     ]
     a, b = ends
     fraction = node("Reshape", node("Sub", rank, floor), integers(), shape=())
-    whole = (fraction == 0) | (a == b)
-    between = a + (b - a) * as_dtype(recorder, fraction, dtype)
-    either: Symbol = np.where(whole, a, between)
-    return either + _nan_if_any(flat)
+    is_exact = (fraction == 0) | (a == b)
+    interpolated = a + (b - a) * as_dtype(recorder, fraction, dtype)
+    result: Symbol = np.where(is_exact, a, interpolated)
+    return result + _nan_if_any(flat)
 
 
 def _nan_if_any(operand: Symbol) -> Symbol:
-    """Record NaN where an element is NaN, else zero."""
+    """Record NaN if an element is NaN, otherwise zero."""
     recorder, dtype = operand.recorder, operand.dtype
     is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
-    found = recorder.node("Where", is_nan, operand, as_dtype(recorder, 0, dtype), dtype=dtype)
-    return recorder.node("ReduceSum", found, shape=(), weak=operand.weak, keepdims=0)
+    zero = as_dtype(recorder, 0, dtype)
+    nan_or_zero = recorder.node("Where", is_nan, operand, zero, dtype=dtype)
+    return recorder.node("ReduceSum", nan_or_zero, shape=(), weak=operand.weak, keepdims=0)
 
 
 def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
@@ -186,16 +186,16 @@ def _dtype(operand: Any) -> np.dtype[Any]:
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
+    known_shapes = [shape for shape in shapes if shape is not None]
+    if len(known_shapes) < len(shapes):
         return None
-    rank = max(map(len, known))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
+    rank = max(map(len, known_shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known_shapes]
     return tuple(_dimension(sizes) for sizes in zip(*padded, strict=True))
 
 
 def _dimension(sizes: Sequence[int | None]) -> int | None:
-    # Beside a known size other than 1, an unknown one is equal to it, or 1, or an error.
+    # If a known size is not 1, an unknown one must be equal to it or 1.
     fixed = [size for size in sizes if size not in (None, 1)]
     if fixed:
         return fixed[0]
@@ -203,7 +203,7 @@ def _dimension(sizes: Sequence[int | None]) -> int | None:
 
 
 def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Return the shape of a product of matrices and vectors; None where it is not known."""
+    """Return the shape of a product of matrices and vectors; None if unknown."""
     if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
         return None
     return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
@@ -213,13 +213,13 @@ class Recorder:
     """Records the nodes that replace one node.
 
     Args:
-        new_name: returns a name that is free in the model, and like the op_type it is given.
+        new_name: function from an op_type to a similar name that is unused in the model.
     """
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # By what they are without their outputs: constants differ if their bits do, NaN is one
-        # constant, and 0.0 and -0.0 are two.
+        # Keyed by the serialized node without outputs: constants are compared by their bits, so
+        # equal NaN are one constant, and 0.0 and -0.0 are two.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 
     def node(
@@ -231,29 +231,30 @@ class Recorder:
         weak: bool = False,
         **attributes: Any,
     ) -> Symbol:
-        """Return what an operator yields, recorded where it is not yet.
+        """Return the output of a node, which is recorded unless an equal node exists.
 
         Args:
             op_type: the operator.
             inputs: its inputs.
-            dtype: the type of the result; that of the first input if not given.
-            shape: of the result, None if unknown; what the inputs are broadcast to if not given.
-            weak: whether the result takes the type of what it meets.
-            attributes: of the operator.
+            dtype: type of the result; by default that of the first input.
+            shape: shape of the result, None if unknown; by default the broadcast shape.
+            weak: whether the result takes the type of the other operand.
+            attributes: attributes of the operator.
         """
-        node = helper.make_node(op_type, [it.name for it in inputs], [], **attributes)
+        input_names = [symbol.name for symbol in inputs]
+        node = helper.make_node(op_type, input_names, [], **attributes)
         node = self._nodes.setdefault(node.SerializeToString(deterministic=True), node)
         if not node.name:
             node.name = self._new_name(op_type)
-            # Of its two outputs, values and indices, the first is the one that is used.
-            others = [self._new_name("TopK_indices")] if op_type == "TopK" else []
-            node.output.extend([node.name, *others])
+            # TopK has a second output, the indices, which is not used.
+            unused = [self._new_name("TopK_indices")] if op_type == "TopK" else []
+            node.output.extend([node.name, *unused])
         if shape is ...:
-            shape = _broadcast([it.shape for it in inputs])
+            shape = _broadcast([symbol.shape for symbol in inputs])
         return Symbol(self, node.name, dtype or inputs[0].dtype, shape, weak=weak)
 
     def constant(self, value: Array) -> Symbol:
-        """Return a constant, recorded where it is not yet."""
+        """Return a constant, which is recorded unless an equal one exists."""
         tensor = numpy_helper.from_array(value)
         return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 
@@ -261,13 +262,13 @@ class Recorder:
         """Return the nodes that the outputs need.
 
         Args:
-            outputs: for each name that the graph knows, the recorded name of what it shall hold.
+            outputs: for each output name of the graph, the recorded name of its value.
         """
-        wanted = set(outputs.values())
+        needed = set(outputs.values())
         nodes: list[onnx.NodeProto] = []
         for node in reversed(self._nodes.values()):
-            if node.name in wanted:
-                wanted.update(node.input)
+            if node.name in needed:
+                needed.update(node.input)
                 nodes.insert(0, node)
         computed = {node.name for node in nodes}
         renamed: dict[str, str] = {}
@@ -276,7 +277,7 @@ class Recorder:
             if recorded in computed and recorded not in renamed:
                 renamed[recorded] = name
             else:
-                # An input handed through, or one value under two names.
+                # An input that is also an output, or a value with two names.
                 copies.append((recorded, name))
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]
