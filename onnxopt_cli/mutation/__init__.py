@@ -1,1 +1,1 @@
-"""The mistake readings: implementations that are wrong on purpose."""
+"""Mutants of formulas and the catalogue of known mistakes."""

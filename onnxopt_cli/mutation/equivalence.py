@@ -1,4 +1,4 @@
-"""Recognising implementations that equal the formula, and what tells the others apart."""
+"""Recognize equivalent mutants, and find inputs that distinguish the others from the formula."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from onnxopt_cli.mutation.probes import (
 from onnxopt_cli.operators.call import Attributes, Call
 from onnxopt_cli.operators.operator import Operator
 
-#: What another order of operations in the wide type and one rounding stay far below, by item size.
+#: Relative tolerance by item size. The error of another order of operations in the wide type, with
+#: one rounding of the result, is far smaller.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: From this relative difference on a smaller input is the better example.
+#: Among examples with at least this relative difference, a small input is preferred.
 _PLAIN_DIFFERENCE = 0.1
-#: What exact cancellation may leave, as a share of the largest input.
+#: Residue that an exact cancellation may leave, relative to the largest input.
 _RESIDUE = 1e-15
 
 
 def equivalent(operator: Operator, implementation: Implementation) -> bool:
-    """Tell whether an implementation equals the formula on all probes.
+    """Return whether an implementation equals the formula on all probes.
 
-    Finite inputs for which the formula has no value, such as a negative second moment, are not
-    compared: what differs only there is equivalent, since the specification does not say.
+    Elements for which the formula yields NaN from finite inputs, such as a negative second moment,
+    are not compared, since the specification does not define them.
     """
     return all(
         _agrees(_differences(probe, implementation.run(probe.call))) for probe in probes(operator)
@@ -37,31 +38,30 @@ def equivalent(operator: Operator, implementation: Implementation) -> bool:
 def distinguishing_input(
     operator: Operator, implementation: Implementation
 ) -> tuple[Attributes, dict[str, Array]] | None:
-    """Return a small input on which an implementation differs from the formula, None if none does.
+    """Return a small input that distinguishes an implementation from the formula, or None.
 
     Returns:
-        The attributes that the node gives, and its inputs by name. It is the single element with
-        the largest relative difference in any probe; where the elements of the optimized tensor
-        depend on each other, or the structure is wrong and no element plainly is, it is a whole
-        probe: the smallest of those where the difference is plain.
+        The attributes of the node, and its inputs by name. If possible, the input is the single
+        element with the largest relative difference in any probe. If elements depend on each other,
+        or only the structure is wrong, it is the smallest probe with a plain difference.
     """
-    wholes: list[tuple[float, int, Call[Array]]] = []
+    whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
-    # Of the smallest probe where the difference is plain: a larger one is no better example.
-    enough = float("inf")
+    # Size of the smallest probe with a plain difference; larger probes are worse examples.
+    smallest_plain = float("inf")
     for index, probe in enumerate(probes(operator)):
-        if not probe.dense and probe.call.size >= enough:
+        if not probe.dense and probe.call.size >= smallest_plain:
             continue
         differences = _differences(probe, implementation.run(probe.call))
         if _agrees(differences):
             continue
-        far = max(
+        largest = max(
             (float(np.max(difference, initial=0)) for difference in differences or ()),
             default=_PLAIN_DIFFERENCE,
         )
-        wholes.append((-min(far, _PLAIN_DIFFERENCE), probe.call.size, probe.call))
-        if far >= _PLAIN_DIFFERENCE:
-            enough = min(enough, probe.call.size)
+        whole_probes.append((-min(largest, _PLAIN_DIFFERENCE), probe.call.size, probe.call))
+        if largest >= _PLAIN_DIFFERENCE:
+            smallest_plain = min(smallest_plain, probe.call.size)
         by_element = {difference.shape for difference in differences or ()} == {
             probe.call.groups[0][0].shape
         }
@@ -70,14 +70,14 @@ def distinguishing_input(
             element = int(np.argmax(difference))
             call = probe.call.at(slice(element, element + 1))
             elements.append((float(difference[element]), -index, call))
-    plain = any(far <= -_PLAIN_DIFFERENCE for far, _, _ in wholes)
-    for far, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
-        if plain and far < _PLAIN_DIFFERENCE:
+    has_plain_probe = any(negated <= -_PLAIN_DIFFERENCE for negated, _, _ in whole_probes)
+    for largest, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
+        if has_plain_probe and largest < _PLAIN_DIFFERENCE:
             break
         differences = _differences(probe_of(call), implementation.run(call))
         if differences is not None and not _agrees(differences):
             return _described(call)
-    return _described(min(wholes, key=lambda item: item[:2])[2]) if wholes else None
+    return _described(min(whole_probes, key=lambda item: item[:2])[2]) if whole_probes else None
 
 
 def _agrees(differences: list[Array] | None) -> bool:
@@ -106,7 +106,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDE) - expected.astype(WIDE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # A value that is not finite on one side is as far off as a wrong sign.
+    # A value that is finite on one side only counts as a wrong sign.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)

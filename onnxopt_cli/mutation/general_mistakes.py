@@ -1,9 +1,9 @@
-"""Wrong implementations that any operator can have, as rows: a name, and what goes wrong there.
+"""Known mistakes that any operator can have, as rows with a name and a change.
 
-A mistake changes what the formula is given or returns, group by group and in the wide type; or the
-inputs of the node; or its outputs; or the numbers that are computed with. The tables come first,
-the hooks that make an implementation of a change follow. Some rows equal the formula on every
-input of some operators.
+A mistake changes operands or results of the formula, group by group and in the wide type; or inputs
+or outputs of the node; or the types of the computation. The tables come first, then the hooks that
+make an implementation from a change. For some operators, some rows are equivalent to the
+formula.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.rewrite import Formula
 
-#: What goes wrong, by name; the hook that takes it says where.
+#: Changes by the name of the mistake; the hook determines the place of the change.
 Rows = dict[str, Any]
 Operands = dict[str, Any]
 Results = tuple[Any, ...]
@@ -44,7 +44,7 @@ _UNREAD = "The attribute is not read."
 
 
 def generated(operator: Operator) -> Iterator[Implementation]:
-    """Yield the wrong implementations that follow from an operator's signature."""
+    """Yield the known mistakes that follow from an operator's signature."""
     for table in (
         _wrong_operands, _wrong_attributes, _wrong_results, _wrong_groups, _wrong_shapes,
         _wrong_loops, _coarse_numbers, _wrong_types, _promoted_types, _wrong_reductions,
@@ -96,13 +96,13 @@ def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementa
 
 def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
     name, default = attribute.name, attribute.default
-    whole = sum(attribute.limits or (0.0, 1.0))
+    total = sum(attribute.limits or (0.0, 1.0))
     rows: Rows = {f"{name} taken as {value:g}": _number(value) for value in (0.0, 1.0)}
     yield from _operand(operator, name, _UNREAD, rows)
     rows = {
         f"{name} negated": np.negative,
         f"{name} squared": np.square,
-        f"{whole:g} - {name} for {name}": lambda given: _number(whole)(given) - given,
+        f"{total:g} - {name} for {name}": lambda number: _number(total)(number) - number,
     }
     yield from _operand(operator, name, _BEFORE, rows)
     if default is not None:
@@ -146,7 +146,9 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     yield from _rows("They are taken tensor by tensor, not name by name.", regrouped, rows)
     rows = {
         "outputs of several tensors interleaved": lambda call, new: [
-            it for group, _ in enumerate(call.groups) for it in new[group :: len(call.groups)]
+            output
+            for group, _ in enumerate(call.groups)
+            for output in new[group :: len(call.groups)]
         ]
     }
     yield from _rows("They are returned tensor by tensor, not name by name.", _outputs, rows)
@@ -181,7 +183,7 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
         "results come back transposed": np.transpose,
     }
     yield from _rows("The elements are right.", _each_output, rows)
-    rows = {"empty results are left out": lambda _, new: [it for it in new if it.size]}
+    rows = {"empty results are left out": lambda _, new: [output for output in new if output.size]}
     yield from _rows("A node with an empty tensor has an output less.", _outputs, rows)
     rows = {f"shape of {it.name} leaks into the results": at
             for at, it in enumerate(operator.scalars)}  # fmt: skip
@@ -281,7 +283,7 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
     yield from _rows("Whatever their tensors' own types are.", _typed, rows)
     rows = {
         "several tensors come back in float32": lambda call, new: (
-            new if len(call.groups) == 1 else [it.astype(_FLOAT32) for it in new]
+            new if len(call.groups) == 1 else [output.astype(_FLOAT32) for output in new]
         )
     }
     yield from _rows("One tensor keeps its type.", _outputs, rows)
@@ -298,7 +300,7 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
 
 
 def _promoted_types(_: Operator) -> Iterator[Implementation]:
-    """Yield what leaves types and shapes to NumPy: those of R and T get into the results."""
+    """Yield mistakes in which NumPy promotes the types and shapes of R and T into results."""
     rows: Rows = {
         "types and shapes as NumPy has them": lambda promoted, _own, _tensors: promoted,
         "shapes as NumPy has them": lambda _promoted, own, _tensors: own,
@@ -310,7 +312,7 @@ def _promoted_types(_: Operator) -> Iterator[Implementation]:
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
-    """Yield what takes elements or numbers from other tensors, or leaves some out."""
+    """Yield mistakes that take elements or attributes from other tensors, or omit elements."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
         about = "What depends on all elements of a tensor depends on those of the others, too."
@@ -324,7 +326,9 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
             "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
         }
         yield from _rows("They do not count.", regrouped, rows)
-        rows = {"last element of each tensor left out": lambda it, first: _full(it, first)[:-1]}
+        rows = {
+            "last element of each tensor left out": lambda tensor, first: _full(tensor, first)[:-1]
+        }
         yield from _rows("They do not count.", _each_beside, rows)
 
 
@@ -335,7 +339,7 @@ def _of_others(name: str) -> Rows:
     }
 
 
-# Hooks around the formula: what it is given and what it returns for a group, by name.
+# Hooks around the formula, for operands and results of a group by name.
 
 
 def _around(
@@ -349,7 +353,7 @@ def _around(
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            # Another mistake around this one gives all by name.
+            # Another mistake around this one may pass all operands by name.
             operands = dict(zip(names, values, strict=False)) | attributes
             return after(row, operands, formula(**before(row, operands)))
 
@@ -361,11 +365,15 @@ def _around(
 
 def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[Implementation]:
     """Change one operand first."""
-    return _around(operator, about, rows, lambda change, it: it | {name: change(it[name])})
+
+    def before(change: Any, operands: Operands) -> Operands:
+        return operands | {name: change(operands[name])}
+
+    return _around(operator, about, rows, before)
 
 
 def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementation]:
-    """Take two operands for each other."""
+    """Exchange two operands."""
     rows = {f"{a} and {b} exchanged": {a: b, b: a} for a, b in combinations(names, 2)}
 
     def before(places: dict[str, str], operands: Operands) -> Operands:
@@ -375,17 +383,18 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Change one result, given what it replaces."""
-    at, source = list(operator.outputs).index(result), operator.outputs[result]
+    """Change one result, given the operand that it replaces."""
+    place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:
-        return (*results[:at], change(operands[source], results[at]), *results[at + 1 :])
+        changed = change(operands[source], results[place])
+        return (*results[:place], changed, *results[place + 1 :])
 
     return _around(operator, about, rows, after=after)
 
 
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Return other results: a row says which, by the place where each comes to stand."""
+    """Return other results; a row maps an output's position to that of the result."""
 
     def after(places: dict[int, int], _: Operands, results: Results) -> Results:
         return tuple(results[places.get(place, place)] for place in range(len(results)))
@@ -402,7 +411,7 @@ def _always(value: str) -> Callable[[str], str]:
 
 
 def _number(value: float) -> Callable[[Any], Any]:
-    return lambda given: given.dtype.type(value)
+    return lambda number: number.dtype.type(value)
 
 
 # Hooks around the node.
@@ -421,7 +430,9 @@ def regrouped(change: Callable[[Groups], Groups]) -> Compute:
 def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
     """Change each tensor, given the first one of its group."""
     return regrouped(
-        lambda groups: tuple(tuple(change(it, group[0]) for it in group) for group in groups)
+        lambda groups: tuple(
+            tuple(change(tensor, group[0]) for tensor in group) for group in groups
+        )
     )
 
 
@@ -430,18 +441,26 @@ def _each_tensor(change: Callable[[Array], Array]) -> Compute:
 
 
 def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
-    """Fill in operands that do not have the shape of their group's first tensor."""
-    return _each_beside(lambda it, first: it if it.shape == first.shape else fill(it, first.shape))
+    """Fill operands that do not have the shape of their group's first tensor."""
+    return _each_beside(
+        lambda tensor, first: tensor if tensor.shape == first.shape else fill(tensor, first.shape)
+    )
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
-    """Take the values of one tensor from other groups; its type, and the result's, stays."""
-    return regrouped(
-        lambda groups: tuple(
-            (*mine[:position], other[position].astype(mine[position].dtype), *mine[position + 1 :])
-            for mine, other in zip(groups, change(groups), strict=True)
+    """Take the values of one tensor from other groups, without changing types."""
+
+    def exchanged(groups: Groups) -> Groups:
+        return tuple(
+            (
+                *group[:position],
+                source[position].astype(group[position].dtype),
+                *group[position + 1 :],
+            )
+            for group, source in zip(groups, change(groups), strict=True)
         )
-    )
+
+    return regrouped(exchanged)
 
 
 def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
@@ -469,8 +488,8 @@ def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = F
 
     return _attributes(
         lambda call: {
-            name: it if only_defaults and name not in call.omitted else changed(it)
-            for name, it in call.attributes.items()
+            name: value if only_defaults and name not in call.omitted else changed(value)
+            for name, value in call.attributes.items()
         }
     )
 
@@ -493,9 +512,11 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 
 
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
-    """Change each output, given the inputs that have its type and its shape."""
+    """Change each output, given the inputs with its type and its shape."""
     return _outputs(
-        lambda call, new: [change(it, *of) for it, of in zip(new, call.sources, strict=True)]
+        lambda call, new: [
+            change(output, *sources) for output, sources in zip(new, call.sources, strict=True)
+        ]
     )
 
 
@@ -513,8 +534,8 @@ def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Com
 
 def _elements_kept(elements: Callable[[int], slice]) -> Compute:
     def changed(new: Array, like: Array, first: Array) -> Array:
-        kept = elements(new.size)
-        new.flat[kept] = _full(like, first)[kept]
+        unchanged = elements(new.size)
+        new.flat[unchanged] = _full(like, first)[unchanged]
         return new
 
     return _each_place(changed)
@@ -523,7 +544,7 @@ def _elements_kept(elements: Callable[[int], slice]) -> Compute:
 def _enlarged(position: int) -> Compute:
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
         shape = call.scalars[position].shape
-        return [np.broadcast_to(it, np.broadcast_shapes(shape, it.shape)) for it in new]
+        return [np.broadcast_to(output, np.broadcast_shapes(shape, output.shape)) for output in new]
 
     return _outputs(changed)
 
@@ -531,16 +552,16 @@ def _enlarged(position: int) -> Compute:
 def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
     return _outputs(
         lambda call, new: [
-            it.astype(dtype(call, at % len(call.groups))) for at, it in enumerate(new)
+            output.astype(dtype(call, place % len(call.groups))) for place, output in enumerate(new)
         ]
     )
 
 
 def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
-    """Take shapes from NumPy, and types from NumPy, the own tensor, and the number of tensors."""
+    """Take shapes from NumPy, and types from a function of NumPy's type and the tensor's type."""
 
     def compute(call: Call[Array]) -> list[Array]:
-        # Attributes are float32 as they are, and so is what follows from them alone.
+        # Attributes are float32, and so are expressions of attributes alone.
         exact = call.apply(lambda scalar: widen(scalar.reshape(())), widen, np.float32)
         promoted = call.apply(_branching, _branching, np.float32)
         return [
@@ -554,7 +575,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 
 
 class _Branching(np.ndarray[Any, Any]):
-    """An array that takes one branch of a choice by a single condition, as a program does."""
+    """An array for which a choice by a single condition yields one branch, as `if` does."""
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function is np.where and np.size(args[0]) == 1:
@@ -566,11 +587,11 @@ def _branching(array: Array) -> _Branching:
     return array.view(_Branching)
 
 
-# Changes that are longer than a row.
+# Changes that do not fit into a row.
 
 
 def _full(tensor: Array, first: Array) -> Array:
-    """Return the elements of a tensor that broadcasts to the first one of its group, in order."""
+    """Return the flat elements of a tensor broadcast to the first one of its group."""
     return np.broadcast_to(tensor, first.shape).ravel()
 
 
@@ -591,9 +612,11 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 
 
 def _joined(call: Call[Array]) -> list[Array]:
-    """Compute all groups as one that holds all elements; the types are those of the first."""
+    """Compute all groups as one group with all elements, in the types of the first group."""
     outputs = call.apart(evaluate(call.in_a_row))
-    return [it.astype(like.dtype) for it, (like, _) in zip(outputs, call.sources, strict=True)]
+    return [
+        output.astype(like.dtype) for output, (like, _) in zip(outputs, call.sources, strict=True)
+    ]
 
 
 def _through(dtype: np.dtype[Any]) -> Callable[[Array], Array]:

@@ -1,8 +1,7 @@
-"""The formula gone wrong: every wrong implementation of an operator that has a name.
+"""The known mistakes of an operator: the named wrong implementations.
 
-Those that a person would name stand beside the formula; those that any operator can have are
-generated from its signature. What is wrong in a program's manners and not in its results, such as
-writing into its inputs, is none of them: no value shows it.
+An operator's file defines its own mistakes; those that any operator can have are generated from its
+signature. Defects that no output shows, such as writing to an input, are not known mistakes.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from onnxopt_cli.operators.rewrite import rewrite
 
 @cache
 def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the operator's wrong implementations, those of its own file first.
+    """Return the operator's known mistakes, those of its own file first.
 
-    Generated ones that equal the formula, or an earlier one, on every input of this operator are
-    left out.
+    Generated mistakes that are equivalent to the formula or to an earlier mistake are omitted.
 
     Raises:
         ValueError: if a known mistake of the operator's file changes nothing that is there.
@@ -44,56 +42,61 @@ def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 
 @cache
 def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the wrong implementations unsifted, in no time: those of the operator's file first.
+    """Return the known mistakes without the slow search for equivalent ones.
 
-    Some may equal the formula, or an earlier one, on every input.
+    Those of the operator's file come first. Some may be equivalent to the formula or to others.
 
     Raises:
         ValueError: if a known mistake of the operator's file changes nothing that is there.
     """
     named = {mistake.name: mistake for mistake in operator.known_mistakes}
-    others = {implementation.name: implementation for implementation in generated(operator)}
-    own = [_implementation(operator, item, others.get(item.name)) for item in named.values()]
-    return (*own, *(it for name, it in others.items() if name not in named))
+    general = {implementation.name: implementation for implementation in generated(operator)}
+    specific = [
+        _implementation(operator, mistake, general.get(mistake.name)) for mistake in named.values()
+    ]
+    return (
+        *specific,
+        *(implementation for name, implementation in general.items() if name not in named),
+    )
 
 
 @cache
 def named(operator: Operator, *names: str) -> Implementation | None:
-    """Return the implementation with all mistakes of these names; None if there is none."""
-    known = {mistake.name: mistake for mistake in all_known_mistakes(operator)}
-    found = known.get(names[0])
+    """Return the implementation with all mistakes of these names; None if a name is unknown."""
+    by_name = {mistake.name: mistake for mistake in all_known_mistakes(operator)}
+    combined = by_name.get(names[0])
     for name in names[1:]:
-        other = known.get(name)
-        found = both(found, other) if found and other else None
-    return found
+        mistake = by_name.get(name)
+        combined = both(combined, mistake) if combined and mistake else None
+    return combined
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Leave out what computes the same as an earlier one on every probe, bit for bit."""
+    """Omit implementations whose outputs equal an earlier one's on every probe, bit for bit."""
     groups = [list(implementations)]
     for probe in probes(operator):
-        parted: list[list[Implementation]] = []
+        subgroups: list[list[Implementation]] = []
         for group in groups:
             if len(group) == 1:
-                parted.append(group)
+                subgroups.append(group)
                 continue
-            alike: dict[object, list[Implementation]] = {}
+            by_outputs: dict[object, list[Implementation]] = {}
             for implementation in group:
                 outputs = implementation.run(probe.call)
                 key = tuple(
                     (output.dtype.str, output.shape, output.tobytes()) for output in outputs
                 )
-                alike.setdefault(key, []).append(implementation)
-            parted += alike.values()
-        groups = parted
-    kept = {id(group[0]) for group in groups}
-    return [implementation for implementation in implementations if id(implementation) in kept]
+                by_outputs.setdefault(key, []).append(implementation)
+            subgroups += by_outputs.values()
+        groups = subgroups
+    firsts = {id(group[0]) for group in groups}
+    return [implementation for implementation in implementations if id(implementation) in firsts]
 
 
 def _implementation(
     operator: Operator, mistake: KnownMistake, generated: Implementation | None
 ) -> Implementation:
-    """Return the implementation; without a change of its own it is the generated one."""
+    """Return a mistake's implementation; without changes of its own, the generated one."""
     if not mistake.replace and not mistake.defaults:
         if generated is None:
             raise ValueError(f"{operator.name}: known mistake {mistake.name!r} changes nothing")
@@ -101,9 +104,9 @@ def _implementation(
     change = unchanged
     if mistake.replace:
         change = lru_cache(partial(rewrite, replace=mistake.replace))
-        # It must be possible; the cache keeps what comes of it.
+        # Raises ValueError now if the formula lacks the expression.
         change(operator.formula)
-    rounds = any(".astype(" in it for it in mistake.replace.values())
+    rounds = any(".astype(" in expression for expression in mistake.replace.values())
     name, about, seen_in = mistake.name, mistake.about, mistake.seen_in
     defaults = mistake.defaults
     return Implementation(name, about, seen_in, change=change, defaults=defaults, rounds=rounds)

@@ -1,4 +1,4 @@
-"""The formula gone wrong by itself: one place of its syntax tree exchanged or dropped at a time."""
+"""Automatic mutants of a formula: one change of its syntax tree each."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
 _NUMBERS = (0, 1, 2, 0.5, -1)
 _FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
 
-#: What changed, and the node that takes the place of the old one.
+#: Description of a change, and the expression that replaces the old one.
 Change = tuple[str, ast.expr]
-#: Puts another expression in the place of one.
+#: Replaces an expression by another one.
 Put = Callable[[ast.expr], None]
 
 
 @cache
 def mutants(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the operator's automatic wrong implementations, in the order of the formula.
+    """Return the operator's automatic mutants, in the order of the formula.
 
-    Some equal the formula on every input:
-    :func:`~onnxopt_cli.mutation.equivalence.equivalent` recognises them.
+    Some are equivalent to the formula; see :func:`~onnxopt_cli.mutation.equivalence.equivalent`.
     """
     tree = formula_tree(operator.formula)
-    # Nothing in the docstring is computed.
+    # The docstring is not mutated.
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
     numbers = [attribute.name for attribute in operator.attributes if not attribute.choices]
-    found: dict[str, Implementation] = {}
+    by_source: dict[str, Implementation] = {}
     original = ast.unparse(tree)
-    for statement, node, put, known in _places(tree, [*operator.input_names(1), *numbers]):
+    for statement, node, put, names in _places(tree, [*operator.input_names(1), *numbers]):
         before = _text(statement)
-        for about, expression in _changes(node, known, choices):
+        for about, expression in _changes(node, names, choices):
             put(expression)
             source = ast.unparse(tree)
-            if source != original and source not in found:
-                found[source] = Implementation(
+            if source != original and source not in by_source:
+                by_source[source] = Implementation(
                     name=f"{_text(statement)}, not {before}",
                     about=about,
                     change=lru_cache(partial(_compiled, source)),
                 )
         put(node)
-    return tuple(found.values())
+    return tuple(by_source.values())
 
 
 def _compiled(source: str, formula: Formula) -> Formula:
@@ -73,17 +72,17 @@ def _text(statement: ast.stmt) -> str:
     return ast.unparse(statement)
 
 
-def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> Iterator[Change]:
-    """Yield everything that may stand in an expression's place; some may be what is there.
+def _changes(node: ast.expr, names: Sequence[str], choices: Sequence[str]) -> Iterator[Change]:
+    """Yield the changes of an expression; some may leave it as it is.
 
     Args:
         node: the expression.
-        known: names of the numbers that have one there.
-        choices: the strings that attributes may be.
+        names: names of numbers that are defined at this place.
+        choices: strings that attributes may be.
     """
     text = ast.unparse(node)
-    named = text in known
-    names = [(f"{text} became {it}.", ast.Name(it, ast.Load())) for it in known]
+    named = text in names
+    variables = [(f"{text} became {name}.", ast.Name(name, ast.Load())) for name in names]
     numbers = [(f"{text} became {number}.", ast.Constant(number)) for number in _NUMBERS]
     match node:
         case ast.BinOp():
@@ -93,20 +92,20 @@ def _changes(node: ast.expr, known: Sequence[str], choices: Sequence[str]) -> It
         case ast.Call():
             yield from _call_changes(node)
         case ast.Name() if named:
-            yield from (*names, *numbers)
+            yield from (*variables, *numbers)
         case ast.Constant(value=str()):
             yield from ((f"{text} became {choice!r}.", ast.Constant(choice)) for choice in choices)
         case ast.Constant():
-            yield from (*numbers, *names)
+            yield from (*numbers, *variables)
     if named or isinstance(node, ast.BinOp | ast.Call):
         yield f"{text} became negative.", ast.UnaryOp(ast.USub(), node)
         yield f"{text} was squared.", ast.BinOp(node, ast.Mult(), node)
 
 
 def _binary_changes(node: ast.BinOp) -> Iterator[Change]:
-    alike = next((it for it in (_ARITHMETIC, _LOGIC) if type(node.op) in it), {})
-    old = alike.get(type(node.op), "")
-    for kind, new in alike.items():
+    kinds = next((table for table in (_ARITHMETIC, _LOGIC) if type(node.op) in table), {})
+    old = kinds.get(type(node.op), "")
+    for kind, new in kinds.items():
         yield f"{old} became {new}.", ast.BinOp(node.left, kind(), node.right)
     yield f"The operands of {old} were exchanged.", ast.BinOp(node.right, node.op, node.left)
     yield f"{ast.unparse(node.right)} was dropped.", node.left
@@ -128,8 +127,8 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
         case [argument]:
             yield f"{function} was dropped.", argument
             for name in _FUNCTIONS:
-                other = ast.Attribute(ast.Name("np", ast.Load()), name, ast.Load())
-                yield f"{function} became np.{name}.", ast.Call(other, [argument], [])
+                replacement = ast.Attribute(ast.Name("np", ast.Load()), name, ast.Load())
+                yield f"{function} became np.{name}.", ast.Call(replacement, [argument], [])
         case [argument, _]:
             yield f"{function} was dropped.", argument
         case [condition, first, second]:
@@ -142,11 +141,11 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
 def _places(
     tree: ast.FunctionDef, names: list[str]
 ) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
-    """Yield every expression: its statement, itself, what exchanges it, and the numbers before.
+    """Yield each expression with its statement, its replacement function and the defined names.
 
     Args:
         tree: the formula.
-        names: its arguments that are numbers; the names that it assigns are added on the way.
+        names: its numeric arguments; names that the formula assigns are added.
     """
     for statement in _statements(tree.body):
         fields = tuple(name for name in ("test", "value") if name in statement._fields)
@@ -165,7 +164,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _expressions(parent: ast.AST, fields: tuple[str, ...]) -> Iterator[tuple[ast.expr, Put]]:
-    """Yield every expression, with what puts another one in its place."""
+    """Yield each expression with a function that replaces it."""
     for field in fields:
         value = getattr(parent, field)
         several = isinstance(value, list)
@@ -173,6 +172,6 @@ def _expressions(parent: ast.AST, fields: tuple[str, ...]) -> Iterator[tuple[ast
             if isinstance(child, ast.expr):
                 in_field = partial(setattr, parent, field)
                 yield child, partial(value.__setitem__, index) if several else in_field
-                # A function's name is no operand.
+                # The name of a function is not an operand.
                 inner = ("args",) if isinstance(child, ast.Call) else child._fields
                 yield from _expressions(child, inner)

@@ -1,7 +1,7 @@
-"""Calls that spread over an operator's inputs, to tell implementations apart without any suite.
+"""Calls that cover an operator's inputs, to distinguish implementations without a suite.
 
-Two kinds: dense ones, with hundreds of double elements for each T and setting of the attributes,
-for what is wrong in a formula; and small ones of every structure, for what is wrong around it.
+Dense probes, with hundreds of double elements for each T and setting of the attributes, reveal
+mistakes in a formula. Small probes of every structure reveal mistakes around it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
-#: Counts that float32 rounds, and that int32 takes for a negative and for a small one.
+#: Counts that are not exact in float32, or become negative or small in int32.
 _LARGE_COUNTS = (2**24 + 1, 2**31 + 5, 2**32 + 1)
 _ABOVE_ONE = 1.5
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -57,14 +57,14 @@ _PAIR: Layout = (((3,), (3,)),) * 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """A call and what the formula yields for it; all arrays are read-only.
+    """A call with its expected outputs; all arrays are read-only.
 
     Attributes:
         call: the node.
         expected: its outputs.
-        dense: True if it has one group, of many elements that are probes on their own.
-        finite: True if all its inputs are finite numbers.
-        largest: the largest magnitude among its tensors that is finite.
+        dense: True for one group with many elements, each of which is a probe of its own.
+        finite: True if all inputs are finite numbers.
+        largest: largest finite magnitude among its tensors.
     """
 
     call: Call[Array]
@@ -76,9 +76,9 @@ class Probe:
 
 @cache
 def probes(operator: Operator) -> tuple[Probe, ...]:
-    """Return the operator's probes, always the same ones; most mistakes show in the first.
+    """Return the operator's probes, which are always the same; most mistakes show in the first.
 
-    The large ones come last: what shows in another need not be computed for them.
+    Large probes come last, since a mistake usually shows in a smaller one.
     """
     draw = _Draw(operator)
     first, *dense = [probe_of(call, dense=True) for call in draw.dense()]
@@ -113,8 +113,9 @@ class _Draw:
 
     def dense(self) -> Iterator[Call[Array]]:
         layout: Layout = (((_ELEMENTS,), (_ELEMENTS,)),)
-        for given, count in product(self._settings(), _COUNTS if self._operator.counts else (0,)):
-            yield self._call(layout, count=count, given=given)
+        counts = _COUNTS if self._operator.counts else (0,)
+        for attributes, count in product(self._settings(), counts):
+            yield self._call(layout, count=count, attributes=attributes)
 
     def structures(self) -> Iterator[Call[Array]]:
         types = self._operator.dtypes
@@ -128,7 +129,8 @@ class _Draw:
             yield self._call(_PAIR, count=count)
         for count, name in product(_LARGE_COUNTS if self._operator.counts else (), self._numeric):
             if self._numeric[name][1] >= _BELOW_ONE:
-                yield self._call(_PAIR, count=count, given=self._attributes() | {name: _BELOW_ONE})
+                attributes = self._attributes() | {name: _BELOW_ONE}
+                yield self._call(_PAIR, count=count, attributes=attributes)
         for scale in (1e-25, 1e6, 1e18):
             yield self._call(_PAIR, types=("float32", "float32"), scale=scale)
         for dtype in types:
@@ -137,11 +139,11 @@ class _Draw:
     def limits(self) -> Iterator[Call[Array]]:
         for name in self._each:
             limits = self._numeric[name]
-            apart = (*limits, sum(limits) / 2)
-            yield self._call(_LAYOUTS[0], given=self._attributes() | {name: apart})
+            numbers = (*limits, sum(limits) / 2)
+            yield self._call(_LAYOUTS[0], attributes=self._attributes() | {name: numbers})
         for name, limits in self._limits.items():
             for value in (*limits, sum(limits) / 2):
-                yield self._call(_ODD, given=self._attributes() | {name: value})
+                yield self._call(_ODD, attributes=self._attributes() | {name: value})
 
     def not_finite(self) -> Iterator[Call[Array]]:
         for name, value in product(self._operator.tensors, (np.nan, np.inf, -np.inf)):
@@ -155,7 +157,7 @@ class _Draw:
         layout: Layout,
         *,
         count: int = 3,
-        given: Mapping[str, object] | None = None,
+        attributes: Mapping[str, object] | None = None,
         types: tuple[str, str] = ("float64", "float64"),
         rate: str = "float64",
         rank: int = 0,
@@ -163,8 +165,8 @@ class _Draw:
     ) -> Call[Array]:
         """Draw a call; types are those of the first tensor and of the others, as in a layout."""
         operator = self._operator
-        if given is None:
-            given = self._attributes()
+        if attributes is None:
+            attributes = self._attributes()
         scalars = [
             np.full((1,) * rank, count, "int64")
             if "int64" in scalar.dtypes
@@ -179,21 +181,21 @@ class _Draw:
         return bind(
             operator,
             [*scalars, *tensors],
-            complete_attributes(operator, given),
-            omitted=frozenset(item.name for item in operator.attributes) - set(given),
+            complete_attributes(operator, attributes),
+            omitted=frozenset(item.name for item in operator.attributes) - set(attributes),
         )
 
     def _tensor(self, name: str, shape: Shape, dtype: str, scale: float) -> Array:
         """Draw short decimal numbers of many magnitudes, one in five zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
-        # A quotient by a power of ten is the number nearest to the decimal; a product is not.
+        # A quotient by a power of ten is the double nearest to the decimal; a product is not.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
-        # The sum turns negative zeros, which would only distract, into positive ones.
+        # The sum turns negative zeros into positive ones.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[Numbers]:
-        """Draw attributes: all given, the optional ones left out, each zero and above one."""
+        """Draw attributes: all present, optional ones omitted, and each one zero or above one."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: Numbers = dict(zip(self._choices, chosen, strict=True))
