@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from onnxopt_cli.core.linux import close_to_others, end_with
 
@@ -21,6 +22,7 @@ if sys.platform != "win32":
 STARTED: set[int] = set()
 
 _is_command = False
+_exceptions_are_lost = ContextVar("_exceptions_are_lost", default=False)
 
 
 def claim_process() -> None:
@@ -87,3 +89,21 @@ def held_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def losing_exceptions() -> Iterator[None]:
+    """Mark a call into a library that suppresses exceptions of signal handlers.
+
+    A handler that would raise waits until the call has returned.
+    """
+    token = _exceptions_are_lost.set(True)
+    try:
+        yield
+    finally:
+        _exceptions_are_lost.reset(token)
+
+
+def exceptions_are_lost() -> bool:
+    """Return whether the caller, a signal handler, has interrupted :func:`losing_exceptions`."""
+    return _exceptions_are_lost.get()

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a run cleanly, the second immediately."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-from onnxopt_cli.core.helper_process import SIGNALS
+from onnxopt_cli.core.helper_process import SIGNALS, exceptions_are_lost
 
-# How long to wait where nothing can be raised, or was dropped, and how many times.
-_LATER_SECONDS = 0.01
-_MOST_WAITS = 100
-# Whoever calls these is in jsonschema_rs, which drops what a handler raises.
-_DROPPING = {"iter_errors", "validator_for"}
-#: Exit codes after one of them.
+# A signal that arrives where raising is unsafe is sent again after this time, up to this often.
+_RESEND_SECONDS = 0.01
+_MAX_RESENDS = 100
+#: Exit codes of a command that a signal has ended.
 INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
-    """The user wants the command to end; raised wherever the program is.
+    """A signal asks the command to end; the handler raises this at any point of the program.
 
     Attributes:
-        exit_code: what the command exits with.
+        exit_code: the exit code of the command.
     """
 
     def __init__(self, number: int) -> None:
@@ -37,48 +35,50 @@ class Stop(KeyboardInterrupt):
 
 
 def stop_by_raising() -> None:
-    """Let a signal raise :class:`Stop`, so that what was begun is cleaned up."""
+    """Make signals raise :class:`Stop`, so that ``finally`` clauses clean up."""
     if sys.platform != "win32":
-        # Whoever started the command may ignore the ends of children, and so would it and they.
+        # The parent process may ignore SIGCHLD; this process and its children would inherit that.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    sys.unraisablehook = _signal_again
+    sys.unraisablehook = _send_unraised_signal_again
     for number in SIGNALS:
-        # Whoever started the command may have it ignore them.
+        # The parent process may have set the command to ignore a signal.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
 
 
-_waits = itertools.count()
+_resends = itertools.count()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise Stop; a moment later where that would crash a library or be lost."""
-    if _must_wait(frame) and next(_waits) < _MOST_WAITS:
+    """Raise Stop; where that would crash a library or be lost, send the signal again later."""
+    if _raising_is_unsafe(frame) and next(_resends) < _MAX_RESENDS:
         _send_later(number)
     else:
         raise Stop(number)
 
 
-def _must_wait(frame: FrameType | None) -> bool:
-    """Tell whether something is imported, or where exceptions are dropped."""
+def _raising_is_unsafe(frame: FrameType | None) -> bool:
+    """Return whether the program imports a module, or exceptions of a handler are lost."""
+    if exceptions_are_lost():
+        return True
+    # A half-imported extension module may crash, and Python has no hook around all imports.
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith("<frozen importlib") or code is _signal_again.__code__:
-            return True
-        if not _DROPPING.isdisjoint(code.co_names):
+        is_import = code.co_filename.startswith("<frozen importlib")
+        if is_import or code is _send_unraised_signal_again.__code__:
             return True
         frame = frame.f_back
     return False
 
 
 def _send_later(number: int) -> None:
-    # Windows ends the process that os.kill is called for.
+    # On Windows, os.kill would terminate the process.
     send = signal.raise_signal if sys.platform == "win32" else partial(os.kill, os.getpid())
-    threading.Timer(_LATER_SECONDS, send, (number,)).start()
+    threading.Timer(_RESEND_SECONDS, send, (number,)).start()
 
 
-def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send the signal again that came where Python drops exceptions: a finalizer, a callback."""
+def _send_unraised_signal_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose Stop was lost in a finalizer or a weak reference's callback."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
         _send_later(stop.exit_code - 128)
@@ -88,10 +88,10 @@ def _signal_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 @dataclass(eq=False, slots=True)
 class Interruption:
-    """Whether the user has asked the run to end.
+    """Whether a signal has asked the run to end.
 
     Attributes:
-        signal: the signal that came, or 0.
+        signal: the number of the signal, or 0.
     """
 
     signal: int = 0
@@ -99,15 +99,15 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """128 and the number of the signal, as shells have it; 0 without one."""
+        """128 plus the number of the signal, as in shells; 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let the first signal raise KeyboardInterrupt too, where nobody looks for one.
+        """Let the first signal, too, raise KeyboardInterrupt, in code that does not poll for one.
 
         Raises:
-            KeyboardInterrupt: if one has come already, too.
+            KeyboardInterrupt: also if a signal has already arrived.
         """
         self._at_once = True
         try:
@@ -118,10 +118,10 @@ class Interruption:
             self._at_once = False
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """Take note of a signal.
+        """Record a signal.
 
         Raises:
-            KeyboardInterrupt: if it is the second, or is to act at once.
+            KeyboardInterrupt: if it is the second signal, or within :meth:`at_once`.
         """
         again, self.signal = bool(self.signal), self.signal or number
         if again or self._at_once:
@@ -130,21 +130,22 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Take note of the first signal, and raise KeyboardInterrupt at the second.
+    """Record the first signal, and raise KeyboardInterrupt at the second.
 
-    Whoever raises KeyboardInterrupt because of a signal need not say which: it becomes a
-    :class:`Stop`.
+    Code that polls the interruption may raise a plain KeyboardInterrupt; on leaving the context it
+    becomes a :class:`Stop` with the number of the signal.
 
-    Only the main thread hears signals; in any other nothing changes.
+    Only the main thread receives signals; in other threads this does nothing.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {
+    previous_handlers = {
         number: signal.signal(number, interruption.handle)
         for number in SIGNALS
-        # nohup means it; a shell has what it starts with & ignore SIGINT, whoever sends it.
+        # An ignored SIGHUP comes from nohup and stays ignored. An ignored SIGINT does not: shells
+        # start every background command (&) with it.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
@@ -154,5 +155,5 @@ def interruptible() -> Iterator[Interruption]:
             raise Stop(interruption.signal) from None
         raise
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

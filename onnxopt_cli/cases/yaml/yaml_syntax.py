@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.helper_process import losing_exceptions
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import Fault, InvalidCase
 
@@ -227,7 +228,10 @@ def read_document(text: str, package: str, version: str) -> tuple[Node | None, l
     if root is None:
         return None, errors
     seen = {id(error.node) for error in errors}
-    for theirs in _validator(package).iter_errors(_instance(root)):
+    instance = _instance(root)
+    with losing_exceptions():
+        violations = [*_validator(package).iter_errors(instance)]
+    for theirs in violations:
         ours = _ours(packaged_schema(package), root, theirs)
         errors += [error for error in ours if id(error.node) not in seen]
     found = root.field(version)

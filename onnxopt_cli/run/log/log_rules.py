@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxopt_cli.backends.lowering import REFUSED_BY_LOWERING
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
 from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.core.helper_process import losing_exceptions
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
     HARMLESS,
@@ -37,11 +38,13 @@ def check_record(record: object) -> str:
     Raises:
         ValueError: saying what contradicts the schema, and in which field.
     """
-    kinds = _validators()
+    with losing_exceptions():
+        kinds = _validators()
     kind = record.get("record") if isinstance(record, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"found no record of a log, expected one of {', '.join(kinds)}")
-    error = next(kinds[kind].iter_errors(record), None)
+    with losing_exceptions():
+        error = next(kinds[kind].iter_errors(record), None)
     if error is not None:
         field = ".".join(map(str, error.instance_path)) or kind
         raise ValueError(printable(f"{field}: {error.message[:200]}"))
