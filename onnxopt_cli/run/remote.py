@@ -27,7 +27,7 @@ from onnxopt_cli.workers.cluster.dask_client import (
     WorkerGroup,
     real_place,
 )
-from onnxopt_cli.workers.worker_messages import pack_request, read_answer
+from onnxopt_cli.workers.worker_messages import pack_request, read_response
 
 _LOST = "it was lost with its machine each time: "
 
@@ -156,7 +156,7 @@ def _response(answer: bytes, request: Request) -> Response | str:
                 line, _, payload = rest.partition(b"\n")
                 message = read_json(line)
                 message = {name: it for name, it in message.items() if name not in {"id", "bytes"}}
-                response = read_answer(message, memoryview(payload), request.inputs)
+                response = read_response(message, memoryview(payload), request.inputs)
                 return replace(response, leak=leak, printed=printed)
     except (ValueError, AttributeError) as error:
         what = f"sent {printable(str(error))}"

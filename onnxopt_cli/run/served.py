@@ -21,7 +21,7 @@ from onnxopt_cli.run.vacuity import VacuityCheck
 from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.workers.cluster.sidecar import Handler, placed
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.worker_messages import pack_answer, read_request
+from onnxopt_cli.workers.worker_messages import pack_response, read_request
 
 # Case files whose cases are kept.
 _FILES = 64
@@ -63,7 +63,7 @@ def open_run(
                     if isinstance(response, str):
                         return json.dumps({"stopped": response}).encode() + b"\n"
                     more = {"leak": response.leak, "printed": response.printed}
-                    frames = pack_answer(0, response)
+                    frames = pack_response(0, response)
                     return b"".join([json.dumps(more).encode(), b"\n", *frames])
                 case {"request": "renew", "backend": int(at)}:
                     executors[at].renew()

@@ -1,1 +1,1 @@
-"""Backends in processes of their own, watched and limited; nothing here judges results."""
+"""Worker processes that run backends, with their supervisors and limits; they judge no results."""

@@ -1,4 +1,4 @@
-"""The same work on many things, in several processes where the system can fork."""
+"""Apply a function to many items in forked processes, or in this one if the system cannot fork."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Chunks that a process has at a time, so that it need not wait; and how far all may be ahead.
-_ITEMS_IN_FLIGHT = 2
-_ITEMS_AHEAD = 8
+# Chunks that a process has at a time, so that it never waits for the next one.
+_CHUNKS_IN_FLIGHT = 2
+# Chunks for each process that may be computed ahead of the one that is yielded.
+_CHUNKS_AHEAD = 8
 
 
 def parallel(
@@ -37,24 +38,24 @@ def parallel(
 ) -> Generator[Done]:
     """Yield ``work(item)`` for every item, in order.
 
-    What a process cannot do, because it ends, or the work raises or returns what cannot be sent,
-    is done again in this process. So nothing is lost, and what is raised is raised here.
+    If a process ends, or the work raises or returns a value that cannot be pickled, the work is
+    done again in this process. So no result is lost, and exceptions are raised here.
 
     Args:
-        work: any function; what it returns should be picklable if jobs is more than one.
-        items: what to call it with.
-        jobs: number of processes; one means this process.
+        work: any function; its results should be picklable if there are several jobs.
+        items: its arguments.
+        jobs: number of processes; 1 means this process.
         chunk: number of items that a process takes at a time.
-        stop: tells whether to stop early.
+        stop: returns whether to stop early.
     """
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
-    # macOS can fork, but its libraries may crash in a process that was forked.
+    # macOS can fork, but its libraries may crash in a forked process.
     if min(jobs, len(chunks)) <= 1 or sys.platform in {"darwin", "win32"}:
         yield from map(work, items)
         return
     from multiprocessing.connection import wait
 
-    unasked = deque(range(len(chunks)))
+    unassigned = deque(range(len(chunks)))
     done: dict[int, list[Done] | None] = {}
     with ExitStack() as stack:
         helpers: list[_Helper] = []
@@ -62,35 +63,37 @@ def parallel(
             while len(helpers) < min(jobs, len(chunks)):
                 helpers.append(_Helper(lambda number: [*map(work, chunks[number])], helpers))
                 stack.callback(helpers[-1].end)
-        for number, here in enumerate(chunks):
-            ahead = number + _ITEMS_AHEAD * jobs
+        for number, items_of_chunk in enumerate(chunks):
+            end = number + _CHUNKS_AHEAD * jobs
             while number not in done and not stop():
                 for helper in helpers:
-                    # The last ones go to whoever is idle.
-                    most = _ITEMS_IN_FLIGHT if len(unasked) > len(helpers) * _ITEMS_IN_FLIGHT else 1
-                    while unasked and unasked[0] < ahead and len(helper.asked) < most:
-                        helper.ask(unasked.popleft())
-                ready = wait([it.connection for it in helpers if it.asked], TICK_SECONDS)
-                for helper in [it for it in helpers if it.connection in ready]:
-                    done |= helper.answer()
-                if not any(number in helper.asked for helper in helpers):
+                    # The last chunks go to idle processes.
+                    is_near_end = len(unassigned) <= len(helpers) * _CHUNKS_IN_FLIGHT
+                    most = 1 if is_near_end else _CHUNKS_IN_FLIGHT
+                    while unassigned and unassigned[0] < end and len(helper.assigned) < most:
+                        helper.assign(unassigned.popleft())
+                busy = [helper for helper in helpers if helper.assigned]
+                ready = wait([helper.connection for helper in busy], TICK_SECONDS)
+                for helper in [helper for helper in busy if helper.connection in ready]:
+                    done |= helper.receive()
+                if not any(number in helper.assigned for helper in helpers):
                     done.setdefault(number, None)
             if stop():
                 return
-            found = done.pop(number)
-            yield from map(work, here) if found is None else found
+            results = done.pop(number)
+            yield from map(work, items_of_chunk) if results is None else results
 
 
 class _Helper:
-    """A process that was forked to work.
+    """A forked process that works on chunks.
 
     Args:
-        work: what it calls with each number that it is asked for.
-        others: what it must not hold the connections of.
+        work: the function that it calls with the number of each chunk.
+        others: processes whose connections it must close.
 
     Attributes:
-        connection: from which answers come.
-        asked: the numbers that it has not answered, in order.
+        connection: the connection to the process.
+        assigned: numbers of the chunks that it has not finished, in order.
 
     Raises:
         OSError: if the system allows no more processes or open files.
@@ -99,36 +102,36 @@ class _Helper:
     def __init__(self, work: Callable[[int], object], others: Sequence[_Helper]) -> None:
         from multiprocessing.connection import Pipe
 
-        self.asked: deque[int] = deque()
+        self.assigned: deque[int] = deque()
         self.connection, theirs = Pipe()
 
         def serve() -> None:
-            for held in (self, *others):
-                held.connection.close()
+            for helper in (self, *others):
+                helper.connection.close()
             _work(theirs, work)
 
         self._process = fork_helper(serve)
         theirs.close()
 
-    def ask(self, number: int) -> None:
-        """Have it call its work with a number."""
-        self.asked.append(number)
-        # Whether it has ended is seen where its answer is awaited.
+    def assign(self, number: int) -> None:
+        """Send the process the number of a chunk."""
+        self.assigned.append(number)
+        # receive() notices that the process has ended.
         with suppress(OSError):
             self.connection.send(number)
 
-    def answer(self) -> dict[int, list[Done] | None]:
-        """Return what it has answered by number; None for what it could not do."""
+    def receive(self) -> dict[int, list[Done] | None]:
+        """Return results by the number of their chunk; None for a chunk that failed."""
         try:
-            found: list[Done] | None = self.connection.recv()
-            return {self.asked.popleft(): found}
+            results: list[Done] | None = self.connection.recv()
+            return {self.assigned.popleft(): results}
         except (OSError, EOFError):
-            left, self.asked = self.asked, deque()
-            return dict.fromkeys(left)
+            unfinished, self.assigned = self.assigned, deque()
+            return dict.fromkeys(unfinished)
 
     def end(self) -> None:
-        """Kill it."""
-        # Where whoever started the command ignores the end of children, nothing is left of one.
+        """Kill the process."""
+        # If SIGCHLD is ignored, the system reaps the process and waitpid fails.
         with suppress(OSError):
             os.kill(self._process, signal.SIGKILL)
             os.waitpid(self._process, 0)
@@ -141,5 +144,5 @@ def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:
         number = connection.recv()
         try:
             connection.send(work(number))
-        except Exception:  # noqa: BLE001 - whatever it is, it happens again in the parent
+        except Exception:  # noqa: BLE001 - raised again in the parent
             connection.send(None)

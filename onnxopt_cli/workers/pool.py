@@ -1,4 +1,4 @@
-"""Workers that share the cases of one backend, one case in flight each."""
+"""Pools of workers: a pool shares the cases of a backend among workers, one case each at a time."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# A worker is replaced after so many cases, so that what grows slowly does not grow for ever.
+# A worker is replaced after this many cases, which bounds slow leaks.
 _CASES_PER_WORKER = 1000
-# A backend that has started once, and then so many times in a row does not, or not for long enough
-# to answer a case, is given up.
-_STARTS = 3
+# After this many consecutive failures to start again, or to respond to any case, the pool gives up.
+_MAX_FAILED_STARTS = 3
 
 
 class WorkerLoop:
-    """Where the workers of all pools are waited for.
+    """The event loop for the workers of all pools.
 
     Raises:
         UsageError: if this system has no workers.
@@ -53,7 +52,7 @@ class WorkerLoop:
         self.pools: list[Pool] = []
 
     def run_once(self, seconds: float = TICK_SECONDS) -> None:
-        """Wait for something to happen, and see to it."""
+        """Wait for events of workers, and let each pool handle them."""
         self.selector.select(seconds)
         for pool in self.pools:
             pool.advance()
@@ -67,13 +66,13 @@ class WorkerLoop:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A case that a pool is to run.
+    """A request that a pool is to run.
 
     Attributes:
-        request: the case.
-        result: the response, or in words why there will be none; None until either is known.
-        earlier_breach: what went wrong in an earlier worker that had the case, perhaps because of
-            another case.
+        request: the request.
+        result: the response, or the reason why there is none; None until either is known.
+        earlier_breach: a fault of an earlier worker that had the request; an earlier case may have
+            caused it.
     """
 
     request: Request
@@ -83,15 +82,15 @@ class Job:
 
 @dataclass(eq=False)
 class Pool:
-    """A backend in worker processes, of which the first is started at once.
+    """A backend in worker processes; the first one starts at once.
 
     Attributes:
-        name: the backend as the user asked for it.
-        worker: starts one more of them.
-        jobs: how many there may be.
-        loop: where they are waited for.
-        interruption: set when the user wants the run to end.
-        version: the implementation and its version, once it is ready.
+        name: the backend as the user specified it.
+        worker: starts another worker.
+        jobs: the largest number of workers.
+        loop: the event loop of the workers.
+        interruption: set when the user interrupts the run.
+        version: the implementation and its version, once the backend is ready.
     """
 
     name: str
@@ -128,7 +127,11 @@ class Pool:
             self.loop.run_once()
 
     def submit(self, request: Request) -> Callable[[], Response | str]:
-        """Queue a case; what is returned waits for its response, or says why there is none."""
+        """Queue a request.
+
+        Returns:
+            A function that waits for the response; it returns the reason if there is none.
+        """
         job = Job(request)
         self._queue.append(job)
         self.loop.run_once(0)
@@ -143,12 +146,12 @@ class Pool:
         return wait
 
     def renew(self) -> None:
-        """Let the next case meet a fresh worker; nothing may be queued."""
+        """Give the next case a new worker; no case may be queued."""
         self._end_workers()
         self._workers.append(self.worker())
 
     def finish(self) -> list[Incident]:
-        """Shut all workers down; return what they did outside of any case."""
+        """Shut all workers down; return their faults that belong to no case."""
         self._end_workers()
         return self._incidents
 
@@ -159,12 +162,15 @@ class Pool:
         self._workers.clear()
 
     def advance(self) -> None:
-        """Take what the workers have done, and give them what there is to do."""
+        """Collect results of the workers, and assign queued cases."""
         for worker in self._workers:
             worker.poll()
             self._collect(worker)
         self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
-        while self._queue and (free := next((it for it in self._workers if it.free), None)):
+        while self._queue:
+            free = next((worker for worker in self._workers if worker.free), None)
+            if free is None:
+                break
             self._assign(free, self._queue.popleft())
         if self._refusal is not None:
             for job in self._queue:
@@ -178,22 +184,25 @@ class Pool:
             self.version = worker.version
             self._ready = True
         if worker.free and worker.version != self.version:
-            said = f"says that it is {worker.version!r}; when it started first it was"
-            worker.give_up(Outcome.PROTOCOL, f"the worker {said} {self.version!r}")
+            worker.give_up(
+                Outcome.PROTOCOL,
+                f"the worker says that it is {worker.version!r}; "
+                f"when it started first it was {self.version!r}",
+            )
         if worker.response is not None:
             job, self._failed_starts = self._running.pop(worker), 0
-            before = job.earlier_breach
-            if before and (before.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
-                # In a worker of its own the case breaks no protocol: something before it did.
-                self._incidents.append(before)
+            breach = job.earlier_breach
+            if breach and (breach.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
+                # The case obeys the protocol in a new worker, so an earlier case broke it.
+                self._incidents.append(breach)
             job.result, worker.response = worker.response, None
-            if worker.free and worker.asked >= _CASES_PER_WORKER:
+            if worker.free and worker.case_count >= _CASES_PER_WORKER:
                 worker.end()
         if worker.state is State.GONE:
             self._remove(worker)
 
     def _remove(self, worker: Worker) -> None:
-        """See to what a worker that has gone leaves: its case, and what it did outside of any."""
+        """Queue the case of a worker that has ended again, and record its fault or failed start."""
         incident, job = worker.incident, self._running.pop(worker, None)
         if job is not None:
             job.earlier_breach = incident
@@ -201,37 +210,37 @@ class Pool:
         elif incident is not None:
             self._incidents.append(incident)
         refusal = worker.refusal
-        if incident is not None and incident.place != "teardown" and not worker.with_expected:
+        if incident is not None and incident.place != "teardown" and not worker.has_responded:
             refusal = BackendUnavailable(incident.message)
         if refusal is not None:
             self._failed_starts += 1
-            if not self._ready or self._failed_starts == _STARTS:
+            if not self._ready or self._failed_starts == _MAX_FAILED_STARTS:
                 self._refusal = refusal
 
     def _assign(self, worker: Worker, job: Job) -> None:
         try:
-            asked = worker.ask(job.request, job.request.model.SerializeToString())
+            is_sent = worker.submit(job.request, job.request.model.SerializeToString())
         except (ValueError, EncodeError, UnusableOutput) as error:
             job.result = f"the case cannot be sent to a worker: {printable(str(error))}"
             return
-        if asked:
+        if is_sent:
             job.request.started()
             self._running[worker] = job
         else:
             self._queue.appendleft(job)
 
     def _start_another(self) -> None:
-        left = {State.ENDING, State.GONE}
-        at_work = [worker for worker in self._workers if worker.state not in left]
-        starting = sum(worker.state is State.STARTING for worker in at_work)
-        if len(at_work) < self.jobs and starting < len(self._queue):
+        ending = {State.ENDING, State.GONE}
+        active = [worker for worker in self._workers if worker.state not in ending]
+        starting = sum(worker.state is State.STARTING for worker in active)
+        if len(active) < self.jobs and starting < len(self._queue):
             try:
                 self._workers.append(self.worker())
             except OSError:
-                if not at_work:
+                if not active:
                     raise
-                # The system allows no more processes or open files; those at work go on.
-                self.jobs = len(at_work)
+                # The system allows no more processes or open files: continue with these workers.
+                self.jobs = len(active)
 
     def _end_workers(self) -> None:
         self._queue.clear()

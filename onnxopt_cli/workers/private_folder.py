@@ -1,9 +1,9 @@
-"""A folder for the temporary files of one worker, so that a worker that is killed leaves none.
+"""A folder for the temporary files of one worker, so that a killed worker leaves none behind.
 
-Whoever is to remove the folder holds a lock on it, which ends with that process however it ends.
-So a folder of ours without a lock is nobody's, and the next run removes it. Somebody else's may be
-named alike: ours has a random name, and a mode that no folder is given by chance. Unlike a file in
-it, a mode leaves the folder empty for the backend.
+The process that will remove the folder holds a lock on it, which the system releases when that
+process ends for any reason. An unlocked folder is therefore abandoned, and the next run removes it.
+A folder of another program could have a similar name, so these folders have a random name and an
+unusual mode. A marker file would serve as well, but the backend should find the folder empty.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# No other temporary file of ours begins so: only these folders are locked.
+# Only these folders begin with this prefix; other temporary files of onnxopt are not locked.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
-# For its owner alone; the sticky bit means nothing there.
+# Access for the owner only; the sticky bit has no effect and marks the folder.
 _MODE = 0o1700
-# Until it is locked a folder has this name, too.
-_UNLOCKED = ".new"
-# Nobody takes so long to lock a folder.
+# Suffix of a folder's name until it is locked.
+_UNLOCKED_SUFFIX = ".new"
+# A folder that is still unlocked after this time is abandoned.
 _LOCKING_SECONDS = 3600
-# The sweep is no reason for a run to wait.
+# Time limit of a sweep, which must not delay a run.
 _SWEEP_SECONDS = 0.5
 
 
 def name_folder() -> str:
-    """Return the path of a folder that is not there yet, where temporary files belong.
-
-    Where nothing takes temporary files it is empty, and there will be no folder.
-    """
-    # The worker's supervisor, which uses this file too, has no use for what is imported here.
+    """Return a new path in the folder for temporary files; empty if there is no such folder."""
+    # Imported here because the supervisor, which also uses this module, does not need it.
     import tempfile
 
     try:
@@ -48,22 +45,22 @@ def name_folder() -> str:
 
 
 def enter_folder(folder: str) -> int | None:
-    """Make the folder, and let this process and those it starts put temporary files there.
+    """Create the folder, and direct temporary files of this process and its children to it.
 
-    Where it cannot be made, temporary files go where they always go.
+    If it cannot be created, temporary files go to the usual place.
 
     Returns:
-        The descriptor that holds the lock, or None if there is none.
+        The descriptor that holds the lock; None without a lock.
     """
     if not folder:
         return None
     try:
-        os.mkdir(folder + _UNLOCKED, 0o700)  # noqa: PTH102 - pathlib costs a worker's start time
-        os.chmod(folder + _UNLOCKED, _MODE)  # noqa: PTH101 - as above
+        os.mkdir(folder + _UNLOCKED_SUFFIX, 0o700)  # noqa: PTH102 - pathlib is slow to import
+        os.chmod(folder + _UNLOCKED_SUFFIX, _MODE)  # noqa: PTH101 - as above
         lock = None
         with suppress(ImportError, OSError):
-            lock = lock_folder(folder + _UNLOCKED)
-        os.rename(folder + _UNLOCKED, folder)  # noqa: PTH104 - as above
+            lock = lock_folder(folder + _UNLOCKED_SUFFIX)
+        os.rename(folder + _UNLOCKED_SUFFIX, folder)  # noqa: PTH104 - as above
     except OSError:
         return None
     os.environ["TMPDIR"] = folder
@@ -71,27 +68,27 @@ def enter_folder(folder: str) -> int | None:
 
 
 def remove_folder(folder: str, deadline: float = float("inf")) -> None:
-    """Remove the folder with all that is in it, as far as that is possible, links not followed.
+    """Remove the folder and its content as far as possible, without following links.
 
     Args:
         folder: the folder.
-        deadline: when to leave the rest, by the monotonic clock.
+        deadline: time of the monotonic clock at which to stop.
     """
     if not folder:
         return
     with suppress(OSError):
-        os.rmdir(folder + _UNLOCKED)  # noqa: PTH106 - as above
+        os.rmdir(folder + _UNLOCKED_SUFFIX)  # noqa: PTH106 - as above
     with suppress(OSError):
-        # The backend may have put a link or a file in its place.
+        # The backend may have replaced the folder by a link or a file.
         if not _unlink(folder):
             _empty(folder, deadline)
             os.rmdir(folder)  # noqa: PTH106 - as above
 
 
 def sweep_folders() -> None:
-    """Remove what killed runs of this user have left, and nothing that may belong to a living one.
+    """Remove folders that killed runs of this user left behind, but none of a living run.
 
-    What takes too long is left to the next run.
+    The next run continues what takes too long.
     """
     import tempfile
 
@@ -100,7 +97,7 @@ def sweep_folders() -> None:
         for entry in entries:
             if monotonic() > deadline:
                 return
-            if _is_name(entry.name.removesuffix(_UNLOCKED)):
+            if _is_name(entry.name.removesuffix(_UNLOCKED_SUFFIX)):
                 with suppress(OSError):
                     _sweep(entry, deadline)
 
@@ -111,31 +108,31 @@ def _sweep(entry: os.DirEntry[str], deadline: float) -> None:
         return
     if status.st_uid != os.geteuid():
         return
-    if entry.name.endswith(_UNLOCKED) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
+    if entry.name.endswith(_UNLOCKED_SUFFIX) and abs(time() - status.st_ctime) < _LOCKING_SECONDS:
         return
-    with locked(entry.path) as held:
-        if held:
+    with locked(entry.path) as has_lock:
+        if has_lock:
             remove_folder(entry.path, deadline)
 
 
 def _is_name(name: str) -> bool:
-    """Tell whether a folder's name is one that :func:`name_folder` makes."""
+    """Return whether a folder's name has the form that :func:`name_folder` gives."""
     prefix, number = name[: len(_PREFIX)], name[len(_PREFIX) :]
-    digits = set(number) <= set("0123456789abcdef")
-    return prefix == _PREFIX and digits and len(number) == 2 * _RANDOM_BYTES
+    is_hexadecimal = set(number) <= set("0123456789abcdef")
+    return prefix == _PREFIX and is_hexadecimal and len(number) == 2 * _RANDOM_BYTES
 
 
 def _empty(folder: str, deadline: float) -> None:
-    """Remove what is in a folder.
+    """Remove the content of a folder.
 
-    Folders in it are moved to its top and emptied there, so that depth needs neither memory nor
-    descriptors, nor paths that are too long.
+    Inner folders are moved to the top and emptied there, so that deep nesting needs no memory,
+    descriptors or long paths.
     """
     top = _open(folder)
     try:
-        left = os.listdir(top)  # noqa: PTH208 - relative to descriptors
-        while left and monotonic() < deadline:
-            name = left.pop()
+        names = os.listdir(top)  # noqa: PTH208 - relative to descriptors
+        while names and monotonic() < deadline:
+            name = names.pop()
             with suppress(OSError):
                 if _unlink(name, top):
                     continue
@@ -143,11 +140,11 @@ def _empty(folder: str, deadline: float) -> None:
                 try:
                     for child in os.listdir(inner):  # noqa: PTH208 - as above
                         if not _unlink(child, inner):
-                            # To move a folder takes the right to write to it.
+                            # Moving a folder needs write permission to it, which _open sets.
                             os.close(_open(child, inner))
-                            moved = os.urandom(8).hex()
-                            os.rename(child, moved, src_dir_fd=inner, dst_dir_fd=top)
-                            left.append(moved)
+                            new_name = os.urandom(_RANDOM_BYTES).hex()
+                            os.rename(child, new_name, src_dir_fd=inner, dst_dir_fd=top)
+                            names.append(new_name)
                 finally:
                     os.close(inner)
                 os.rmdir(name, dir_fd=top)
@@ -156,7 +153,7 @@ def _empty(folder: str, deadline: float) -> None:
 
 
 def _open(name: str, folder: int | None = None) -> int:
-    """Open a folder, no link to one, and let its owner do everything there."""
+    """Open a folder, but no link to one, and give its owner all permissions."""
     try:
         descriptor = os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:
@@ -170,7 +167,7 @@ def _open(name: str, folder: int | None = None) -> int:
 
 
 def _unlink(name: str, folder: int | None = None) -> bool:
-    """Remove what is no folder; return False if it is one, or cannot be removed."""
+    """Remove a file or link; return False for a folder, or if it cannot be removed."""
     with suppress(IsADirectoryError, PermissionError):
         os.unlink(name, dir_fd=folder)
         return True

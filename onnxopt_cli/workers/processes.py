@@ -1,9 +1,16 @@
-"""Other processes: what they hold, what they may hold, and how to end them.
+"""Other processes: their resources, limits and descendants, and how to end them.
 
-psutil says it on every system. On Linux what is asked after every case, who descends from whom, and
-who lives is read from /proc by hand: psutil opens four files for the first, looks at all processes
-of the machine for the children of one, and misses those that start meanwhile; and a supervisor
-would have to load it.
+psutil gives this information on every system. On Linux, this module reads the resources that are
+checked after every case, the descendants of a process and its state from /proc itself. psutil would
+open four files for the resources, scan all processes of the machine for the children of one, miss
+children that start meanwhile, and take time to import in each supervisor.
+
+**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish them from other
+children that it did not start: a shell that executes the command with ``exec`` leaves its children
+to it, and the first process of a container adopts every orphan. Therefore each supervisor marks
+itself, and so all its descendants, by lowering a hard resource limit below the runner's. Children
+inherit the limit, a new session or environment does not change it, and only root may raise it. The
+limit is that on file locks, which Linux has not enforced since 2.4.
 """
 
 from __future__ import annotations
@@ -22,21 +29,28 @@ from onnxopt_cli.core.linux import can_become_subreaper, can_close_to_others
 if TYPE_CHECKING:
     import psutil
 
-#: Whether backends can have processes of their own. Windows hands no process a socket when it
-#: starts, nor lets a pipe be read with a deadline.
+#: Whether backends can run in processes of their own. Windows does not let a process inherit a
+#: socket, or read a pipe with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# How often nothing must be found before nothing is left.
-_LOOKS = 2
-_HELD = ("memory", "threads", "file descriptors")
-_Said = TypeVar("_Said")
+# A process has no descendants left if this many lists of them in a row are empty.
+_EMPTY_LISTS = 2
+_MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
+_RESOURCES = ("memory", "threads", "file descriptors")
+_Answer = TypeVar("_Answer")
+
+# The limit that marks processes, and its line in /proc/PID/limits.
+_FILE_LOCKS_LIMIT = 10
+_FILE_LOCKS_LINE = b"Max file locks"
+_MAX_MARK = 2**63 - 1
+_LIMIT_ERRORS = (ImportError, OSError, ValueError, LookupError, StopIteration)
 
 
 @cache
 def visible() -> bool:
-    """Tell whether processes can be seen; on Linux /proc has to be of our own PID namespace.
+    """Return whether processes are visible; on Linux /proc must be of this PID namespace.
 
-    In a namespace under the /proc of another one, numbers would be those of other processes.
+    With the /proc of another namespace, process ids would denote other processes.
     """
     if sys.platform != "linux":
         return True
@@ -46,33 +60,33 @@ def visible() -> bool:
 
 
 def weakness() -> str:
-    """Return what isolation lacks here, in words; empty if nothing."""
+    """Describe the weaknesses of isolation on this system; empty if there are none."""
     if not HAS_WORKERS:
         return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":
-        return "weaker: this system lets processes leave their parents; daemons go unseen"
+        return "weaker: this system lets processes leave their parents; daemons go unnoticed"
     lacking = []
     try:
         import resource
 
         resource.getrlimit(resource.RLIMIT_DATA)
     except ImportError:
-        lacking.append("this Python cannot limit memory; what a backend holds is looked at instead")
+        lacking.append("this Python cannot limit memory; the memory of backends is polled instead")
     except OSError:
-        lacking.append("the system limits no memory; what a backend holds is looked at instead")
+        lacking.append("the system limits no memory; the memory of backends is polled instead")
     if not visible():
-        lacking.append("/proc shows no process; leaks and daemons go unseen")
+        lacking.append("/proc shows no processes; leaks and daemons go unnoticed")
     if not can_become_subreaper():
-        lacking.append("the system lets daemons leave their parents; they go unseen")
+        lacking.append("the system lets daemons leave their parents; they go unnoticed")
     if not can_close_to_others():
-        lacking.append("the system lets backends look into this process")
+        lacking.append("the system lets backends inspect this process")
     return f"weaker: {'; '.join(lacking)}" if lacking else ""
 
 
 def usage(process: int) -> dict[str, int]:
-    """Return the amounts of memory (bytes), threads and file descriptors that a process holds.
+    """Return a process's amounts of memory (bytes), threads and file descriptors.
 
-    Empty if it has gone or cannot be seen.
+    The result is empty if the process has ended or is not visible.
     """
     if not visible():
         return {}
@@ -83,112 +97,117 @@ def usage(process: int) -> dict[str, int]:
             memory = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
             held = memory, int(fields[17]), len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
     else:
-        held = _said(process, lambda it: (it.memory_info().rss, it.num_threads(), it.num_fds()), ())
-    return dict(zip(_HELD, held, strict=False))
+        held = _ask_psutil(
+            process, lambda info: (info.memory_info().rss, info.num_threads(), info.num_fds()), ()
+        )
+    return dict(zip(_RESOURCES, held, strict=False))
 
 
 def resident(process: int) -> int:
-    """Return the resident bytes of a process, 0 if it has gone."""
-    return _said(process, lambda it: it.memory_info().rss, 0) if visible() else 0
+    """Return the resident bytes of a process; 0 if it has ended."""
+    return _ask_psutil(process, lambda info: info.memory_info().rss, 0) if visible() else 0
 
 
 def children(process: int) -> list[int]:
-    """Return the children of a process, ended ones that nobody waited for included."""
+    """Return the children of a process, including zombies."""
     if not visible():
         return []
     if not _lists_children():
-        return _said(process, lambda it: [child.pid for child in it.children()], [])
-    found: list[int] = []
+        return _ask_psutil(process, lambda info: [child.pid for child in info.children()], [])
+    numbers: list[int] = []
     with suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - asked at every case
+        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - runs after every case
             with suppress(OSError):
-                found += map(int, read_proc(f"/proc/{process}/task/{thread}/children").split())
-    return found
+                numbers += map(int, read_proc(f"/proc/{process}/task/{thread}/children").split())
+    return numbers
 
 
 @cache
 def _lists_children() -> bool:
-    """Tell whether /proc lists children, which not every Linux kernel is built to do."""
-    return os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - pathlib takes time to load
+    """Return whether /proc lists children, which depends on how the kernel was built."""
+    return os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - pathlib is slow to import
 
 
 def descendants(process: int) -> list[int]:
     """Return the children of a process, their children, and so on."""
-    found: dict[int, None] = {}
-    unseen = children(process)
-    while unseen:
-        child = unseen.pop()
-        found[child] = None
-        unseen += [grandchild for grandchild in children(child) if grandchild not in found]
-    return [*found]
+    visited: dict[int, None] = {}
+    unvisited = children(process)
+    while unvisited:
+        child = unvisited.pop()
+        visited[child] = None
+        unvisited += [grandchild for grandchild in children(child) if grandchild not in visited]
+    return [*visited]
 
 
 def end_descendants(
-    parent: int, seconds: float, mine: Callable[[int], bool] = lambda _child: True
+    parent: int, seconds: float, is_selected: Callable[[int], bool] = lambda _child: True
 ) -> bool:
-    """Kill what descends from a process until nothing is left, whatever it does meanwhile.
+    """Kill the descendants of a process until none is left, even if they start new processes.
 
-    All are stopped before any is killed, so that none sees another end and replaces it. Groups are
-    signalled whole: no member can fork its way out of that. What this process gets from dead
-    parents on the way is found in the next round.
+    All are stopped before any is killed, so that none can react to the end of another. Signals go
+    to whole process groups, which no member can escape by forking. Orphans that this process adopts
+    meanwhile are killed in the next round.
 
     Args:
-        parent: the process; it is not harmed, nor is its process group.
-        seconds: when to give up.
-        mine: tells which of its children this is about.
+        parent: the process; it and its process group receive no signal.
+        seconds: time after which to give up.
+        is_selected: returns whether to kill a child of the process, with its descendants.
 
     Returns:
-        Whether nothing is left alive.
+        Whether no descendant is left alive.
     """
     deadline = time.monotonic() + seconds
     pause = 0.0
-    quiet = 0
-    # A list of children that is read while some of them end may lack others, so one look at an
-    # empty one proves nothing.
-    while quiet < _LOOKS:
-        found = _family(parent, mine)
-        quiet = 0 if found else quiet + 1
+    empty_lists = 0
+    # A list of children that is read while some of them end may omit others, so a single empty list
+    # proves nothing.
+    while empty_lists < _EMPTY_LISTS:
+        alive = _living_descendants(parent, is_selected)
+        empty_lists = 0 if alive else empty_lists + 1
         stopped: set[int] = set()
-        while (fresh := [it for it in found if it not in stopped]) and time.monotonic() < deadline:
-            _signal(fresh, signal.SIGSTOP, parent)
-            stopped.update(fresh)
-            found = _family(parent, mine)
-        _signal(found, signal.SIGKILL, parent)
-        if found and time.monotonic() > deadline:
+        while time.monotonic() < deadline:
+            running = [process for process in alive if process not in stopped]
+            if not running:
+                break
+            _signal(running, signal.SIGSTOP, parent)
+            stopped.update(running)
+            alive = _living_descendants(parent, is_selected)
+        _signal(alive, signal.SIGKILL, parent)
+        if alive and time.monotonic() > deadline:
             return False
         time.sleep(pause)
-        pause = min(0.02, pause + 0.001)
+        pause = min(_MAX_PAUSE_SECONDS, pause + _PAUSE_STEP_SECONDS)
     return True
 
 
-def _family(parent: int, mine: Callable[[int], bool]) -> list[int]:
-    """Return the living descendants of a process, and reap the dead that are our own children."""
-    found = []
-    own = parent == os.getpid()
-    for child in filter(mine, children(parent)):
-        if own:
+def _living_descendants(parent: int, is_selected: Callable[[int], bool]) -> list[int]:
+    """Return the living descendants of a process, and reap dead children of this process."""
+    processes = []
+    is_own = parent == os.getpid()
+    for child in filter(is_selected, children(parent)):
+        if is_own:
             with suppress(ChildProcessError):
                 if os.waitpid(child, os.WNOHANG)[0]:
                     continue
-        found += [child, *descendants(child)]
-    return [process for process in found if _is_alive(process)]
+        processes += [child, *descendants(child)]
+    return [process for process in processes if _is_alive(process)]
 
 
 def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
-    """Send a signal to processes and to their groups, save to a group that the parent is in."""
-    spared = {_group(parent), os.getpgrp()}
+    """Send a signal to processes and their groups, except the groups of parent and this process."""
+    done_groups = {_group(parent), os.getpgrp()}
     for process in processes:
         group = _group(process)
         with suppress(OSError):
             os.kill(process, number)
-        if group not in spared:
-            spared.add(group)
+        if group not in done_groups:
+            done_groups.add(group)
             with suppress(OSError):
                 os.killpg(group, number)
 
 
 def _group(process: int) -> int:
-    """Return a process's group; our own, which nothing is sent to, if it has gone."""
+    """Return the group of a process; if it has ended, that of this process, to signal no group."""
     with suppress(OSError):
         return os.getpgid(process)
     return os.getpgrp()
@@ -196,37 +215,39 @@ def _group(process: int) -> int:
 
 def _is_alive(process: int) -> bool:
     if sys.platform != "linux":
-        return _said(process, lambda it: it.status() != "zombie", otherwise=False)
+        return _ask_psutil(process, lambda info: info.status() != "zombie", default=False)
     with suppress(OSError):
         fields = _stat(process)
-        # A process whose first thread has ended looks dead, though others may run.
+        # A process whose first thread has ended looks dead, though other threads may run.
         return fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1
     return False
 
 
 def _stat(process: int) -> list[bytes]:
-    """Return what Linux says of a process from its state on, the third field of its ``stat``."""
-    # The program's name stands in parentheses and may contain anything.
+    """Return the fields of a process's ``stat`` file on Linux from the third, its state, on."""
+    # The second field, the program's name in parentheses, may contain any character.
     return read_proc(f"/proc/{process}/stat").rpartition(b")")[2].split()
 
 
 def name_of(process: int) -> str:
-    """Return the name of a process's program, empty if it has gone."""
-    return _said(process, lambda it: it.name(), "")
+    """Return the name of a process's program; empty if it has ended."""
+    return _ask_psutil(process, lambda info: info.name(), "")
 
 
-def _said(process: int, ask: Callable[[psutil.Process], _Said], otherwise: _Said) -> _Said:
-    """Return what psutil says of a process; something else if it has gone or cannot be seen."""
+def _ask_psutil(
+    process: int, question: Callable[[psutil.Process], _Answer], default: _Answer
+) -> _Answer:
+    """Return psutil's answer about a process; the default if it has ended or is not visible."""
     import psutil
 
-    # AttributeError: what psutil lacks on this system.
+    # AttributeError: psutil lacks a method on this system.
     with suppress(psutil.Error, AttributeError):
-        return ask(psutil.Process(process))
-    return otherwise
+        return question(psutil.Process(process))
+    return default
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory."""
+    """Return the number of processes that the kernel has killed because memory ran out."""
     with suppress(OSError):
         lines = read_proc("/proc/vmstat").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(b"oom_kill "))
@@ -234,18 +255,18 @@ def out_of_memory_kills() -> int:
 
 
 def read_proc(path: str) -> bytes:
-    """Return a file of /proc."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib costs a worker's start time
+    """Return the content of a file of /proc."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slow to import
         return file.read()
 
 
 def limit_memory(size: int) -> None:
-    """Let this process, and those it starts, get no more memory than ``size`` bytes each.
+    """Limit this process, and each process that it starts, to ``size`` bytes of memory.
 
-    The limit is on private writable memory, not on address space, which honest runtimes reserve in
-    amounts that no machine has. Where the system has no such limit nothing happens.
+    The limit is on private writable memory, not on address space: common runtimes reserve far more
+    address space than any machine has memory. Without support by the system this does nothing.
     """
-    # ValueError: the system has another limit, which it does not say.
+    # ValueError: the system enforces another limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -254,7 +275,7 @@ def limit_memory(size: int) -> None:
 
 
 def allowed_memory(size: int) -> int:
-    """Return how much of ``size`` bytes a process may hold by the system's own limit, if any."""
+    """Return ``size``, or the system's own limit on a process's memory if that is smaller."""
     try:
         import resource
     except ImportError:
@@ -262,7 +283,46 @@ def allowed_memory(size: int) -> int:
     try:
         limits = resource.getrlimit(resource.RLIMIT_DATA)
     except OSError:
-        # The system has the call and allows nobody to make it, as in some containers.
+        # Some containers forbid the system call.
         return size
-    allowed = [it for it in limits if it != resource.RLIM_INFINITY]
-    return min([size, *allowed]) if size else size
+    finite_limits = [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    return min([size, *finite_limits]) if size else size
+
+
+def can_mark() -> bool:
+    """Return whether this process can mark its children: try to set its own limit unchanged."""
+    with suppress(*_LIMIT_ERRORS):
+        import resource
+
+        resource.setrlimit(_FILE_LOCKS_LIMIT, resource.getrlimit(_FILE_LOCKS_LIMIT))
+        return sys.platform == "linux" and _own_limit() > 0
+    return False
+
+
+def mark_process() -> None:
+    """Mark this process and all its future descendants."""
+    with suppress(*_LIMIT_ERRORS):
+        import resource
+
+        _, own = resource.getrlimit(_FILE_LOCKS_LIMIT)
+        lower = _MAX_MARK if own == resource.RLIM_INFINITY else max(0, own - 1)
+        resource.setrlimit(_FILE_LOCKS_LIMIT, (lower, lower))
+
+
+def is_marked(process: int) -> bool:
+    """Return whether a process has a mark that this one does not have."""
+    with suppress(*_LIMIT_ERRORS):
+        return _limit(process) < _own_limit()
+    return False
+
+
+@cache
+def _own_limit() -> float:
+    """Return the limit of this process, as it was before other code could lower it."""
+    return _limit("self")
+
+
+def _limit(process: int | str) -> float:
+    lines = read_proc(f"/proc/{process}/limits").splitlines()
+    hard = next(line for line in lines if line.startswith(_FILE_LOCKS_LINE)).split()[4]
+    return float("inf") if hard == b"unlimited" else int(hard)

@@ -1,17 +1,18 @@
-"""The small process that stands between the runner and a worker, and leaves nothing behind.
+"""The supervisor: a small process between the runner and a worker that cleans up after the worker.
 
-The supervisor runs none of the backend's code. It is the subreaper of all that the worker starts,
-daemons too, so it sees them, and kills them all when the worker ends, when the runner tells it to
-with SIGTERM, or when the runner is gone. Then it removes the worker's temporary files and ends as
-the worker did, with the same code or signal, which is how the runner learns of it. If the backend
-kills the supervisor, the runner gets what is left: it is a subreaper, too.
+The supervisor runs no code of the backend. It is the subreaper of all processes that the worker
+starts, including daemons. It kills all of them when the worker ends, when the runner sends SIGTERM,
+or when the runner ends. Then it removes the worker's temporary files and ends with the worker's
+exit code or signal, from which the runner learns how the worker ended. If the backend kills the
+supervisor, the remaining processes become children of the runner, which is a subreaper, too.
 
-Where /proc shows no processes, the supervisor cannot know whom to kill. The worker then gets a PID
-namespace, which the kernel clears, if this process may make one; otherwise only its process group
-is killed. Where /proc does, no namespace is made: few containers allow it, and backends would see
-other process ids than /proc has, or another user.
+Where /proc shows no processes, the supervisor cannot find the descendants. The worker then runs in
+a PID namespace, which the kernel clears, if this process may create one; otherwise only the
+worker's process group is killed. Where /proc shows processes, no namespace is created: few
+containers allow it, and backends would see process ids that differ from those in /proc, or another
+user.
 
-Linux only; elsewhere the worker stands alone and its process group is all that can be killed.
+Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ from onnxopt_cli.core.linux import (
     end_with,
 )
 from onnxopt_cli.workers.private_folder import enter_folder, remove_folder
-from onnxopt_cli.workers.process_marks import mark_process
-from onnxopt_cli.workers.processes import end_descendants, visible
+from onnxopt_cli.workers.processes import end_descendants, mark_process, visible
 
-# How long killing may go on while new processes start, or stay in a system call.
-_LONGEST_SECONDS = 60.0
+# Time limit for killing, while processes start new ones or stay in a system call.
+_KILLING_SECONDS = 60.0
 
 
 def fork_supervisor(runner: int, channel: int, folder: str) -> None:
@@ -40,8 +40,9 @@ def fork_supervisor(runner: int, channel: int, folder: str) -> None:
 
     Args:
         runner: the runner's process id.
-        channel: the descriptor of the channel, which only the worker may hold.
-        folder: the worker's folder for temporary files, made here and removed in the end.
+        channel: the descriptor of the channel, which only the worker may keep open.
+        folder: the worker's folder for temporary files; created here, and removed by the
+            supervisor.
     """
     with suppress(ImportError, OSError, ValueError):
         import resource
@@ -53,41 +54,41 @@ def fork_supervisor(runner: int, channel: int, folder: str) -> None:
         return
     mark_process()
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
-    # A program that calls the command may ignore it, and what is ignored is never waited for.
+    # The parent process may ignore SIGCHLD; sigwait would then never return it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
-    # From here on the end of the runner is a signal that waits to be seen, so what is made now is
-    # removed. This signal is also heard by a supervisor that the backend has stopped.
+    # From here on, the end of the runner sends SIGCONT, which stays pending, so everything created
+    # from now on is removed. SIGCONT also wakes a supervisor that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
-    contained = not visible() and begin_pid_namespace()
+    has_namespace = not visible() and begin_pid_namespace()
     parent = os.getpid()
-    status_reader, status_writer = os.pipe() if contained else (-1, -1)
+    status_reader, status_writer = os.pipe() if has_namespace else (-1, -1)
     worker = _fork(folder)
     if worker:
         os.close(channel)
-        _keep(runner, worker, signals, folder, status_reader)
-    if contained:
+        _supervise(runner, worker, signals, folder, status_reader)
+    if has_namespace:
         os.close(status_reader)
         _begin_namespace(signals, channel, status_writer)
         parent = 1
-    # Without a group of its own it is still found as what descends from the supervisor.
+    # Without a process group of its own, the worker is still found as a descendant.
     with suppress(OSError):
         os.setpgid(0, 0)
     if lock is not None:
-        # Only the supervisor holds it: a backend could release it.
+        # Only the supervisor keeps the lock: a backend could release it.
         os.close(lock)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     end_with(parent, signal.SIGKILL)
 
 
 def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: int) -> None:
-    """Fork, return in the worker, and tell the supervisor how it ended in the first process.
+    """Fork, return in the worker, and send its status to the supervisor from the first process.
 
-    The first process of a namespace ignores most signals, which no worker should do.
+    The worker is not the first process of the namespace itself, because that ignores most signals.
     """
-    # The number of a parent outside.
+    # A parent outside the namespace has process id 0.
     end_with(0, signal.SIGKILL)
     worker = _fork("")
     if not worker:
@@ -103,48 +104,47 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
 
 
 def _fork(folder: str) -> int:
-    """Fork; where the system allows no more processes, say so, leave nothing and end."""
+    """Fork; if the system allows no more processes, print a message, clean up and exit."""
     try:
         return os.fork()
     except OSError as error:
-        said = f"the system starts no more processes: {error.strerror}; see ulimit -u, or use -j 1"
-        _end_in_words(said, folder)
+        reason = f"the system starts no more processes: {error.strerror}"
+        _exit_with_message(f"{reason}; see ulimit -u, or use -j 1", folder)
 
 
-def _end_in_words(said: str, folder: str) -> NoReturn:
-    os.write(2, f"{said}\n".encode())
+def _exit_with_message(message: str, folder: str) -> NoReturn:
+    os.write(2, f"{message}\n".encode())
     remove_folder(folder)
     os._exit(1)
 
 
-def _keep(
+def _supervise(
     runner: int, worker: int, signals: set[signal.Signals], folder: str, status_reader: int
 ) -> NoReturn:
     status: int | None = None
     while status is None:
         try:
-            heard = signal.sigwait(signals)
+            received = signal.sigwait(signals)
         except OSError as error:
             # The worker ends with this process.
-            _end_in_words(f"the system lets no signal be waited for: {error.strerror}", folder)
-        if heard == signal.SIGTERM or os.getppid() != runner:
+            _exit_with_message(f"the system lets no signal be waited for: {error.strerror}", folder)
+        if received == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL
         else:
             status = _reap(worker)
     if status_reader >= 0 and status == 0:
         status = int(os.read(status_reader, 16) or signal.SIGKILL)
     if not visible():
-        _end_unseen(worker)
-    # Without children there is nothing to look for.
-    if _unreaped(os.P_ALL, 0):
-        end_descendants(os.getpid(), _LONGEST_SECONDS)
+        _end_group(worker)
+    if _has_unreaped(os.P_ALL, 0):
+        end_descendants(os.getpid(), _KILLING_SECONDS)
     remove_folder(folder)
     _end_with_status(status)
 
 
-def _end_unseen(worker: int) -> None:
+def _end_group(worker: int) -> None:
     """Kill a worker, unless it has been reaped, and its process group."""
-    if _unreaped(os.P_PID, worker):
+    if _has_unreaped(os.P_PID, worker):
         with suppress(OSError):
             os.kill(worker, signal.SIGKILL)
             os.waitpid(worker, 0)
@@ -152,10 +152,10 @@ def _end_unseen(worker: int) -> None:
         os.killpg(worker, signal.SIGKILL)
 
 
-def _unreaped(kind: int, number: int) -> bool:
-    """Tell whether there are such children; where the system does not say, there may be."""
+def _has_unreaped(id_kind: int, number: int) -> bool:
+    """Return whether this process has such children; True if the system cannot tell."""
     try:
-        os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
     except OSError:
@@ -164,13 +164,16 @@ def _unreaped(kind: int, number: int) -> bool:
 
 
 def _reap(worker: int) -> int | None:
-    """Take note of all that has ended; return the worker's status if it is among them."""
-    found = None
+    """Reap all children that have ended; return the status of the worker if it is among them."""
+    worker_status = None
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == worker:
-                found = ended[1]
-    return found
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            if process == worker:
+                worker_status = status
+    return worker_status
 
 
 def _end_with_status(status: int) -> NoReturn:

@@ -1,7 +1,7 @@
-"""One worker, seen from the runner, which never waits for it: it looks in when something happened.
+"""One worker as a state machine in the runner, which polls it and never blocks on it.
 
-A worker that breaks the protocol, is late, or holds too much is killed and not asked again, so that
-nothing that it may still send can be mistaken for the answer to a later case.
+A worker that violates the protocol, exceeds a time limit or holds too much memory is killed and
+never used again, so that late messages cannot be mistaken for the response to a later case.
 """
 
 from __future__ import annotations
@@ -33,38 +33,32 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.workers.leaks import (
-    SETTLING_SECONDS,
-    Step,
-    Watch,
-)
-from onnxopt_cli.workers.memory import held_bytes
 from onnxopt_cli.workers.processes import descendants, out_of_memory_kills
-from onnxopt_cli.workers.shared_memory import fill
+from onnxopt_cli.workers.resources import SETTLING_SECONDS, LeakCheck, Step, held_bytes
 from onnxopt_cli.workers.worker_messages import (
     hello,
-    most_bytes,
+    max_response_bytes,
     pack_request,
-    read_answer,
     read_failure,
     read_ready,
+    read_response,
+    write_buffers,
 )
 from onnxopt_cli.workers.worker_process import WorkerProcess
 
 _NO_REQUEST = Request(onnx.ModelProto(), {})
-_AGAIN = " (when the case ran again)"
-# How long a worker may take to end when it is asked to.
-_LONGEST_TEARDOWN_SECONDS = 10.0
-# How often the memory of a busy worker is looked at.
+_RERUN_NOTE = " (when the case ran again)"
+# Time limit for a worker to end after a shutdown request.
+_TEARDOWN_SECONDS = 10.0
+# Interval between memory checks of a busy worker, and the largest share of time that they take.
 _MEMORY_CHECK_SECONDS = 0.1
-# Looking takes at most this part of the time.
-_MEMORY_CHECK_PART = 0.1
-# What programs print that could get no memory and ended themselves.
+_MEMORY_CHECK_SHARE = 0.1
+# Output of programs that end themselves because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
 
 
 class State(Enum):
-    """What a worker is doing."""
+    """The state of a worker."""
 
     STARTING = auto()
     IDLE = auto()
@@ -75,21 +69,21 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Worker:
-    """A process that runs one case after the other on a backend.
+    """A process that runs one case after another on a backend.
 
     Attributes:
-        backend: the backend as the user asked for it.
-        lowering: when it is given primitive operators.
-        limits: what it may use.
-        selector: where its descriptors are registered.
-        closed: whether no other worker may look into it.
-        state: what it is doing.
-        version: what the backend says of its version, once it is ready.
-        refusal: why the backend did not start, if it did not.
-        response: the response to the last request, once it is there.
-        incident: what it did that is no case's fault, if that was anything.
-        with_expected: True once it has answered a case.
-        asked: number of orders so far, without those that are to be kept for the next one.
+        backend: the backend as the user specified it.
+        lowering: when to lower models to primitive operators.
+        limits: limits of time and memory.
+        selector: the selector with which its descriptors are registered.
+        closed: whether other workers must not be able to inspect it.
+        state: its state.
+        version: the version that the backend reports, once it is ready.
+        refusal: the reason why the backend did not start; None if it started.
+        response: the response to the last request, once it has arrived.
+        incident: a fault that belongs to no case; None if there is none.
+        has_responded: whether it has responded to any request.
+        case_count: number of requests so far, without those that keep the prepared model.
     """
 
     backend: str
@@ -102,17 +96,17 @@ class Worker:
     refusal: OnnxoptError | None = None
     response: Response | None = None
     incident: Incident | None = None
-    with_expected: bool = False
-    asked: int = 0
+    has_responded: bool = False
+    case_count: int = 0
     _request: Request = _NO_REQUEST
     _model: bytes = b""
-    # Whether the last case was answered as the protocol has it.
-    _kept_protocol: bool = False
-    # Bytes that it was given in memory.
-    _given: int = 0
-    # The first answer to a case that runs again, and when the worker is to be looked at without
-    # its running once more.
+    # Whether the response to the last case obeyed the protocol.
+    _obeyed_protocol: bool = False
+    # Size of the inputs in shared memory.
+    _input_bytes: int = 0
+    # The first response to a case that runs again.
     _first_response: Response | None = None
+    # Time of the next step of the leak check after a wait.
     _check_leak_at: float = float("inf")
 
     def __post_init__(self) -> None:
@@ -129,20 +123,23 @@ class Worker:
 
     @property
     def free(self) -> bool:
-        """True if it can be asked."""
+        """True if it can receive a request."""
         return self.state is State.IDLE and self._conversation.open
 
-    def ask(self, request: Request, model: bytes) -> bool:
-        """Send a case, whose response comes later; return False if it cannot be asked any more.
+    def submit(self, request: Request, model: bytes) -> bool:
+        """Send a request, unless the worker can receive none any more.
 
         Args:
-            request: the case; its number does not matter.
+            request: the request.
             model: its model, serialised.
+
+        Returns:
+            Whether the request was sent.
 
         Raises:
             UnusableOutput: if its inputs cannot be sent.
         """
-        # It may have spoken since the last look.
+        # The worker may have sent something since the last poll.
         self.poll()
         if self.free:
             self._model = model
@@ -151,7 +148,7 @@ class Worker:
         return self.state is State.BUSY
 
     def poll(self) -> None:
-        """Take notice of whatever has happened since the last look."""
+        """Handle all events since the last poll."""
         if self.state is State.GONE:
             return
         self._process.read_printed()
@@ -161,8 +158,8 @@ class Worker:
                 self._handle(*answer)
             self._check()
         except ProtocolBreach as breach:
-            if self.state is State.BUSY and self.with_expected and self._conversation.asked:
-                # A case before this one may have left what it sent.
+            if self.state is State.BUSY and self.has_responded and self._conversation.asked:
+                # An earlier case may have caused the message, so this case is not blamed.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -173,38 +170,42 @@ class Worker:
             self.give_up(Outcome.TIMEOUT, f"the worker {error.message}")
 
     def _check(self) -> None:
-        """See whether the worker has settled, or holds too much."""
+        """Continue a leak check that is due, or check the memory of a busy worker."""
         now = monotonic()
         if self.state is State.BUSY and now > self._check_leak_at:
             self._check_leak_at = float("inf")
-            self._proceed()
+            self._continue_leak_check()
         elif self.state is State.BUSY and self.limits.memory and now > self._next_memory_check:
-            processes, most = descendants(self._process.popen.pid), self.limits.memory
-            shared = self._process.shared_files(self._given, most_bytes(self._request))
-            held = held_bytes(processes, most, shared)
-            took = monotonic() - now
-            # To count what large processes share may take the kernel long.
-            self._next_memory_check = now + max(_MEMORY_CHECK_SECONDS, took / _MEMORY_CHECK_PART)
-            if held > most:
+            processes, limit = descendants(self._process.popen.pid), self.limits.memory
+            shared = self._process.shared_files(
+                self._input_bytes, max_response_bytes(self._request)
+            )
+            held = held_bytes(processes, limit, shared)
+            seconds = monotonic() - now
+            # The kernel takes long to compute the shared memory of large processes.
+            pause = max(_MEMORY_CHECK_SECONDS, seconds / _MEMORY_CHECK_SHARE)
+            self._next_memory_check = now + pause
+            if held > limit:
                 mebibytes = f"{held >> 20} MiB; {self.limits.memory >> 20} MiB are allowed"
                 self.give_up(Outcome.OOM, f"the worker held {mebibytes}")
 
     def end(self) -> None:
-        """Tell the worker to end by itself; it is GONE when it has."""
+        """Send a shutdown request; the state is GONE once the worker has ended."""
         self.poll()
         if self.state is not State.GONE:
             self._begin(State.ENDING)
             self._process.printed.forget()
-            self._conversation.end(min(self.limits.timeout, _LONGEST_TEARDOWN_SECONDS))
+            self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; whatever it was doing has this as its result."""
+        """Kill the worker, and make this the result of its case, of its start or of its end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
         if state is State.BUSY:
-            said = message + (_AGAIN if self._first_response else "")
-            self.response = Response(None, outcome, said, seconds=seconds, printed=printed)
+            if self._first_response:
+                message += _RERUN_NOTE
+            self.response = Response(None, outcome, message, seconds=seconds, printed=printed)
         elif state is State.STARTING:
             self.refusal = unavailable(self.backend, f" does not start: {message}", printed)
         else:
@@ -212,21 +213,21 @@ class Worker:
             self.incident = Incident(place, outcome, message)
 
     def kill(self) -> None:
-        """Kill the worker with all that it started, and close everything."""
+        """Kill the worker and all processes that it started, and close its descriptors."""
         if self.state is State.GONE:
             return
         self.state = State.GONE
         if not self._process.kill():
-            said = "leaves processes behind that cannot be killed"
-            self.incident = Incident("between-cases", Outcome.LEAK, said)
+            message = "leaves processes behind that cannot be killed"
+            self.incident = Incident("between-cases", Outcome.LEAK, message)
 
     def _send(self, request: Request) -> None:
-        self.asked += not request.keep
+        self.case_count += not request.keep
         self._request = request
         self._begin(State.BUSY)
         try:
             message, values = pack_request(request, self._model)
-            self._given = size = fill(self._process.given, values.buffers)
+            self._input_bytes = size = write_buffers(self._process.input_file, values.buffers)
             if size:
                 message["shared"] = size
                 values.buffers.clear()
@@ -245,18 +246,21 @@ class Worker:
                 self.refusal = refusal
                 self.kill()
                 return
-            self._watch: Watch = Watch(self._process.popen.pid, self._process.shared_files(0, 0))
+            self._leak_check: LeakCheck = LeakCheck(
+                self._process.popen.pid, self._process.shared_files(0, 0)
+            )
             self._begin(State.IDLE)
         elif self.state is State.BUSY:
-            shared, most = self._process.returned, most_bytes(self._request)
-            response = read_answer(message, payload, self._request.inputs, shared, most)
+            output_file, limit = self._process.output_file, max_response_bytes(self._request)
+            response = read_response(message, payload, self._request.inputs, output_file, limit)
             if response.lowered and self.lowering is LoweringMode.NEVER:
                 raise ProtocolBreach("says that it was given primitive operators, which it was not")
             self._conversation.require_no_more()
-            again = response.failure is Outcome.PROTOCOL and self._kept_protocol
-            if response.failure and (again or (response.earlier and self.with_expected)):
-                # A command behind the worker may have answered an earlier case once more, or had
-                # ended. The case meets another worker, where only it can be to blame.
+            is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
+            if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
+                # The backend's command may have repeated the response to an earlier case, or may
+                # have ended before this one. A new worker runs the case again, where no earlier
+                # case can be the cause.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return
@@ -267,33 +271,33 @@ class Worker:
             self.give_up(*read_failure(message))
 
     def _accept(self, response: Response) -> None:
-        """Accept an answer, unless the worker has grown and must show whether it does so again."""
+        """Accept a response; if the worker has grown, run the case again to confirm a leak."""
         first = self._first_response
         if first is not None and response.failure not in {None, first.failure}:
-            self._reply(replace(response, message=f"{response.message}{_AGAIN}"))
+            self._reply(replace(response, message=f"{response.message}{_RERUN_NOTE}"))
             return
         if first is None:
-            self._first_response, self._looks = response, self._watch.look()
-        self._proceed()
+            self._first_response, self._leak_steps = response, self._leak_check.steps()
+        self._continue_leak_check()
 
-    def _proceed(self) -> None:
-        found = next(self._looks)
-        if found is Step.WAIT:
+    def _continue_leak_check(self) -> None:
+        step = next(self._leak_steps)
+        if step is Step.WAIT:
             self._check_leak_at = monotonic() + SETTLING_SECONDS
-        elif found is Step.AGAIN:
+        elif step is Step.AGAIN:
             self._send(replace(self._request, collect=True))
         elif self._first_response is not None:
-            self._reply(replace(self._first_response, leak=found))
+            self._reply(replace(self._first_response, leak=step))
 
     def _reply(self, response: Response) -> None:
         self.response = response
-        self.with_expected = True
-        # A command that broke it was killed, and says no more.
-        self._kept_protocol = response.failure is not Outcome.PROTOCOL
+        self.has_responded = True
+        # A command that violated the protocol was killed, so no message of it is pending.
+        self._obeyed_protocol = response.failure is not Outcome.PROTOCOL
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
-            # The next case must not run with the memory that this one holds.
+            # The next case must not run while this one's memory is held.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:
@@ -303,10 +307,10 @@ class Worker:
                 self.give_up(Outcome.PROTOCOL, "the worker ended in the middle of a message")
             self.kill()
             return
-        outcome, how = Outcome.CRASH, death.message
+        outcome, cause = Outcome.CRASH, death.message
         printed = self._process.printed.text()
         if code == -signal.SIGKILL and out_of_memory_kills() > self._kills:
-            outcome, how = Outcome.OOM, "was killed by the system, which had run out of memory"
-        elif code in {-signal.SIGABRT, 1} and any(it in printed for it in _MEMORY_MESSAGES):
+            outcome, cause = Outcome.OOM, "was killed by the system, which had run out of memory"
+        elif code in {-signal.SIGABRT, 1} and any(text in printed for text in _MEMORY_MESSAGES):
             outcome = Outcome.OOM
-        self.give_up(outcome, f"the worker {how}")
+        self.give_up(outcome, f"the worker {cause}")

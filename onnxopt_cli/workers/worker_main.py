@@ -1,7 +1,7 @@
-"""What a worker process runs: a backend, asked one case after the other over a private socket.
+"""The main program of a worker process: runs requests from a private socket on a backend.
 
-Standard input is empty; standard output and error belong to the backend. The worker ends, as any
-Python program does, when the channel closes.
+Standard input is empty; standard output and error belong to the backend. When the socket closes,
+the worker exits like any Python program.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from onnxopt_cli.workers.processes import limit_memory
 from onnxopt_cli.workers.supervisor import fork_supervisor
 
 
-def main(channel: int, given: int, returned: int, runner: int, memory: int, folder: str) -> None:
-    """Serve until the channel closes.
+def main(
+    channel: int, input_file: int, output_file: int, runner: int, memory: int, folder: str
+) -> None:
+    """Serve requests until the channel closes.
 
     Args:
         channel: the descriptor of the worker's end of the socket.
-        given: the descriptor of the file in memory with large values that are given; -1 for none.
-        returned: likewise of the file for those that are returned.
+        input_file: the descriptor of the file in memory with large inputs; -1 without such a file.
+        output_file: the descriptor of the file in memory for large outputs; -1 without such a file.
         runner: the runner's process id.
-        memory: bytes that this process may hold, or 0.
-        folder: where temporary files go; made here.
+        memory: limit of this process's memory in bytes, or 0.
+        folder: the folder for temporary files; created here.
     """
     fork_supervisor(runner, channel, folder)
     limit_memory(memory)
-    # Ctrl-C is for the runner to handle; a backend that interrupts its own main thread must not
-    # end the worker.
+    # The runner handles Ctrl-C, and a backend that interrupts its own main thread must not end the
+    # worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    for descriptor in (channel, given, returned):
+    for descriptor in (channel, input_file, output_file):
         if descriptor >= 0:
-            # What the backend starts is not to have it.
+            # Processes that the backend starts must not inherit it.
             os.set_inheritable(descriptor, False)
-    # At the end of the requests the runner is gone, or wants no more of this process.
+    # EOFError: the runner has ended, or has closed the channel.
     with socket.socket(fileno=channel) as connection, suppress(EOFError):
-        _serve(connection, given, returned)
+        _serve(connection, input_file, output_file)
 
 
-def _serve(connection: socket.socket, given: int, returned: int) -> None:
-    # The supervisor is forked before anything heavy is imported.
+def _serve(connection: socket.socket, input_file: int, output_file: int) -> None:
+    # Imported here so that the supervisor is forked before large modules are loaded.
     from onnxopt_cli.backends.host import Host, Response
     from onnxopt_cli.config.run_config import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
@@ -65,31 +67,33 @@ def _serve(connection: socket.socket, given: int, returned: int) -> None:
     try:
         host = Host(text, LoweringMode(message["lowering"]))
     except (OnnxoptError, KeyboardInterrupt) as error:
-        said = f"backend {text} raises KeyboardInterrupt while it starts"
-        refused = error if isinstance(error, OnnxoptError) else BackendUnavailable(said)
-        send(pack({"id": number, **worker_messages.refusal(refused)}))
+        interrupted = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
+        refusal = error if isinstance(error, OnnxoptError) else interrupted
+        send(pack({"id": number, **worker_messages.refusal(refusal)}))
         return
     send(pack({"id": number, "ready": host.version}))
     while True:
         message, payload = reader.receive(connection.recv_into)
         if message["request"] == "shutdown":
             break
-        request = worker_messages.read_request(message, payload, given)
+        request = worker_messages.read_request(message, payload, input_file)
         try:
             response = host.respond(request)
         except KeyboardInterrupt:
-            # Only the backend can have raised it here.
+            # SIGINT is ignored, so the backend has raised it.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
         if response.printed:
-            # The backend may have closed it, or put something else in its place in sys.
+            # Not sys.stderr, which the backend may have replaced or closed.
             with suppress(OSError):
                 os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
-        answer = worker_messages.pack_answer(message["id"], response, returned, message["most"])
-        collects = request.collect or "shared" in message
-        # Large values that are still held when the answer is there look like a leak, and the case
-        # runs again; an exception of the backend may hold them in a circle.
+        answer = worker_messages.pack_response(
+            message["id"], response, output_file, message["most"]
+        )
+        must_collect = request.collect or "shared" in message
+        # Large values that are still held when the response arrives look like a leak, and the case
+        # would run again. An exception of the backend may hold them in a reference cycle.
         del request, response, payload
-        if collects:
+        if must_collect:
             gc.collect()
         send(answer)
         del answer

@@ -1,24 +1,40 @@
-"""What the runner and a worker say to each other; both ends of each message stand here.
+"""Messages between the runner and a worker, and shared memory for their large values.
 
-A worker is never told what is expected: only the model, the inputs and how to run them. What it
-says is taken apart strictly, and which backend it is the runner knows without asking.
+A worker never receives the expected result, only the model, the inputs and how to run them. The
+runner validates every message of a worker, and identifies the backend by the worker's channel, not
+by the content of messages.
 
-The backend lives in the worker's process, so it can say all that a worker can. No secret in the
-hello would change that: the backend could read it. What remains, for one that is built to deceive:
+The backend runs in the worker's process, so it can send every message that the worker could. A
+secret in the hello message would not help, because the backend could read it. A deceptive backend
+can therefore misreport:
 
-- It can say another version than its own.
-- It can say that it was not given primitive operators, or that it did not write into its inputs.
-- It can say that it was faster.
+- its version;
+- whether it ran primitive operators, and whether it modified its inputs;
+- its running time.
 
-What it cannot do is to pass with other outputs than the right ones, or in another backend's name.
+It can neither pass with wrong outputs nor respond in the name of another backend.
+
+**Shared memory.** Each worker has two files in memory, which the runner creates: one for inputs,
+one for outputs. The files have no name, so nothing remains when the last process that holds them
+ends for any reason. Where the system has no such files, or no space for one, values pass through
+the channel.
+
+The runner never maps a file, but reads it, so a worker that truncates its file or modifies it later
+has sent fewer or other bytes, and cannot crash the runner. The worker maps its input file twice
+with private pages: pages that the backend modifies are copied, and onnxopt compares them with the
+other mapping.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+import mmap
+import os
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import onnx
 
 from onnxopt_cli.backends.host import (
@@ -27,6 +43,7 @@ from onnxopt_cli.backends.host import (
     Response,
 )
 from onnxopt_cli.config.run_config import LoweringMode
+from onnxopt_cli.core.blocks import room
 from onnxopt_cli.core.codec import (
     LARGEST_PAYLOAD,
     ValueReader,
@@ -44,43 +61,47 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.workers.shared_memory import (
-    ALIGNMENT,
-    fill,
-    mapped,
-    taken,
-)
 
-# Of what a backend says of its version, no more is shown.
-_LONGEST_VERSION = 400
+_MAX_VERSION_CHARS = 400
 _START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
+# Numbers of fields in a response with outputs and in one with a failure.
+_OUTPUT_FIELDS, _FAILURE_FIELDS = 4, 5
+
+#: Values of fewer bytes pass through the channel.
+MIN_SHARED_BYTES = 1 << 20
+#: Each buffer in shared memory begins at a multiple of this, so that any tensor type is aligned.
+ALIGNMENT = 64
 
 
 def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:
-    """Return the first request to a worker: which backend it is to run, and how."""
+    """Return the first request to a worker: the backend, and when to lower models."""
     return {"request": "hello", "backend": backend, "lowering": lowering.value}
 
 
 def refusal(error: OnnxoptError) -> dict[str, Any]:
-    """Return a worker's first answer, if its backend did not start."""
+    """Return the response of a worker whose backend did not start."""
     kind = "usage" if isinstance(error, UsageError) else "unavailable"
     return {"refusal": kind, "message": error.message, "hint": error.hint}
 
 
 def read_ready(message: Any) -> str:
-    """Return what a worker's backend says of its implementation and version, as one short line.
+    """Return the version in a worker's response to the hello, as one short line.
 
     Raises:
-        UsageError: if the worker says that there is no such backend.
-        BackendUnavailable: if it says that the backend does not start.
-        ProtocolBreach: if it says something else.
+        UsageError: if there is no such backend.
+        BackendUnavailable: if the backend does not start.
+        ProtocolBreach: if the message is not a response to a hello.
     """
     match message:
         case {"ready": str(version)} if len(message) == 1:
-            return printable(version[:_LONGEST_VERSION])
-        case {"refusal": ("usage" | "unavailable") as kind, "message": str(what), "hint": str(how)}:
-            what, how = (printable(text, lines=True) for text in (what, how))
-            raise _START_ERRORS[kind](what, hint=how)
+            return printable(version[:_MAX_VERSION_CHARS])
+        case {
+            "refusal": ("usage" | "unavailable") as kind,
+            "message": str(text),
+            "hint": str(hint),
+        }:
+            text, hint = printable(text, lines=True), printable(hint, lines=True)
+            raise _START_ERRORS[kind](text, hint=hint)
     raise ProtocolBreach("did not say that its backend is ready")
 
 
@@ -90,86 +111,99 @@ def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueW
     Raises:
         UnusableOutput: if the inputs cannot be sent.
     """
-    settings = {"collect": request.collect, "keep": request.keep, "most": most_bytes(request)}
+    settings = {
+        "collect": request.collect,
+        "keep": request.keep,
+        "most": max_response_bytes(request),
+    }
     return run_request(model, request.inputs, **settings)
 
 
-def most_bytes(request: Request) -> int:
-    """Return how many bytes an answer may share: more than any, and than twice a right one."""
+def max_response_bytes(request: Request) -> int:
+    """Return the largest accepted size of a response: at least twice that of the expected one."""
     return max(LARGEST_PAYLOAD, 2 * request.expected_bytes)
 
 
-def read_request(message: Any, payload: memoryview, given: int = -1) -> Request:
-    """Return what :func:`pack_request` was given.
+def read_request(message: Any, payload: memoryview, input_file: int = -1) -> Request:
+    """Return the request in a message of :func:`pack_request`.
 
     Args:
-        message: the request.
+        message: the message.
         payload: its raw bytes.
-        given: the file in memory with the values where there are no raw bytes; -1 for none.
+        input_file: descriptor of the file in memory with the values, if the payload is empty; -1
+            without such a file.
     """
-    own = None
-    if given >= 0 and "shared" in message:
-        payload, others = (mapped(given, message["shared"]) for _ in range(2))
+    writable_inputs = None
+    if input_file >= 0 and "shared" in message:
+        payload, copy = (map_buffers(input_file, message["shared"]) for _ in range(2))
         model, inputs = read_run(message, payload, ALIGNMENT)
-        _, own = read_run(message, others, ALIGNMENT)
+        _, writable_inputs = read_run(message, copy, ALIGNMENT)
     else:
         model, inputs = read_run(message, payload)
     settings = {name: message[name] for name in ("collect", "keep")}
-    return Request(
-        onnx.ModelProto.FromString(bytes(model)), inputs, writable_inputs=own, **settings
-    )
+    parsed_model = onnx.ModelProto.FromString(bytes(model))
+    return Request(parsed_model, inputs, writable_inputs=writable_inputs, **settings)
 
 
-def pack_answer(
-    number: int, response: Response, returned: int = -1, most: int = LARGEST_PAYLOAD
+def pack_response(
+    number: int, response: Response, output_file: int = -1, limit: int = LARGEST_PAYLOAD
 ) -> list[memoryview]:
-    """Return a worker's answer to a request to run a case.
+    """Return the message for a worker's response.
 
     Args:
-        number: of the request.
-        response: what the backend did.
-        returned: the file in memory for large values; -1 for none.
-        most: bytes that may be in it.
+        number: the number of the request.
+        response: the response.
+        output_file: descriptor of the file in memory for large values; -1 without such a file.
+        limit: the largest size of the file.
     """
     values = ValueWriter()
-    answer = {"id": number, "seconds": response.seconds, "lowered": response.lowered}
+    message: dict[str, Any] = {
+        "id": number,
+        "seconds": response.seconds,
+        "lowered": response.lowered,
+    }
     if response.outputs is not None:
         try:
             outputs = [values.put(value) for value in response.outputs]
-            said: dict[str, Any] = {"outputs": outputs, "changed": response.changed}
-            if size := fill(returned, values.buffers, most):
-                said["shared"] = size
+            output_fields: dict[str, Any] = {"outputs": outputs, "changed": response.changed}
+            if size := write_buffers(output_file, values.buffers, limit):
+                output_fields["shared"] = size
                 values.buffers.clear()
-            return values.message({**answer, **said})
+            return values.message({**message, **output_fields})
         except UnusableOutput as error:
             response = Response(failure=Outcome.ERROR, message=f"of its outputs, {error.message}")
-    said = {"failure": response.failure, "message": response.message, "earlier": response.earlier}
-    return pack({**answer, **said})
+    failure_fields = {
+        "failure": response.failure,
+        "message": response.message,
+        "earlier": response.earlier,
+    }
+    return pack({**message, **failure_fields})
 
 
-def read_answer(
+def read_response(
     message: Any,
     payload: memoryview,
     inputs: Container[str],
-    returned: int = -1,
-    most: int = LARGEST_PAYLOAD,
+    output_file: int = -1,
+    limit: int = LARGEST_PAYLOAD,
 ) -> Response:
-    """Return a worker's answer to a request to run a case.
+    """Return the response in a message of a worker.
 
     Args:
-        message: the answer.
+        message: the message.
         payload: its raw bytes.
-        inputs: names of the inputs that it was given.
-        returned: the file in memory with the values where there are no raw bytes; -1 for none.
-        most: bytes that may be in it.
+        inputs: names of the inputs of the request.
+        output_file: descriptor of the file in memory with the values, if the payload is empty; -1
+            without such a file.
+        limit: the largest size of the file.
 
     Raises:
-        ProtocolBreach: if it is not an answer.
+        ProtocolBreach: if it is not a response.
     """
     reader = ValueReader(payload)
     if "shared" in message:
         reader.end()
-        payload = taken(returned, message.pop("shared"), most)
+        payload = take_buffers(output_file, message.pop("shared"), limit)
         reader = ValueReader(payload, ALIGNMENT)
     match message:
         case {
@@ -177,7 +211,11 @@ def read_answer(
             "lowered": bool(lowered),
             "changed": list(changed),
             "seconds": float(seconds),
-        } if len(message) == 4 and math.isfinite(seconds) and set(map(type, changed)) <= {str}:  # noqa: PLR2004
+        } if (
+            len(message) == _OUTPUT_FIELDS
+            and math.isfinite(seconds)
+            and set(map(type, changed)) <= {str}
+        ):
             values = [reader.value(described) for described in outputs]
             reader.end()
             names = tuple(dict.fromkeys(changed))
@@ -190,7 +228,7 @@ def read_answer(
             "earlier": bool(earlier),
             "lowered": bool(lowered),
             "seconds": float(seconds),
-        } if len(message) == 5 and math.isfinite(seconds):  # noqa: PLR2004
+        } if len(message) == _FAILURE_FIELDS and math.isfinite(seconds):
             reader.end()
             failure, text = read_failure(message)
             return Response(None, failure, text, lowered, earlier, seconds=seconds)
@@ -198,12 +236,80 @@ def read_answer(
 
 
 def read_failure(message: Any) -> tuple[Outcome, str]:
-    """Return what a worker says of a failure: of a case, or when it ended.
+    """Return the failure that a worker reports, of a request or during shutdown.
 
     Raises:
-        ProtocolBreach: if it says something else.
+        ProtocolBreach: if the message does not report a failure.
     """
     match message:
         case {"failure": str(failure), "message": str(text)} if failure in FAILURES:
             return Outcome(failure), printable(text, lines=True)
     raise ProtocolBreach("spoke without being asked")
+
+
+def create_memory_file() -> int:
+    """Return the descriptor of a new file in memory; -1 if the system has none."""
+    with suppress(AttributeError, OSError):
+        return os.memfd_create("onnxopt")
+    return -1
+
+
+def write_buffers(
+    descriptor: int, buffers: Sequence[bytes | memoryview], limit: float = float("inf")
+) -> int:
+    """Replace the content of a file in memory by buffers.
+
+    Args:
+        descriptor: of the file; -1 without such a file.
+        buffers: the buffers, in order.
+        limit: the largest size of the file.
+
+    Returns:
+        The size of the file; 0 if the buffers are small, exceed the limit, or do not fit into
+        memory.
+    """
+    sizes = [memoryview(buffer).nbytes for buffer in buffers]
+    aligned_size = sum(size + -size % ALIGNMENT for size in sizes)
+    if descriptor < 0 or sum(sizes) < MIN_SHARED_BYTES or aligned_size > limit:
+        return 0
+    offset = 0
+    try:
+        os.ftruncate(descriptor, 0)
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            while view:
+                count = os.pwrite(descriptor, view, offset)
+                offset, view = offset + count, view[count:]
+            offset += -offset % ALIGNMENT
+        os.ftruncate(descriptor, offset)
+    except OSError:
+        os.ftruncate(descriptor, 0)
+        return 0
+    return offset
+
+
+def take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
+    """Return the content of a worker's output file, and empty the file.
+
+    Args:
+        descriptor: of the file; -1 without such a file.
+        size: the size that the worker reports.
+        limit: the largest accepted size.
+
+    Raises:
+        ProtocolBreach: if the file is smaller than reported, or the size exceeds the limit.
+    """
+    if descriptor < 0 or type(size) is not int or not 0 < size <= limit:
+        raise ProtocolBreach(f"shared something else than 1 to {limit} bytes")
+    content, offset = room(size, np.dtype(np.uint8)).data, 0
+    while offset < size and (count := os.preadv(descriptor, [content[offset:]], offset)):
+        offset += count
+    if offset < size:
+        raise ProtocolBreach(f"shared less than the {size} bytes that it announced")
+    os.ftruncate(descriptor, 0)
+    return content
+
+
+def map_buffers(descriptor: int, size: int) -> memoryview:
+    """Map a worker's input file into its memory, with private copies of pages that it modifies."""
+    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))

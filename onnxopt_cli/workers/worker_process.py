@@ -1,4 +1,4 @@
-"""The process of a worker, its channel and what it prints; it is left with nothing of it behind."""
+"""Owns a worker's process, its channel and its captured output, and cleans all of them up."""
 
 from __future__ import annotations
 
@@ -20,62 +20,64 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.workers.memory import FileKey
 from onnxopt_cli.workers.private_folder import name_folder, remove_folder
-from onnxopt_cli.workers.process_marks import can_mark, is_marked
 from onnxopt_cli.workers.processes import (
+    can_mark,
     children,
     end_descendants,
+    is_marked,
     visible,
 )
-from onnxopt_cli.workers.shared_memory import memory_file
+from onnxopt_cli.workers.resources import FileKey
+from onnxopt_cli.workers.worker_messages import create_memory_file
 
-# The worker imports what this process would, from the same places, whatever its folder.
+# The worker gets the import path of this process, independent of the current folder.
 _START = (
     "import sys; *numbers, folder = sys.argv[1:7]; sys.path = sys.argv[7:]; "
     "from onnxopt_cli.workers.worker_main import main; "
     "main(*map(int, numbers), folder)"
 )
-# How long a supervisor may take to leave nothing behind.
-_PATIENCE_SECONDS = 1.0
-# How long what has no supervisor any more may take to end.
-_SWEEP_SECONDS = 10.0
-# What is kept and shown of what a worker prints; and how much is read at a time: all that a pipe
-# holds, and no more, so that a flood does not keep the runner from its other work.
+# Time limit for a supervisor to clean up.
+_CLEANUP_SECONDS = 1.0
+# Time limit for killing processes without a supervisor.
+_KILLING_SECONDS = 10.0
+# The end of a worker's output that is kept, and the end of that which is shown.
 _KEPT_BYTES = 16 << 10
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
-_READ = 64 << 10
+# Read at most the content of a full pipe at a time, so that a worker that prints without pause
+# cannot keep the runner busy.
+_READ_BYTES = 64 << 10
 
 
 class WorkerProcess:
-    """A started worker, behind its supervisor where there is one; nothing here waits.
+    """A worker's process, with its supervisor on Linux; no method but :meth:`kill` blocks.
 
     Args:
-        memory: bytes that each process of it may hold, or 0.
-        selector: where its descriptors are registered, until they are closed.
-        closed: whether no other worker may look into it, from its first moment on (Linux).
+        memory: memory limit of each process of the worker in bytes, or 0.
+        selector: the selector with which its descriptors are registered until they are closed.
+        closed: whether other workers must not be able to inspect it from its start on (Linux).
 
     Attributes:
-        popen: the process that was started: the supervisor, where there is one.
-        conversation: what it is asked, and answers.
-        printed: what the worker has printed.
-        given: the file in memory with the values that it is given; -1 where there is none.
-        returned: the file in memory with those that it returns; -1 where there is none.
+        popen: the started process: the supervisor on Linux, else the worker.
+        conversation: the requests to the worker and its responses.
+        printed: the output of the worker.
+        input_file: descriptor of the file in memory for inputs; -1 if the system has none.
+        output_file: descriptor of the file in memory for outputs; -1 if the system has none.
     """
 
     def __init__(
         self, memory: int, selector: selectors.BaseSelector, *, closed: bool = False
     ) -> None:
         self._folder = name_folder()
-        self.given, self.returned = memory_file(), memory_file()
-        shared = [self.given, self.returned]
+        self.input_file, self.output_file = create_memory_file(), create_memory_file()
+        shared = [self.input_file, self.output_file]
         self.popen, self._channel, printed = _start(memory, self._folder, shared, closed)
         reading = self._channel.fileno()
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
-        # Readable when the process has ended; where the system has none, the clock has to do.
+        # Readable when the process has ended. Without it, the regular polls notice the end.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)
@@ -84,41 +86,47 @@ class WorkerProcess:
             if descriptor >= 0:
                 selector.register(descriptor, selectors.EVENT_READ)
 
-    def shared_files(self, given: int, returned: int) -> dict[FileKey, int]:
-        """Return how much of each file in memory is not the worker's own.
+    def shared_files(self, input_bytes: int, output_bytes: int) -> dict[FileKey, int]:
+        """Return the bytes of each file in memory that do not count as the worker's.
 
         Args:
-            given: bytes that the runner has put into the first.
-            returned: bytes that an answer may put into the second.
+            input_bytes: size of the inputs in shared memory.
+            output_bytes: largest accepted size of the outputs.
         """
-        found = {}
-        for descriptor, size in ((self.given, given), (self.returned, returned)):
+        sizes = {}
+        for descriptor, size in ((self.input_file, input_bytes), (self.output_file, output_bytes)):
             if descriptor >= 0:
                 status = os.fstat(descriptor)
-                found[status.st_dev, status.st_ino] = size
-        return found
+                sizes[status.st_dev, status.st_ino] = size
+        return sizes
 
     def read_printed(self) -> None:
-        """Take what it has printed."""
+        """Read the output that the worker has printed."""
         if not self.printed.read():
             self._unregister(self.printed.descriptor)
 
     def kill(self) -> bool:
-        """Kill the worker and all that it started, if it still runs, and close everything.
+        """Kill the worker and all processes that it started, and close all descriptors.
 
         Returns:
-            Whether nothing is left alive, as far as can be seen.
+            Whether no visible process is left alive.
         """
         if self.popen.poll() is None:
             _end_supervisor(self.popen)
         STARTED.discard(self.popen.pid)
-        dead = not _adopts_orphans() or end_descendants(os.getpid(), _SWEEP_SECONDS, _is_orphan)
-        # The supervisor has done this, unless it was killed itself.
+        dead = not _adopts_orphans() or end_descendants(os.getpid(), _KILLING_SECONDS, _is_orphan)
+        # Already done by the supervisor, unless the backend has killed it.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
-        others = (self.conversation.writing, self.given, self.returned)
-        for descriptor in (*others, self.printed.descriptor, self._ended):
+        descriptors = (
+            self.conversation.writing,
+            self.input_file,
+            self.output_file,
+            self.printed.descriptor,
+            self._ended,
+        )
+        for descriptor in descriptors:
             if descriptor >= 0:
                 self._unregister(descriptor)
                 os.close(descriptor)
@@ -132,51 +140,54 @@ class WorkerProcess:
 def _start(
     memory: int, folder: str, shared: list[int], closed: bool
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a worker; return it, our end of its channel, and of the pipe that it prints to."""
+    """Start a worker; return it, and the runner's ends of its channel and of its output pipe."""
     close_to_others()
-    ours, theirs = socket.socketpair()
+    runner_end, worker_end = socket.socketpair()
     printed, write_end = os.pipe()
     _adopts_orphans()
-    numbers = [theirs.fileno(), *shared, os.getpid(), memory]
-    # What is executed can be looked into while it starts; what is only forked is as closed as we.
-    instead = partial(_serve_instead, *numbers, folder) if closed and forks() else None
+    numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
+    # Other processes can inspect an executed program while it starts, but a forked process
+    # inherits this process's protection.
+    serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
-            # Newer Pythons warn of forks beside threads, such as those of BLAS.
+            # Newer versions of Python warn of forks if there are threads, such as those of BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [sys.executable, "-u", "-P", "-c", _START, *map(str, numbers), folder, *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                pass_fds=[it for it in (theirs.fileno(), *shared) if it >= 0],
+                pass_fds=[
+                    descriptor for descriptor in (worker_end.fileno(), *shared) if descriptor >= 0
+                ],
                 start_new_session=True,
                 env=without_ci_channels(os.environ),
-                preexec_fn=instead,  # noqa: PLW1509 - it never returns
+                preexec_fn=serve,  # noqa: PLW1509 - it never returns
             )
     except BaseException:
-        for descriptor in (ours.detach(), printed, *shared):
+        for descriptor in (runner_end.detach(), printed, *shared):
             if descriptor >= 0:
                 os.close(descriptor)
         raise
     finally:
-        theirs.close()
+        worker_end.close()
         os.close(write_end)
     STARTED.add(popen.pid)
-    return popen, ours, printed
+    return popen, runner_end, printed
 
 
 def forks() -> bool:
-    """Tell whether closed workers are forked; a program that calls us may have any threads."""
+    """Return whether closed workers are forked: only from a command, which controls its threads."""
     return sys.platform == "linux" and claimed()
 
 
-def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoReturn:
-    """Be a worker in a process that was just forked, in place of executing anything."""
+def _serve_forked(channel: int, input_file: int, output_file: int, *settings: Any) -> NoReturn:
+    """Run a worker in a process that was just forked, instead of executing a program."""
     code = 1
     try:
         gc.freeze()
-        kept = sorted({2, channel, given, returned} - {-1})
+        kept = sorted({2, channel, input_file, output_file} - {-1})
         for before, after in pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
             os.closerange(before + 1, after)
         for number in signal.valid_signals():
@@ -184,7 +195,7 @@ def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoR
                 signal.signal(number, signal.SIG_DFL)
         from onnxopt_cli.workers.worker_main import main
 
-        main(channel, given, returned, *others)
+        main(channel, input_file, output_file, *settings)
         code = 0
     finally:
         os._exit(code)
@@ -192,15 +203,15 @@ def _serve_instead(channel: int, given: int, returned: int, *others: Any) -> NoR
 
 @cache
 def _adopts_orphans() -> bool:
-    """Take in what loses its supervisor, from the first worker on; return whether it comes here."""
-    return claimed() and visible() and (_alone() or can_mark()) and become_subreaper()
+    """Make this process adopt orphans of workers, if possible; return whether it does."""
+    return claimed() and visible() and (_orphans_are_workers() or can_mark()) and become_subreaper()
 
 
 @cache
-def _alone() -> bool:
-    """Tell whether every orphan that comes here is a worker's.
+def _orphans_are_workers() -> bool:
+    """Return whether every orphan that this process adopts was a worker's.
 
-    Whoever has children already, or is the first process of a container, may get others.
+    A process that already has children, or is the first of a container, may adopt others.
     """
     return os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
 
@@ -208,13 +219,13 @@ def _alone() -> bool:
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "linux":
         process.terminate()
-        # The backend may have stopped it.
+        # The backend may have stopped the supervisor.
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE_SECONDS)
+            process.wait(_CLEANUP_SECONDS)
             return
-    end_descendants(process.pid, _SWEEP_SECONDS)
-    # macOS lets no group be signalled in which one has ended and was not waited for.
+    end_descendants(process.pid, _KILLING_SECONDS)
+    # macOS rejects signals to a group that contains a zombie.
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
@@ -222,14 +233,14 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_orphan(child: int) -> bool:
-    """Tell whether a child of this process was once a worker's.
+    """Return whether a child of this process is an orphan of a worker.
 
-    Supervisors begin sessions, which nothing behind them can leave for an older one; what this
-    process starts otherwise stays in its own.
+    Supervisors begin new sessions, and their descendants cannot join an older session; other
+    processes that this one starts stay in its own.
     """
     if child in STARTED:
         return False
-    if not _alone():
+    if not _orphans_are_workers():
         return is_marked(child)
     with suppress(OSError):
         return os.getsid(child) != os.getsid(0)
@@ -237,10 +248,10 @@ def _is_orphan(child: int) -> bool:
 
 
 class Printed:
-    """Reads a pipe to which a worker writes.
+    """Reads the output of a worker from a pipe, and keeps its end.
 
     Args:
-        descriptor: the reading end.
+        descriptor: the reading end of the pipe.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -250,9 +261,9 @@ class Printed:
         self._count = 0
 
     def read(self) -> bool:
-        """Take what the pipe holds; return False if nothing will come any more."""
+        """Read the content of the pipe; return False at its end."""
         try:
-            data = os.read(self.descriptor, _READ)
+            data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
             return True
         self._count += len(data)
@@ -261,18 +272,18 @@ class Printed:
         return bool(data)
 
     def forget(self) -> None:
-        """Let go of what was written so far: it belongs to an earlier case."""
+        """Discard the output so far, which belongs to an earlier case."""
         self._end.clear()
         self._count = 0
 
     def text(self) -> str:
-        """Return the last lines so far, printable; the first says so where some are missing."""
+        """Return the last lines, printable; if lines are missing, the first line says so."""
         self.read()
-        whole = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
-        lines = whole.split("\n")[-_SHOWN_LINES:]
+        kept = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
+        lines = kept.split("\n")[-_SHOWN_LINES:]
         shown = "\n".join(lines)[-_SHOWN_CHARACTERS:]
         if not shown:
             return ""
-        missing = self._count > _KEPT_BYTES or len(shown) < len(whole)
-        start = f"... the end of {self._count} bytes:\n" if missing else ""
+        is_cut = self._count > _KEPT_BYTES or len(shown) < len(kept)
+        start = f"... the end of {self._count} bytes:\n" if is_cut else ""
         return start + printable(shown, lines=True)

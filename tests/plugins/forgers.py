@@ -86,12 +86,12 @@ def forge(**fields):
 def claim(**claims):
     """Return a backend whose answer to the bad case says this of itself, too."""
 
-    def pack_answer(number, response, *_):
-        worker_messages.pack_answer = honest
+    def pack_response(number, response, *_):
+        worker_messages.pack_response = honest
         return honest(number, replace(response, **claims))
 
-    honest = worker_messages.pack_answer
-    return one(lambda: setattr(worker_messages, "pack_answer", pack_answer))
+    honest = worker_messages.pack_response
+    return one(lambda: setattr(worker_messages, "pack_response", pack_response))
 
 
 def strings(count):

@@ -18,10 +18,10 @@ from onnxopt_cli.core.codec import MessageReader
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import ProtocolBreach
 from onnxopt_cli.workers.worker_messages import (
-    pack_answer,
     pack_request,
-    read_answer,
+    pack_response,
     read_request,
+    read_response,
 )
 
 REQUEST = Request(onnx.ModelProto(), {"x": np.zeros(2, np.float32)})
@@ -75,8 +75,8 @@ def travel(frame, chunk=1 << 20):
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_values_come_out_as_they_went_in(chunk):
     response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
-    message, payload = travel(pack_answer(7, response), chunk)
-    came = read_answer(message, payload, REQUEST.inputs)
+    message, payload = travel(pack_response(7, response), chunk)
+    came = read_response(message, payload, REQUEST.inputs)
     assert len(came.outputs) == len(VALUES)
     assert all(map(same_bits, VALUES, came.outputs))
     assert (came.lowered, came.changed, came.seconds) == (True, ("x",), 0.5)
@@ -95,8 +95,8 @@ def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
 
 def test_what_cannot_be_sent_is_an_error_of_the_backend():
     dates = np.zeros(2, dtype=[("day", "i4")])
-    message, payload = travel(pack_answer(7, Response([dates])))
-    assert read_answer(message, payload, REQUEST.inputs).failure is Outcome.ERROR
+    message, payload = travel(pack_response(7, Response([dates])))
+    assert read_response(message, payload, REQUEST.inputs).failure is Outcome.ERROR
 
 
 @pytest.mark.parametrize(
@@ -132,25 +132,27 @@ def test_what_cannot_be_sent_is_an_error_of_the_backend():
     ],
 )
 def test_an_answer_that_is_none_is_refused(change):
-    message, payload = travel(pack_answer(7, Response([np.zeros(1, np.float32)])))
-    read_answer(message, payload, REQUEST.inputs)
+    message, payload = travel(pack_response(7, Response([np.zeros(1, np.float32)])))
+    read_response(message, payload, REQUEST.inputs)
     with pytest.raises(ProtocolBreach):
-        read_answer({**message, **change}, payload, REQUEST.inputs)
+        read_response({**message, **change}, payload, REQUEST.inputs)
 
 
 @given(st.data())
 def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
-    whole = bytearray(b"".join(pack_answer(7, Response(VALUES))))
+    whole = bytearray(b"".join(pack_response(7, Response(VALUES))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     reader, connection = MessageReader(), Connection(whole)
     try:
         while True:
-            read_answer(*reader.receive(connection.recv_into), REQUEST.inputs)
+            read_response(*reader.receive(connection.recv_into), REQUEST.inputs)
     except (ProtocolBreach, EOFError):
         return
 
 
 def test_what_a_worker_says_is_made_printable():
-    message, payload = travel(pack_answer(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb")))
-    assert read_answer(message, payload, REQUEST.inputs).message == r"a\x1b[31mb"
+    message, payload = travel(
+        pack_response(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb"))
+    )
+    assert read_response(message, payload, REQUEST.inputs).message == r"a\x1b[31mb"

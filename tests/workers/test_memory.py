@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from isolated import run_to_end, write_cases
 
-from onnxopt_cli.workers.memory import held_bytes, memory_files
+from onnxopt_cli.workers.resources import held_bytes, memory_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -131,8 +131,8 @@ def test_a_file_in_memory_counts_once_however_it_is_held(mapped, closed):
             os.close(descriptor)
         with forked(3) as children:
             more = held_bytes([os.getpid(), *children]) - before
-        spared = {(status.st_dev, status.st_ino): SIZE}
-        less = held_bytes([os.getpid()], spared=spared) - before
+        foreign_bytes = {(status.st_dev, status.st_ino): SIZE}
+        less = held_bytes([os.getpid()], foreign_bytes=foreign_bytes) - before
         if not closed:
             os.close(descriptor)
     expected = SIZE if mapped or not closed else 0

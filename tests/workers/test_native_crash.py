@@ -102,7 +102,7 @@ def write(folder, model):
 def helper_kind(request, monkeypatch):
     """Have the helper be a fork, or a program of its own; each test has a fresh one."""
     if request.param == "forked":
-        monkeypatch.setattr(helper_process, "_alone", True)
+        monkeypatch.setattr(helper_process, "_is_command", True)
     native_onnx.renew()
     yield request.param
     native_onnx.renew()
@@ -156,7 +156,7 @@ def without_measure(*_given, **_options):
     [(0.2, without_end, "took more than"), (60, without_measure, "more than 64 MiB of memory")],
 )
 def test_a_model_that_takes_onnx_too_much_is_refused(monkeypatch, seconds, does, words):
-    monkeypatch.setattr(helper_process, "_alone", True)
+    monkeypatch.setattr(helper_process, "_is_command", True)
     monkeypatch.setattr(native_onnx, "TIME_SECONDS", seconds)
     monkeypatch.setattr(native_onnx, "MEMORY_BYTES", 64 << 20)
     native_onnx.renew()

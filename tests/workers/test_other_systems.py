@@ -19,7 +19,7 @@ from places import REPOSITORY
 
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.workers import processes
-from onnxopt_cli.workers.shared_memory import memory_file
+from onnxopt_cli.workers.worker_messages import create_memory_file
 
 # What is not on every system that Python runs on.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
@@ -146,7 +146,7 @@ CALLS = (
 )
 LESS_ISOLATION = {
     "prlimit64": "the system limits no memory",
-    "prctl": "the system lets backends look into this process",
+    "prctl": "the system lets backends inspect this process",
 }
 
 
@@ -212,5 +212,5 @@ def test_what_fails_when_it_is_used_is_as_if_it_were_not_there(monkeypatch, erro
     assert available_jobs() == os.cpu_count()
     assert processes.allowed_memory(5) == 5
     processes.limit_memory(5)
-    assert memory_file() == -1
+    assert create_memory_file() == -1
     assert "the system limits no memory" in processes.weakness()

@@ -13,18 +13,18 @@ import pytest
 from onnx import helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.workers import shared_memory, worker_process
+from onnxopt_cli.workers import worker_messages, worker_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
 
-COUNT = shared_memory.LARGE // 4 + 5
+COUNT = worker_messages.MIN_SHARED_BYTES // 4 + 5
 LARGE = np.arange(COUNT, dtype=np.float32)
 PLUGIN = """\
 import os
 import signal
 from onnxopt_cli.workers import worker_messages as messages
 
-honest = messages.fill
+honest = messages.write_buffers
 CHANGES = {
     "cut short": lambda file, size: os.ftruncate(file, 100) or size,
     "longer": lambda file, size: os.ftruncate(file, size + 4096) or size + 4096,
@@ -37,9 +37,9 @@ CHANGES = {
 class Backend:
     def run(self, model, inputs):
         way = str(inputs["way"].item())
-        messages.fill = honest
+        messages.write_buffers = honest
         if way in CHANGES:
-            messages.fill = lambda file, *rest: CHANGES[way](file, honest(file, *rest))
+            messages.write_buffers = lambda file, *rest: CHANGES[way](file, honest(file, *rest))
         if way == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         outputs = [inputs["x"].copy(), inputs["way"].copy()]
@@ -96,7 +96,7 @@ def no_room(*_):
 
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
-    [(worker_process, "memory_file", lambda: -1), (shared_memory.os, "pwrite", no_room)],
+    [(worker_process, "create_memory_file", lambda: -1), (worker_messages.os, "pwrite", no_room)],
 )
 def test_without_such_files_values_pass_through_the_channel(
     workplace, onnxopt, monkeypatch, module, name, instead

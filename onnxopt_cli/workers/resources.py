@@ -1,0 +1,260 @@
+"""Resources that the processes of a worker hold: total memory, and leaks of a case.
+
+**Memory.** The resident size (RSS) of a process counts a page that ten forks share ten times, and
+omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Such
+files are found among the open files of each process. If the sum of resident sizes and files exceeds
+the limit, the kernel is asked for each process's proportional share of its pages (PSS), which takes
+much longer. Mapped pages of a counted file are counted with the file.
+
+No cgroup is created: few users may create one, and the cgroup of a container includes the runner.
+
+**Leaks.** Growth alone does not prove a leak: modules that are imported once, and caches, also
+grow. Therefore the worker runs the case again; only resources that grow with every run, and are
+still held a moment later, are reported. A process without its parent is reported at once, since no
+process will wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum, auto
+from functools import cache
+from typing import TypeAlias
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.workers.processes import (
+    children,
+    descendants,
+    name_of,
+    read_proc,
+    resident,
+    usage,
+)
+
+#: A file, by its device and inode number.
+FileKey: TypeAlias = tuple[int, int]
+
+_BLOCK_BYTES = 512
+_MEMFD_PREFIX, _SHARED_PREFIX = "/memfd:", "/dev/shm/"  # noqa: S108 - compared, not written to
+_DELETED_SUFFIX = " (deleted)"
+_MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
+# Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
+_CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
+
+#: Growth in one run that needs no confirmation.
+_ALLOWED_GROWTH = {
+    "memory": 32 << 20,
+    "threads": 0,
+    "file descriptors": 0,
+    "child processes": 0,
+}
+# A case runs again this often, and must grow each time, before the growth is reported as a leak.
+_CONFIRMATIONS = 3
+# Time that a process without its parent has to end by itself.
+_ORPHAN_GRACE_SECONDS = 0.05
+#: Time that threads and child processes of a case have to end by themselves.
+SETTLING_SECONDS = 0.5
+
+
+def held_bytes(
+    processes: Collection[int],
+    exact_above: int = 0,
+    foreign_bytes: Mapping[FileKey, int] | None = None,
+) -> int:
+    """Return the bytes of memory that processes hold.
+
+    Args:
+        processes: their process ids; processes that have ended count as 0.
+        exact_above: if the processes hold no more than this, an estimate up to this is returned.
+        foreign_bytes: bytes of files in memory that belong to other processes.
+    """
+    rough = sum(map(resident, processes))
+    if sys.platform != "linux":
+        return rough
+    files: dict[FileKey, int] = {}
+    for process in processes:
+        files |= memory_files(process)
+    for key, size in (foreign_bytes or {}).items():
+        if key in files:
+            files[key] = max(0, files[key] - size)
+    unmapped = sum(files.values()) + _unattached_bytes(processes)
+    if (rough := rough + unmapped) <= exact_above:
+        return rough
+    proportional = sum(map(_proportional_bytes, processes)) + unmapped
+    if proportional <= exact_above or not files:
+        return proportional
+    return sum(_bytes_outside_files(process, files) for process in processes) + unmapped
+
+
+def memory_files(process: int) -> dict[FileKey, int]:
+    """Return the sizes of a process's open files in memory that have no lasting name.
+
+    A file of /dev/shm counts with or without a name.
+    """
+    sizes = {}
+    folder = f"/proc/{process}/fd"
+    with suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - runs after every case
+            with suppress(OSError):
+                # Reading the link does not access the file system, which the backend may control.
+                target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - as above
+                is_shared = target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
+                if is_shared or target.endswith(_DELETED_SUFFIX):
+                    status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - as above
+                    in_memory = is_shared or status.st_dev in _memory_devices()
+                    if in_memory and stat.S_ISREG(status.st_mode):
+                        sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
+    return sizes
+
+
+@cache
+def _memory_devices() -> frozenset[int]:
+    """Return the devices of file systems in memory."""
+    devices = set()
+    with suppress(OSError):
+        for line in read_proc("/proc/self/mountinfo").splitlines():
+            mount, _, file_system = line.partition(b" - ")
+            if file_system.split(b" ", 1)[0] in _MEMORY_FILE_SYSTEMS:
+                devices.add(_device(mount.split()[2]))
+    return frozenset(devices)
+
+
+def _device(text: bytes, base: int = 10) -> int:
+    major, _, minor = text.partition(b":")
+    return os.makedev(int(major, base), int(minor, base))
+
+
+def _unattached_bytes(processes: Collection[int]) -> int:
+    """Return the bytes of System V segments that processes created and no process has attached."""
+    held = 0
+    with suppress(OSError, ValueError, IndexError):
+        for line in read_proc("/proc/sysvipc/shm").splitlines()[1:]:
+            fields = [*map(int, line.split())]
+            if fields[_CREATOR_COLUMN] in processes and not fields[_ATTACHED_COLUMN]:
+                held += fields[_RESIDENT_COLUMN]
+    return held
+
+
+def _proportional_bytes(process: int) -> int:
+    """Return the proportional set size of a process."""
+    with suppress(OSError):
+        for line in read_proc(f"/proc/{process}/smaps_rollup").splitlines():
+            if line.startswith(b"Pss:"):
+                return _kibibytes(line)
+    return resident(process)
+
+
+def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
+    """Return the proportional set size without mapped pages of files; private copies count."""
+    try:
+        return sum(_mapping_bytes(process, files))
+    except OSError:
+        return _proportional_bytes(process)
+
+
+def _mapping_bytes(process: int, files: Collection[FileKey]) -> Iterator[int]:
+    counted_field = b"Pss:"
+    for line in read_proc(f"/proc/{process}/smaps").splitlines():
+        if line.startswith(counted_field):
+            yield _kibibytes(line)
+        elif not line.split(b" ", 1)[0].endswith(b":"):
+            _, _, _, device, inode = line.split()[:5]
+            is_counted_file = (_device(device, 16), int(inode)) in files
+            counted_field = b"Anonymous:" if is_counted_file else b"Pss:"
+
+
+def _kibibytes(line: bytes) -> int:
+    return int(line.split()[1]) << 10
+
+
+class Step(Enum):
+    """The next step of a worker that a leak check needs."""
+
+    AGAIN = auto()
+    WAIT = auto()
+
+
+class LeakCheck:
+    """Compares the resources of a worker after each case with the largest amounts before it.
+
+    Args:
+        supervisor: process id of the supervisor, whose first child is the worker.
+        foreign_files: files in memory that do not belong to the worker.
+    """
+
+    def __init__(self, supervisor: int, foreign_files: Collection[FileKey] = ()) -> None:
+        self._supervisor, self._foreign_files = supervisor, frozenset(foreign_files)
+        # Supervisors exist only on Linux. Their other children are orphans.
+        adopted = children(supervisor) if sys.platform == "linux" else []
+        self._worker = adopted[0] if adopted else supervisor
+        self._known_orphans = set(adopted[1:])
+        self._largest = self._amounts()
+
+    def steps(self) -> Iterator[Step | str]:
+        """Check the worker after its response, and again after each step that was yielded.
+
+        Yields:
+            The next step; finally a description of the leak, empty if there is none.
+        """
+        before = self._largest
+        suspects: dict[str, int] = {}
+        for step in (*[Step.AGAIN] * _CONFIRMATIONS, Step.WAIT):
+            if orphans := self._new_orphans():
+                yield f"leaves processes behind: {', '.join(orphans)}"
+                return
+            growth = self._growth()
+            suspects = {
+                name: amount for name, amount in (suspects or growth).items() if name in growth
+            }
+            if not suspects:
+                yield ""
+                return
+            yield step
+        held = self._amounts()
+        leaks = [
+            f"{amount >> 20} MiB of memory" if name == "memory" else f"{amount} {name}"
+            for name, amount in suspects.items()
+            if held.get(name, 0) - before.get(name, 0)
+            > _CONFIRMATIONS * max(1, _ALLOWED_GROWTH[name])
+        ]
+        yield f"leaves {' and '.join(leaks)} behind each time that it runs" if leaks else ""
+
+    def _growth(self) -> dict[str, int]:
+        """Return the growth over the largest amounts so far, where it exceeds the allowed one."""
+        largest, held = self._largest, self._amounts()
+        # Updating the largest amounts keeps slow growth over many cases from being blamed on one.
+        self._largest = {name: max(amount, largest.get(name, 0)) for name, amount in held.items()}
+        growth = {name: amount - largest.get(name, 0) for name, amount in held.items()}
+        return {name: amount for name, amount in growth.items() if amount > _ALLOWED_GROWTH[name]}
+
+    def _amounts(self) -> dict[str, int]:
+        held = usage(self._worker)
+        if not held:
+            return held
+        child_processes = descendants(self._worker)
+        files: dict[FileKey, int] = {}
+        for process in (self._worker, *child_processes):
+            files |= memory_files(process)
+        # Files in memory may be unmapped, and a child process may be the one that grows.
+        held["memory"] += sum(map(resident, child_processes))
+        held["memory"] += sum(size for key, size in files.items() if key not in self._foreign_files)
+        return {**held, "child processes": len(child_processes)}
+
+    def _new_orphans(self) -> list[str]:
+        """Return the names of processes that have lost their parent since the last check."""
+        orphans = self._orphans()
+        if orphans:
+            time.sleep(_ORPHAN_GRACE_SECONDS)
+            orphans &= self._orphans()
+        self._known_orphans |= orphans
+        return sorted(printable(name_of(process)) or str(process) for process in orphans)
+
+    def _orphans(self) -> set[int]:
+        if self._worker == self._supervisor:
+            return set()
+        return set(children(self._supervisor)) - self._known_orphans - {self._worker}
