@@ -175,7 +175,7 @@ def _of_case(
         name: value for name, value in complete.outputs.items() if isinstance(value, np.ndarray)
     }
     tolerances = complete.tolerances
-    ways = [complete, *(it.key for it in complete.alternatives)]
+    ways = [complete, *(it.expected for it in complete.alternatives)]
     drawn = any(isinstance(it, Drawn) for it in tolerances.values())
     if len(right) < len(complete.outputs) or drawn or complete.contradictions:
         return

@@ -87,7 +87,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     judging = Judging()
     loaded_case = with_expected(load_case(case), judging)
     assert not loaded_case.invalid, loaded_case.invalid  # noqa: S101 - else a defect of the strategies
-    formula = loaded_case.key and loaded_case.key.formula
+    formula = loaded_case.expected and loaded_case.expected.formula
     if executor.ahead > 1 and formula and not formula.blocks:
         # Computing the tolerances only in judge() would leave the backend idle meanwhile.
         formula.derived_outputs  # noqa: B018 - a cached property

@@ -1,4 +1,4 @@
-"""What must come back from a case, how far off it may be, whether the case contradicts itself."""
+"""The expected result of a case: its outputs and their tolerances, from a formula or stored."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ from onnxopt_cli.operators.call import Call
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The outputs to come, judged by their tolerances.
+    """Expected outputs and their tolerances.
 
     Attributes:
         outputs: the expected values by name, in the graph's order.
         tolerances: a tolerance for each of them.
-        contradictions: stored outputs that the formula rejects; not empty if the case is wrong.
-        formula: what the formula says of the outputs; None where no formula of ours applies.
-        alternatives: what is right as a whole in other ways.
+        contradictions: stored outputs that the formula rejects; if there are any, the case is
+            invalid.
+        formula: the outputs of the formula; None for a model without one.
+        alternatives: other results that are correct as a whole.
     """
 
     outputs: Mapping[str, Value]
@@ -62,7 +63,7 @@ class Expected:
 
     @property
     def of_node(self) -> Expected:
-        """The key with its outputs in the node's order, in which an operator returns them."""
+        """The same with the outputs in the order of the node, in which an operator returns them."""
         if self.formula is None or [*self.formula.expected] == [*self.outputs]:
             return self
         return replace(self, outputs={name: self.outputs[name] for name in self.formula.expected})
@@ -70,30 +71,30 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Outputs that are right as a whole beside those of an expected result.
+    """Another result that is correct as a whole.
 
     Attributes:
-        note: what is said of a result that agrees with them.
-        key: the outputs and their tolerances.
-        contested: whether they follow from the second reading of a contested question.
+        note: the note of a result that agrees with it.
+        expected: its outputs and their tolerances.
+        contested: whether it follows from the second reading of an ambiguous specification.
     """
 
     note: str
-    key: Expected
+    expected: Expected
     contested: bool
 
 
 @dataclass(frozen=True)
 class FormulaOutputs:
-    """What the formula says of a case's outputs: their values at once, their limits when asked.
+    """The outputs of the formula, and error bounds that are derived when they are needed.
 
-    Limits cost many times as much as values, and what is equal to the bit needs none.
+    A bound costs many times as much as a value, and a bitwise equal output does not need it.
 
     Attributes:
         expected: the outputs by name, in the node's order.
-        derive: derives the limits of all of them.
-        factor: multiple of the rounding bound that is allowed.
-        blocks: the call of each group, if limits are derived only where they are asked for.
+        derive: derives the error bounds of all outputs.
+        factor: multiple of the error bound that is allowed.
+        blocks: the call of each group, if bounds are derived for single elements; else empty.
     """
 
     expected: Mapping[str, Array]
@@ -103,13 +104,13 @@ class FormulaOutputs:
 
     @cached_property
     def derived_outputs(self) -> Mapping[str, DerivedOutput]:
-        """The outputs with their limits, by name."""
+        """The outputs with their error bounds, by name."""
         return dict(zip(self.expected, self.derive(), strict=True))
 
     def error_bound(self, name: str) -> ErrorBound:
-        """Return the limit of an output."""
+        """Return the error bound of an output."""
         if not self.blocks:
-            # Derived when it is asked for.
+            # Derived on first use.
             return ErrorBound(lambda at: self.derived_outputs[name].branch.at(at), self.factor)  # noqa: PLW0108
         output, group = divmod(list(self.expected).index(name), len(self.blocks))
         call = self.blocks[group]
@@ -119,7 +120,7 @@ class FormulaOutputs:
             expected = self.expected[name].reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Unless it is on the other side of a choice that rounding decides.
+            # A rounded value may take the other branch of a choice: use the bound's value then.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
@@ -138,18 +139,18 @@ def tolerance_override(judging: Judging) -> Tolerance | None:
 
 
 def expected_result(problem: Problem, where: Location, judging: Judging) -> Expected:
-    """Say what must come back from a case that a right backend accepts.
+    """Return the expected result of a case that a correct backend accepts.
 
     Args:
         problem: the case's problem.
         where: the case's location, for messages.
-        judging: how the user wants outputs to be judged.
+        judging: how outputs are judged.
 
     Raises:
-        InvalidCase: if node and inputs break the operator's signature, or nothing says what the
-            outputs are.
+        InvalidCase: if node and inputs break the operator's signature, or the case has neither a
+            formula nor stored outputs.
     """
-    # Diffs keep them, and those of many cases are the same.
+    # Interned: the diffs of many cases hold the same names.
     names = [intern(output.name) for output in problem.model.graph.output]
     try:
         formula = _formula_outputs(problem, names, judging.error_bound)
@@ -173,16 +174,16 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         if name in outputs:
             contradictions += _contradiction(name, value, outputs[name], derived, own)
         if name not in outputs or tolerances[name] is derived:
-            # The tolerance lies around the formula's value, not around one that was stored rounded.
+            # The tolerance is around the formula's value; a stored value may have been rounded.
             outputs[name] = value
     return Expected(outputs, tolerances, tuple(contradictions), formula)
 
 
 def _formula_outputs(problem: Problem, names: list[str], factor: float) -> FormulaOutputs | None:
-    """Return what the formula says of the outputs; None where no formula of ours applies."""
+    """Return the outputs of the formula; None for a model without one."""
     trajectory = problem.trajectory
     if trajectory is not None:
-        # Not worth importing for cases of one step.
+        # Importing it would delay runs without trajectories.
         from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
 
         def of_steps() -> list[DerivedOutput]:
@@ -193,12 +194,14 @@ def _formula_outputs(problem: Problem, names: list[str], factor: float) -> Formu
     call = problem.call
     if call is None:
         return None
-    own = [intern(name) for name in problem.model.graph.node[0].output]
+    node_names = [intern(name) for name in problem.model.graph.node[0].output]
     return FormulaOutputs(
-        dict(zip(own, evaluate(call), strict=True)),
+        dict(zip(node_names, evaluate(call), strict=True)),
         partial(bound, call, factor),
         factor,
-        [in_parts(call.group(it)) for it in range(len(call.groups))] if has_blocks(call) else (),
+        [in_parts(call.group(index)) for index in range(len(call.groups))]
+        if has_blocks(call)
+        else (),
     )
 
 
@@ -215,7 +218,7 @@ def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judgin
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, own: Tolerance | None
 ) -> list[Diff]:
-    """Compare a stored output with the formula's; a tolerance that accepts it is enough."""
+    """Compare a stored output with the formula's; one tolerance that accepts it suffices."""
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []
     diffs: tuple[Diff, ...] = ()

@@ -81,7 +81,7 @@ class ReferenceOracle:
     workers: Callable[[], Submit] | None = None
     _answers: OracleCache | None = None
 
-    def see_what_is_kept(self) -> None:
+    def open_cache(self) -> None:
         """Look up what earlier runs have asked, while no backend can have written it."""
         if self._answers is None and self._may_ask:
             # Not worth importing for our own reference on its own formulas.
@@ -121,7 +121,7 @@ class ReferenceOracle:
             return lambda: replace(key, tolerances={**key.tolerances, **chosen})
         from onnxopt_cli.oracle.oracle_cache import question_key
 
-        self.see_what_is_kept()
+        self.open_cache()
         answers = self._answers
         assert answers is not None  # noqa: S101 - seen just now
         model = _declaring(problem.model, math)

@@ -1,4 +1,4 @@
-"""One case: what is asked of a backend, and what its response means."""
+"""Judging one case: loading it, its expected result, and the outcome of a backend's response."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from onnxopt_cli.oracle.expected import (
     expected_result,
 )
 
-#: Outputs of failing cases that are larger, or more, are not kept.
+#: The outputs of a failing case are kept if they are at most this large, and this many.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
-# Of inputs that a backend changed no more are named.
+# A message names at most this many inputs that a backend changed.
 _MOST_LISTED = 10
 _LONGEST_FAULT = 300
 _ONNX = {"", "ai.onnx"}
@@ -43,28 +43,28 @@ _ONNX = {"", "ai.onnx"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedCase:
-    """A case that has been read.
+    """A loaded case, and its expected result as far as it is known.
 
     Attributes:
         case: the case.
-        problem: its problem; None if there is none to ask with.
-        key: what must come back; None if no backend can be asked, or must refuse the case, or it is
-            not known yet.
-        invalid: why no backend can be asked, or empty.
-        outcome: what that amounts to.
+        problem: its problem; None if the case is invalid.
+        expected: the expected result; None if the case is invalid, if a backend must reject it, or
+            if the result is not known yet.
+        invalid: why the case cannot run; empty if it can.
+        outcome: the outcome of a case that cannot run.
         contradictions: stored outputs that the formula rejects.
     """
 
     case: Case
     problem: Problem | None
-    key: Expected | None = None
+    expected: Expected | None = None
     invalid: str = ""
     outcome: Outcome = Outcome.INVALID
     contradictions: tuple[Diff, ...] = ()
 
 
 def load_case(case: Case) -> LoadedCase:
-    """Read a case; one that is wrong in itself is an answer too."""
+    """Load a case, which may turn out to be invalid."""
     try:
         return LoadedCase(case, case.load())
     except InvalidCase as error:
@@ -72,138 +72,143 @@ def load_case(case: Case) -> LoadedCase:
 
 
 def with_expected(
-    loaded_case: LoadedCase, judging: Judging, asked: Callable[[], Expected] | None = None
+    loaded_case: LoadedCase, judging: Judging, completed: Callable[[], Expected] | None = None
 ) -> LoadedCase:
-    """Return a case with what must come back, invalid if its case contradicts itself.
+    """Return a case with its expected result; invalid if the case contradicts it.
 
     Args:
-        loaded_case: what was read.
-        judging: how the user wants outputs to be judged.
-        asked: returns the key that asking has completed; None where nothing was asked.
+        loaded_case: the case.
+        judging: how outputs are judged.
+        completed: waits for the expected result of the reference oracle; None for that of the
+            formula, or for stored outputs.
     """
     case, problem = loaded_case.case, loaded_case.problem
     if problem is None:
         return loaded_case
     if problem.must_reject:
-        if not _is_right(problem):
+        if not _is_valid(problem):
             return loaded_case
         why = "says that it must be refused, but nothing in it breaks the operator's signature"
         return replace(loaded_case, invalid=f"{why}: the case is wrong, not the backend")
     try:
-        key = asked() if asked else expected_result(problem, case.location, judging)
+        if completed:
+            expected = completed()
+        else:
+            expected = expected_result(problem, case.location, judging)
     except InvalidCase as error:
         return LoadedCase(case, None, invalid=error.message)
     except MemoryError:
-        return starved(case)
-    if not key.contradictions:
-        return replace(loaded_case, key=key)
+        return out_of_memory_case(case)
+    if not expected.contradictions:
+        return replace(loaded_case, expected=expected)
     right, wrong = "the operator's formula", "the case is wrong, not the backend"
-    if not key.formula:
+    if not expected.formula:
         right = "what onnx's reference yields in double, corrected where it contradicts the "
         right += "specification,"
         wrong = "one of the two is wrong"
     why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
-    return replace(loaded_case, key=None, invalid=why, contradictions=key.contradictions)
+    contradictions = expected.contradictions
+    return replace(loaded_case, expected=None, invalid=why, contradictions=contradictions)
 
 
-def _is_right(problem: Problem) -> bool:
-    """Tell whether a model is a node of ours, and neither it nor what it is fed is wrong."""
+def _is_valid(problem: Problem) -> bool:
+    """Return whether a model is a valid node of an operator with a formula, with valid inputs."""
     graph = problem.model.graph
     call = problem.call
     if call is None or model_fault(problem.model):
         return False
-    # A graph may declare something else than there is.
-    fed = {name: np.asarray(it) for name, it in problem.inputs.items()}
-    declared = [tensor_info(name, it.dtype, it.shape) for name, it in fed.items()]
-    types = [it.type.tensor_type.elem_type for it in graph.output]
-    right = [helper.np_dtype_to_tensor_dtype(like.dtype) for like, _ in call.sources]
-    return [*graph.input] == declared and types == right
+    # The types that a graph declares may differ from those of its inputs and outputs.
+    arrays = {name: np.asarray(value) for name, value in problem.inputs.items()}
+    declared = [tensor_info(name, array.dtype, array.shape) for name, array in arrays.items()]
+    output_types = [output.type.tensor_type.elem_type for output in graph.output]
+    correct_types = [helper.np_dtype_to_tensor_dtype(like.dtype) for like, _ in call.sources]
+    return [*graph.input] == declared and output_types == correct_types
 
 
-def starved(case: Case) -> LoadedCase:
-    """Return the case of a case that cannot be asked, or judged, for want of memory."""
+def out_of_memory_case(case: Case) -> LoadedCase:
+    """Return a case that cannot be loaded or judged because memory is exhausted."""
     return LoadedCase(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
 
 
 def invalid_result(loaded_case: LoadedCase, backend: str) -> Result:
-    """Return the result of a case that cannot be asked."""
+    """Return the result of a case that cannot run."""
     outcome, diffs = loaded_case.outcome, loaded_case.contradictions
     return _result(loaded_case, backend, outcome, loaded_case.invalid, Response(), diffs, {})
 
 
 def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Judging) -> Result:
-    """Say what a backend's response to a case means.
+    """Return the result of a backend's response to a case.
 
     Args:
         loaded_case: a valid case.
         backend: the backend's name.
-        response: what it did.
-        judging: how the user wants outputs to be judged.
+        response: its response.
+        judging: how outputs are judged.
     """
-    problem, key = loaded_case.problem, loaded_case.key
+    problem, expected = loaded_case.problem, loaded_case.expected
     assert problem is not None  # noqa: S101 - a valid case has some
     diffs: tuple[Diff, ...] = ()
-    said = [response.message]
+    messages = [response.message]
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
-        # A worker may have been told to lie: only what breaks the signature is never asked.
+        # A hostile worker may claim this: only a node that breaks the signature is not submitted.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
-        outcome, said = Outcome.PROTOCOL, ["says that a case does not apply which does"]
+        outcome, messages = Outcome.PROTOCOL, ["says that a case does not apply which does"]
     elif problem.must_reject and response.failure is None:
-        outcome, said = Outcome.FAIL, ["accepted what a right backend must refuse"]
+        outcome, messages = Outcome.FAIL, ["accepted what a right backend must refuse"]
     elif problem.must_reject and response.failure is Outcome.ERROR:
         outcome = Outcome.PASS
-    elif response.failure is not None or response.outputs is None or key is None:
+    elif response.failure is not None or response.outputs is None or expected is None:
         outcome = response.failure or Outcome.ERROR
         # A crash may be that of onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
         if doubtful and (fault := model_fault(problem.model)):
-            outcome, said = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
+            outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
-        diffs, note = _compared(key, response.outputs, judging)
+        diffs, note = _compared(expected, response.outputs, judging)
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if response.changed:
-            said = [f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"]
+            messages = [f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"]
         if problem.trajectory is not None:
-            # Not worth importing for cases of one step.
+            # Importing it would delay runs without trajectories.
             from onnxopt_cli.run.stepwise import course
 
-            curve, words = course(problem.trajectory.recorded, key, response.outputs, diffs)
-            said.append(words)
-        # A trajectory that ended early says why itself: its outputs are not of the shape expected.
+            curve, words = course(problem.trajectory.recorded, expected, response.outputs, diffs)
+            messages.append(words)
+        # The message of a trajectory that ended early says more than its outputs' shapes.
         if not (response.message or agrees):
-            said.insert(0, wrong_outputs(diffs, tuple(curve)))
+            messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
-    message = "; ".join(filter(None, (*said, response.leak)))
+    message = "; ".join(filter(None, (*messages, response.leak)))
     return _result(loaded_case, backend, outcome, message, response, diffs, curve, note)
 
 
 def _compared(
-    key: Expected, outputs: Sequence[Value], judging: Judging
+    expected: Expected, outputs: Sequence[Value], judging: Judging
 ) -> tuple[tuple[Diff, ...], str]:
-    """Compare outputs with what is right by each reading, and say by which they are."""
-    found: list[tuple[Diff, ...]] = []
+    """Compare outputs with each correct result; return the diffs, and a note on the match."""
+    mismatching: list[tuple[Diff, ...]] = []
     contested = False
-    for way in (Alternative("", key, contested=False), *key.alternatives):
+    for alternative in (Alternative("", expected, contested=False), *expected.alternatives):
         diffs = compare_outputs(
-            way.key.outputs,
+            alternative.expected.outputs,
             outputs,
-            way.key.tolerances.__getitem__,
+            alternative.expected.tolerances.__getitem__,
             signed_zeros=judging.signed_zeros,
             examine=judging.examine,
         )
         if all(diff.agrees for diff in diffs):
-            return diffs, "; ".join(filter(None, (way.note, accepted_results(diffs))))
-        contested |= way.contested
-        if not way.contested:
-            found.append(diffs)
-    # What is wrong by all of them is shown beside what the first reading leaves wrong at least.
-    least = min(found, key=lambda diffs: sum(diff.mismatches for diff in diffs))
-    return least, "contested: by no reading of 2" if contested else ""
+            return diffs, "; ".join(filter(None, (alternative.note, accepted_results(diffs))))
+        contested |= alternative.contested
+        if not alternative.contested:
+            mismatching.append(diffs)
+    # Show the differences from the result of the first reading that is nearest.
+    nearest = min(mismatching, key=lambda diffs: sum(diff.mismatches for diff in diffs))
+    return nearest, "contested: by no reading of 2" if contested else ""
 
 
 def _result(
@@ -239,7 +244,7 @@ _SILENT = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 
 def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
-    """Return a backend's outputs, for an explanation; nothing where they are too large to keep."""
+    """Return a copy of a backend's outputs for explanations; nothing if they are too large."""
     outputs = outputs or ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if not len(arrays) == len(outputs) <= _KEPT_OUTPUTS or sum(map(_size, arrays)) > KEPT_BYTES:
@@ -249,5 +254,5 @@ def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
 
 
 def _size(array: Array) -> int:
-    """Return the bytes of an array, those of its strings included."""
+    """Return the number of bytes of an array and of its strings."""
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == object else 0)

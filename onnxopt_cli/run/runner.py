@@ -1,4 +1,4 @@
-"""Many cases on some backends, in order, as many at a time as there are workers."""
+"""The loop of a run: load, submit, judge and review each case on each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.host import Request
 from onnxopt_cli.backends.specification import declared_math
-from onnxopt_cli.cases.case import Case, unanswered
+from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.result import (
@@ -41,7 +41,7 @@ from onnxopt_cli.run.judge import (
     invalid_result,
     judge,
     load_case,
-    starved,
+    out_of_memory_case,
     with_expected,
 )
 from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
@@ -52,37 +52,37 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Fewer cases are not worth forking for; and how many a process takes at a time, at most, and how
-# many times it does.
+# Fewer cases run in this process: forking costs more than it saves.
 _MIN_PARALLEL_CASES = 20
+# A forked process takes chunks of at most this size, and the cases make about this many chunks.
 _MAX_CHUNK_GROUPS = 32
 _CHUNK_COUNT = 1000
-# How many cases other processes may go on with while one here waits for a worker that starts.
+# Cases that forked processes may finish while this process waits for a worker to start.
 _CASES_AHEAD = 500
-# Bytes of a case.
+# Larger cases run in this process, one at a time.
 _LARGE_BYTES = 16 << 20
-# What may come out otherwise where the case is the only one that runs.
-_ASKED_HERE = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
+# These outcomes may depend on other cases that run at the same time: this process runs them again.
+_REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, and how.
+    """Cases, opened backends, and everything that judges their results.
 
     Attributes:
         cases: the cases, in order.
-        backends: what is under test; each case runs on all of them.
-        problems: what was wrong with case files that gave no case.
+        backends: the backends under test; each case runs on all of them.
+        problems: faults of case files that contain no valid case.
         judging: how outputs are judged.
-        max_fail: stop after so many cases that do not conform; 0 for never.
-        failed: how many of these there were before.
+        max_fail: stop after this number of cases that do not conform; 0 for never.
+        failed: number of cases that did not conform in the part of the run that is resumed.
         started: called with a case's id and a backend's name just before the case starts there.
-        review: says of each result, as soon as it is there, how it stands to what was expected.
+        review: compares each result with the expectations.
         interruption: set when the user wants the run to end.
-        vacuity: what backends have shown to earn passes that need it.
-        reference_oracle: asks models without a formula what is right; None to ask none.
-        judges: number of processes that run and judge what needs no worker; 1 for this one.
-        elsewhere: runs and judges cases on other machines; None to do it on this one.
+        vacuity: rejects passes that a backend without any computation would also get.
+        reference_oracle: yields expected results of models without a formula; None for none.
+        judges: number of processes that run and judge formulas; 1 for this process alone.
+        elsewhere: runs and judges cases on other machines; None to run them on this one.
     """
 
     cases: Sequence[Case]
@@ -108,14 +108,14 @@ def open_plan(
     interruption: Interruption,
     cluster: Cluster | None = None,
 ) -> Iterator[Plan]:
-    """Start backends, yield a plan without cases for them, and leave no process of theirs behind.
+    """Start backends and yield a plan without cases; end their processes afterwards.
 
     Raises:
         UsageError: if a backend's specification is not valid, or two ask for the same backend.
     """
     reference_oracle = ReferenceOracle(judging)
     if set(backends) != {"numpy"}:
-        reference_oracle.see_what_is_kept()
+        reference_oracle.open_cache()
     with open_executors(backends, execution, interruption, reference_oracle, cluster) as opened:
         yield Plan(
             (),
@@ -129,49 +129,177 @@ def open_plan(
 
 
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
-    """Yield the results of each case, one a backend, in the order of the cases.
+    """Yield the results of each case, one for each backend, in the order of the cases.
 
-    Cases are started ahead of the results that are yielded, as far as workers have use for them.
-    After ``max_fail`` cases, or when the user wants the run to end, the rest are yielded as not
-    run, so that nothing is lost in silence. What workers did outside of any case comes last.
+    Cases are submitted ahead of the results that are yielded, so that no worker is idle. After
+    ``max_fail`` cases, or when the user wants the run to end, the other cases are yielded as not
+    run. Failures of workers outside of any case are yielded last.
     """
     cases = iter(plan.cases)
-    asked: deque[tuple[Case, _Asked | tuple[Result, ...]]] = deque()
+    # Cases whose results have not been yielded: submitted here, or finished by another process.
+    window: deque[tuple[Case, _Submitted | tuple[Result, ...]]] = deque()
+    submitted_count = 0
     failed = plan.failed
-    here = 0
-    many = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
-    judged = _judged(plan) if plan.elsewhere or many else None
-    with closing(judged) if judged else nullcontext():
-        while True:
-            if stopped := _reason_to_stop(plan, failed):
-                break
-            most = max((executor.ahead for executor in plan.backends), default=1)
-            # What is asked here is kept whole until it is answered; results are small.
-            while here <= most:
-                waits = judged is not None and asked and not isinstance(asked[0][1], tuple)
-                if len(asked) >= (_CASES_AHEAD if waits else most) or not (
-                    case := next(cases, None)
-                ):
+    parallel_judges = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
+    finished = _finished_rows(plan) if plan.elsewhere or parallel_judges else None
+    with closing(finished) if finished else nullcontext():
+        while not (stopped := _reason_to_stop(plan, failed)):
+            ahead = max((executor.ahead for executor in plan.backends), default=1)
+            # Submitted cases are kept whole until they are judged; finished rows are small.
+            while submitted_count <= ahead:
+                is_waiting = finished is not None and window and _is_submitted(window[0][1])
+                if len(window) >= (_CASES_AHEAD if is_waiting else ahead):
                     break
-                row = next(judged, None) if judged else None
-                asked.append((case, row or _ask(plan, case)))
-                here += not row
-            if not asked:
+                case = next(cases, None)
+                if case is None:
+                    break
+                row = next(finished, None) if finished else None
+                window.append((case, row or _submit(plan, case)))
+                submitted_count += not row
+            if not window:
                 break
-            case, begun = asked.popleft()
-            if isinstance(begun, tuple):
-                results = _told(plan, case, begun)
+            case, entry = window.popleft()
+            if isinstance(entry, tuple):
+                results = _received(plan, case, entry)
             else:
-                here -= 1
-                results = _results(plan, begun)
+                submitted_count -= 1
+                results = _judged(plan, entry)
             failed += _fails(results)
             yield results
-    for case in (*(case for case, _ in asked), *cases):
-        yield tuple(plan.review(unanswered(case, it.name, stopped)) for it in plan.backends)
+    for case in (*(case for case, _ in window), *cases):
+        yield tuple(
+            plan.review(unanswered(case, executor.name, stopped)) for executor in plan.backends
+        )
     if not stopped:
         incidents = tuple(_incidents(plan))
         if incidents:
             yield incidents
+
+
+def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
+    """Run one case, which need not be in the plan, and return its results."""
+    return _judged(plan, _submit(plan, case))
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A loaded case that, unless it is invalid, every backend has been given.
+
+    Attributes:
+        loaded_case: the case, with its expected result if a formula or the case itself yields it.
+        pending: waits for the response of each backend; empty if the case is invalid.
+        by_math: by the mathematics that a backend declares, waits for the reference oracle's
+            expected result.
+    """
+
+    loaded_case: LoadedCase
+    pending: tuple[Pending, ...]
+    by_math: Mapping[str, Callable[[], LoadedCase]] = field(default_factory=dict)
+
+
+def _submit(plan: Plan, case: Case) -> _Submitted:
+    """Load a case, give it to every backend, and begin to compute its expected result."""
+    with _noting(case):
+        loaded_case = load_case(case)
+        problem = loaded_case.problem
+        # The expected result of large inputs is computed while workers compute their outputs.
+        is_large = problem is not None and total_bytes(problem.inputs.values()) > _LARGE_BYTES
+        stored = problem.stored if problem and is_large else None
+        if stored is None:
+            loaded_case = with_expected(loaded_case, plan.judging)
+        if loaded_case.invalid or problem is None:
+            return _Submitted(loaded_case, ())
+        outputs = loaded_case.expected.outputs if loaded_case.expected else stored or {}
+        try:
+            pending = tuple(_begin(plan, case, problem, total_bytes(outputs.values())))
+        except MemoryError:
+            return _Submitted(out_of_memory_case(case), ())
+        if stored is not None:
+            loaded_case = with_expected(loaded_case, plan.judging)
+        return _Submitted(loaded_case, pending, _reference_results(plan, loaded_case))
+
+
+def _begin(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Iterator[Pending]:
+    """Yield for each backend a function that waits for its response."""
+    is_loop = problem.trajectory is not None
+    call = None if is_loop else problem.call
+    for executor in plan.backends:
+        started = partial(plan.started, case.id, executor.name)
+        if problem.stepwise:
+            # Importing it would delay runs without trajectories.
+            from onnxopt_cli.run.stepwise import stepwise
+
+            yield partial(stepwise, executor, problem, started)
+        else:
+            yield executor.submit(
+                Request(
+                    problem.model,
+                    problem.inputs,
+                    started,
+                    expected_bytes=expected_bytes,
+                    formula_loop=is_loop,
+                    call=call,
+                )
+            )
+
+
+def _reference_results(plan: Plan, loaded_case: LoadedCase) -> dict[str, Callable[[], LoadedCase]]:
+    """Ask the reference oracle, for each mathematics that a backend declares."""
+    problem, expected = loaded_case.problem, loaded_case.expected
+    oracle = plan.reference_oracle
+    if not (oracle and problem and expected) or expected.formula is not None:
+        return {}
+    by_math: dict[str, Callable[[], LoadedCase]] = {}
+    for math in dict.fromkeys(declared_math(executor.name) for executor in plan.backends):
+        completed = oracle.ask(problem, expected, math)
+        if completed is not None:
+            by_math[math] = cache(partial(with_expected, loaded_case, plan.judging, completed))
+    return by_math
+
+
+def _judged(plan: Plan, submitted: _Submitted) -> tuple[Result, ...]:
+    """Wait for the responses to a case; judge, check and review them."""
+    with _noting(submitted.loaded_case.case):
+        results = []
+        for executor, pending in zip(
+            plan.backends, submitted.pending or repeat(None), strict=False
+        ):
+            complete = submitted.by_math.get(declared_math(executor.name))
+            loaded_case = complete() if complete else submitted.loaded_case
+            results.append(_result(plan, loaded_case, executor, pending))
+        return tuple(map(plan.review, results))
+
+
+def _result(
+    plan: Plan, loaded_case: LoadedCase, executor: Executor, pending: Pending | None
+) -> Result:
+    """Judge one backend's response, and check whether a pass is vacuous."""
+    try:
+        # An invalid case is awaited, too: a worker that is busy cannot be shut down.
+        response = pending() if pending else "not submitted"
+        if loaded_case.invalid:
+            return invalid_result(loaded_case, executor.name)
+        if isinstance(response, str):
+            return unanswered(loaded_case.case, executor.name, response)
+        result = judge(loaded_case, executor.name, response, plan.judging)
+        if result.outcome is not Outcome.PASS or loaded_case.problem is None:
+            return result
+        reason = plan.vacuity.lacking(executor, loaded_case.problem, response)
+    except MemoryError:
+        return invalid_result(out_of_memory_case(loaded_case.case), executor.name)
+    except NotSubmittedError as error:
+        return unanswered(loaded_case.case, executor.name, str(error))
+    return replace(result, outcome=Outcome.VACUOUS, message=reason) if reason else result
+
+
+@contextmanager
+def _noting(case: Case) -> Iterator[None]:
+    """Add the case's id to any exception that is raised meanwhile."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"at case {case.id}")
+        raise
 
 
 def _reason_to_stop(plan: Plan, failed: int) -> str:
@@ -188,42 +316,55 @@ def _fails(results: Sequence[Result]) -> bool:
     return any(not result.conforms and not result.not_started for result in results)
 
 
-def _judged(plan: Plan) -> Generator[tuple[Result, ...] | None]:
-    """Return what yields results of each case from elsewhere; None where that is not."""
+def _is_submitted(entry: _Submitted | tuple[Result, ...]) -> bool:
+    return isinstance(entry, _Submitted)
+
+
+def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
+    """Return the results of each case from other machines or forked processes.
+
+    A row is None if this process has to run the case.
+    """
     return plan.elsewhere.rows(plan.cases) if plan.elsewhere else _forked(plan)
 
 
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
-    """Yield the results of each case, run and judged in other processes; None where that is not.
+    """Yield the results of each case from a forked process; None if this process has to run it.
 
-    Only what our own reference computes by a formula is: a backend has processes of its own, which
-    must not be those that know what is right.
+    Only formulas that ``numpy`` computes are run there: a backend has processes of its own, which
+    must not hold expected results.
     """
-    ours = [it.apart() for it in plan.backends if isinstance(it, InProcess) and it.ours]
-    # A program that calls us may have threads, with which no process can be forked.
+    ours = [
+        executor.apart()
+        for executor in plan.backends
+        if isinstance(executor, InProcess) and executor.ours
+    ]
+    # A program that uses the library may have threads, and then must not fork.
     if len(ours) < len(plan.backends) or not claimed():
         return
     reference_oracle = plan.reference_oracle and replace(plan.reference_oracle, workers=not_here)
-    alone = Plan(
+    forked_plan = Plan(
         (), ours, judging=plan.judging, vacuity=plan.vacuity, reference_oracle=reference_oracle
     )
-    # Cases of one place are of one trajectory, whose limits are derived once.
+    # Cases at one location share a trajectory, whose error bounds are derived once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
-    work = partial(_alone, alone, os.getpid())
+    work = partial(_rows_in_fork, forked_plan, os.getpid())
     for rows in parallel(work, groups, plan.judges, chunk, lambda: plan.interruption.signal):
         yield from rows
 
 
-def _alone(plan: Plan, parent: int, cases: Sequence[Case]) -> list[tuple[Result, ...] | None]:
-    """Run and judge cases in a process of its own; None for each that the parent has to."""
-    here = os.getpid() != parent
-    return [_results_of(plan, case) if here else None for case in cases]
+def _rows_in_fork(
+    plan: Plan, parent: int, cases: Sequence[Case]
+) -> list[tuple[Result, ...] | None]:
+    """Run and judge cases in a forked process; None for each that its parent has to run."""
+    is_fork = os.getpid() != parent
+    return [_row_of_small_case(plan, case) if is_fork else None for case in cases]
 
 
-def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
+def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
     try:
-        # Two large ones at a time take twice the memory.
+        # Large cases that run at the same time would need several times the memory.
         files = case.files().items()
         if (
             sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files)
@@ -239,151 +380,40 @@ def _results_of(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def results_apart(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case for another process; return None if that has to run it itself."""
+    """Run a case for another process; return None if that process has to run it itself."""
     try:
         results = run_case(plan, case)
     except NotHereError:
         return None
-    return None if any(it.outcome in _ASKED_HERE for it in results) else results
+    repeated = any(result.outcome in _REPEATED_OUTCOMES for result in results)
+    return None if repeated else results
 
 
-def _told(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Take the results that another process has sent; what many share is ours, and not a copy."""
-    told = []
+def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
+    """Review results of another process, and share the case's values instead of their copies."""
+    reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
-        own = with_shared(
+        shared_result = with_shared(
             result,
             case=case.id,
             location=case.location,
             operators=case.operators or result.operators,
             backend=executor.name,
         )
-        told.append(plan.review(own))
-    return tuple(told)
-
-
-def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
-    """Run one case, whether it is one of the plan's or not, and return its results."""
-    return _results(plan, _ask(plan, case))
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A case that has been read and, unless it is invalid, submitted to every backend.
-
-    ``complete`` waits for what is right of its outputs, where that had to be asked, by the
-    mathematics that a backend declares.
-    """
-
-    loaded_case: LoadedCase
-    pending: tuple[Pending, ...]
-    complete: Mapping[str, Callable[[], LoadedCase]] = field(default_factory=dict)
-
-
-@contextmanager
-def _named(case: Case) -> Iterator[None]:
-    """Say of whatever is raised meanwhile at which case it was."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"at case {case.id}")
-        raise
-
-
-def _ask(plan: Plan, case: Case) -> _Asked:
-    with _named(case):
-        return _begun(plan, case)
-
-
-def _begun(plan: Plan, case: Case) -> _Asked:
-    loaded_case = load_case(case)
-    problem = loaded_case.problem
-    # What is right of large outputs is found while workers compute theirs.
-    large = problem is not None and total_bytes(problem.inputs.values()) > _LARGE_BYTES
-    expected = problem.stored if problem and large else None
-    if expected is None:
-        loaded_case = with_expected(loaded_case, plan.judging)
-    if loaded_case.invalid or problem is None:
-        return _Asked(loaded_case, ())
-    pending: list[Pending] = []
-    outputs = loaded_case.key.outputs if loaded_case.key else expected or {}
-    returned = total_bytes(outputs.values())
-    loop = problem.trajectory is not None
-    call = None if loop else problem.call
-    try:
-        for executor in plan.backends:
-            started = partial(plan.started, case.id, executor.name)
-            if problem.trajectory is not None and problem.stepwise:
-                # Not worth importing for cases of one step.
-                from onnxopt_cli.run.stepwise import stepwise
-
-                pending.append(partial(stepwise, executor, problem, started))
-            else:
-                request = Request(
-                    problem.model,
-                    problem.inputs,
-                    started,
-                    expected_bytes=returned,
-                    formula_loop=loop,
-                    call=call,
-                )
-                pending.append(executor.submit(request))
-    except MemoryError:
-        return _Asked(starved(case), ())
-    if expected is not None:
-        loaded_case = with_expected(loaded_case, plan.judging)
-    complete: dict[str, Callable[[], LoadedCase]] = {}
-    if plan.reference_oracle and loaded_case.key and loaded_case.key.formula is None:
-        for math in dict.fromkeys(declared_math(it.name) for it in plan.backends):
-            answer = plan.reference_oracle.ask(problem, loaded_case.key, math)
-            if answer is not None:
-                complete[math] = cache(partial(with_expected, loaded_case, plan.judging, answer))
-    return _Asked(loaded_case, tuple(pending), complete)
-
-
-def _results(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
-    with _named(asked.loaded_case.case):
-        return _judged_on_each(plan, asked)
-
-
-def _judged_on_each(plan: Plan, asked: _Asked) -> tuple[Result, ...]:
-    results = []
-    for executor, pending in zip(plan.backends, asked.pending or repeat(None), strict=False):
-        complete = asked.complete and asked.complete.get(declared_math(executor.name))
-        loaded_case = complete() if complete else asked.loaded_case
-        results.append(_result(plan, loaded_case, executor, pending))
-    return tuple(map(plan.review, results))
-
-
-def _result(
-    plan: Plan, loaded_case: LoadedCase, executor: Executor, pending: Pending | None
-) -> Result:
-    try:
-        # Also where nobody needs the response: a worker that is still at it cannot be shut down.
-        response = pending() if pending else "not asked"
-        if loaded_case.invalid:
-            return invalid_result(loaded_case, executor.name)
-        if isinstance(response, str):
-            return unanswered(loaded_case.case, executor.name, response)
-        result = judge(loaded_case, executor.name, response, plan.judging)
-        if result.outcome is not Outcome.PASS or loaded_case.problem is None:
-            return result
-        lacking = plan.vacuity.lacking(executor, loaded_case.problem, response)
-    except MemoryError:
-        return invalid_result(starved(loaded_case.case), executor.name)
-    except NotSubmittedError as error:
-        return unanswered(loaded_case.case, executor.name, str(error))
-    return replace(result, outcome=Outcome.VACUOUS, message=lacking) if lacking else result
+        reviewed.append(plan.review(shared_result))
+    return tuple(reviewed)
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each place, outside of the cases, where a backend's workers failed."""
+    """Yield a result for each stage outside of the cases at which a backend's workers failed."""
     for executor in plan.backends:
-        # However many workers there were, the results are the same.
-        found: dict[str, Result] = {}
-        for it in executor.finish():
-            name, where = f"{OUTSIDE_CASES}/{it.place}", plan.cases[-1].location
-            result = Result(name, where, (), executor.name, it.outcome, message=it.message)
-            found[it.place] = worse(found.get(it.place), plan.review(result))
-        yield from found.values()
+        # One result for each stage, however many workers failed.
+        by_place: dict[str, Result] = {}
+        for incident in executor.finish():
+            case_id, location = f"{OUTSIDE_CASES}/{incident.place}", plan.cases[-1].location
+            outcome, message = incident.outcome, incident.message
+            result = Result(case_id, location, (), executor.name, outcome, message=message)
+            known = by_place.get(incident.place)
+            by_place[incident.place] = worse(known, plan.review(result))
+        yield from by_place.values()

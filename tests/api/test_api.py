@@ -98,7 +98,7 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
     backend = f"python:{tmp_path / 'plugin.py'}:Backend"
     failing = onnxopt.load_cases("spec/adam/adam_multiple", "conformance/adam/T_2")
     for case in failing:
-        with pytest.raises(AssertionError, match=r"_new.*\n.*4 times the rounding") as raised:
+        with pytest.raises(AssertionError, match=r"_new.*\n.*4 times the error bound") as raised:
             onnxopt.check(case, backend)
         assert isinstance(raised.value, onnxopt.NotConformingError)
         assert raised.value.result.case == case.id

@@ -97,7 +97,9 @@ class WrongAdam:
             message = "every parameter needs a gradient and two states"
             raise ValueError(message)
         size = len(tensors) // 4
-        groups = [self._step(known, rate, count, *tensors[place::size]) for place in range(size)]
+        # With an attribute of 1 it divides by 0.
+        with np.errstate(all="ignore"):
+            groups = [self._step(known, rate, count, *tensors[i::size]) for i in range(size)]
         return [output for outputs in zip(*groups, strict=True) for output in outputs]
 
     @staticmethod

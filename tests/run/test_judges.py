@@ -119,19 +119,19 @@ def test_while_a_case_is_at_a_worker_others_are_judged_and_few_are_kept(
     write(UNEQUAL)
     taken, awaited = [], []
 
-    def judged(plan):
+    def finished_rows(plan):
         for case in plan.cases:
             taken.append(case.id)
             there = elsewhere and len(taken) > 1
-            yield answer(plan, runner._ask(plan, case)) if there else None
+            yield judge(plan, runner._submit(plan, case)) if there else None
 
-    def results(plan, asked):
+    def judged(plan, submitted):
         awaited.append(len(taken))
-        return answer(plan, asked)
+        return judge(plan, submitted)
 
-    answer = runner._results
+    judge = runner._judged
+    monkeypatch.setattr(runner, "_finished_rows", finished_rows)
     monkeypatch.setattr(runner, "_judged", judged)
-    monkeypatch.setattr(runner, "_results", results)
     onnxopt(*words("-j", "2"))
     count = CASES + 2
     assert (len(taken), len(awaited)) == (count, 1 if elsewhere else count)
