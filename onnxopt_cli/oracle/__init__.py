@@ -1,1 +1,1 @@
-"""The reading of models without a formula of ours: how far roundings move exact answers."""
+"""Expected results: from formulas, from onnx's reference with condition estimates, or stored."""

@@ -1,6 +1,23 @@
-"""The conditioned reading: what is right of each output of a model, and how far off it may be.
+"""The condition estimate: exact values of a model's outputs, and tolerances for them.
 
-``docs/conditioned.md`` gives the reasons of every rule.
+A model without a formula of ours runs on onnx's reference: once in double, which gives the exact
+value y of each element, and eight times in double with roundings of the model's own types injected
+(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives y_r. It also runs as accepted
+reformulations compute it, which gives z: in its own types, by the function bodies that ONNX
+publishes, and with sequential sums. For each element
+
+    unit      = max_r |y_r - y|, at least u |y|, and at least |z - y| unless that is over 64 units
+    tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
+
+where u is the unit roundoff, and lambda the smallest normal number of the type if the element may
+be flushed to zero, else 0. The unit is the movement of an element by one rounding, that is, its
+condition times u. A model of doubles is perturbed by 2^27 roundings, and its movements are divided
+by as much.
+
+A difference that is not proportional to the roundings does not widen the tolerance. Where z
+overflows, a perturbation crosses a discontinuity, or a root has a negative operand, the other value
+is an alternative: right for that element besides y, with a tolerance of its own.
+``docs/conditioned.md`` gives the reason of each rule.
 """
 
 from __future__ import annotations
@@ -21,7 +38,6 @@ from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.values import (
     Array,
     Value,
-    describe,
     structure_of,
 )
 from onnxopt_cli.errors import NodeError
@@ -29,68 +45,52 @@ from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import all_nodes, operator_names
 from onnxopt_cli.oracle.corrections.contested import (
     CONTESTED,
-    met_at,
+    questions_at,
     second_readings,
 )
-from onnxopt_cli.oracle.corrections.corrected_reference import wrong_about
-from onnxopt_cli.oracle.corrections.replacements import (
+from onnxopt_cli.oracle.corrections.corrected_reference import (
+    INTEGER_ROUNDING,
     INTERPOLATING,
-    ROUNDING,
-    functions,
+    unsupported_reason,
     whole_numbers,
 )
 from onnxopt_cli.oracle.evaluator import (
     Compute,
-    Evaluated,
+    ReferenceModel,
     Visitor,
-    sums_in_order,
+    compute_only,
+    sequential_sums,
 )
 from onnxopt_cli.oracle.function_body import (
     CALLED,
     published_body,
-    subtracting,
+    subtracting_operators,
 )
-from onnxopt_cli.oracle.rounding.condition_rows import (
-    DEFINED,
-    PRODUCTS,
-    Rounds,
-    Site,
-    floats,
-    leaps,
-    site,
+from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
+from onnxopt_cli.oracle.rounding.injection import (
+    SHORT_UNITS,
+    SINGLE_ROUNDOFF,
+    UNITS,
+    Injector,
+    RoundingSite,
+    SiteRecorder,
+    VisitedNode,
+    has_long_sums,
+    largest_magnitude,
 )
-from onnxopt_cli.oracle.rounding.coordinates import (
-    GRIDS,
-    moved_coordinates,
-    sizes,
-)
-from onnxopt_cli.oracle.rounding.determinants import determinant_scale
-from onnxopt_cli.oracle.rounding.exponentials import (
-    OPERATORS,
-    SHARES,
-    in_one_pass,
-    moved_logarithms,
-)
-from onnxopt_cli.oracle.rounding.fast_algorithms import (
-    convolution_scale,
-    mixes_infinite,
-    spread,
-    transform_scale,
-)
-from onnxopt_cli.oracle.rounding.normalizations import moved_averages
+from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeKind
 from onnxopt_cli.oracle.rounding.operator_identities import (
     WITHIN,
     identities,
     identities_in,
 )
-from onnxopt_cli.oracle.rounding.patched_functions import replaced
-from onnxopt_cli.oracle.rounding.perturbations import RUNS, roundings
+from onnxopt_cli.oracle.rounding.perturbations import RUNS
+from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import (
     SHIFTED,
-    InSingle,
-    adds_up,
-    asks_for_short_sums,
     dtypes_of,
+    requests_short_sums,
     takes_exact_operands,
 )
 from onnxopt_cli.oracle.widen import (
@@ -104,86 +104,54 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: By how much declared mathematics rounds: operands of products, or sums.
-MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
-#: How many units an output may be off.
-UNITS = 16.0
-# A right form that is further off measures nothing; it is one more right answer where it overflows.
+# A reformulation that differs by more units does not measure the condition. Where it overflows, it
+# is an alternative.
 _REFORMULATION_UNITS = 64.0
-# Of 16 bits a form need not be 16 times as good as others, nor a single node 16 roundings off.
-_FEW_UNITS = 4.0
-# A sum of n terms moves by sqrt(n) / 4 roundings, where that is more than one: a sequential sum of
-# 10^6 terms is 400 off.
-_SUM = 4.0
-# Means and variances are off by less than what moves all of their terms: no right form was seen to
-# be off by half of 8 roundings, so that 8 are allowed.
-_STATISTICS = 1 / 2
-# Of equal terms each may be rounded the same way. Sums added up in order may be so many roundings
-# off, and others twice as far as they are. Beyond that share of the largest output, theirs is one
-# more right answer.
-_IN_ORDER, _IN_ORDER_SHARE = 2.0**14, 16
+# Sequential sums may round equal terms in the same direction, up to 2^14 roundings. Twice their
+# error is accepted; beyond 1/16 of the largest output their result is an alternative.
+_MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
+# Roundings are this many times smaller when an output is tested for discontinuities.
 _FINER = 64.0
-# Moved in double by its own roundoff nothing could be seen.
-_DOUBLE, _SINGLE = 2.0**-53, 2.0**-24
-_STEP = 2.0**27
-_MOST_VISITS = 20_000
-# So many elements of what nodes yield are kept: those of all iterations of a loop may be many.
-_MOST_KEPT = 1 << 24
-# How a type's range is left on the way; NumPy says the first two so.
+_MAX_VISITS = 20_000
+# How an intermediate result leaves the range of its type. NumPy reports the first two by these
+# names.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
-# NaN or infinity enters what a fast algorithm mixes.
+# NaN or infinity enters the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
-# By how much what is subnormal is rounded, by the roundoff of its type.
-_LEAST_STEPS = {
-    roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
-    for dtype, roundoff in ROUNDOFF.items()
-}
-# 16 units of this share of an activation's range make 4 roundings.
-_SHARE_OF_GATES = 1 / 4
-# Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
-# units of this share of it make 4 roundings.
-_SHARE_OF_LARGEST = 1 / 4
-# Operators that average, and may scale each term before they add up.
+# Operators that average, and may scale each term before they sum.
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 _MAX_MESSAGE_CHARS = 200
-# What is met where integers are interpolated.
+# A node that interpolates between integers, recorded besides the contested questions.
 _INTEGERS = "integers"
-# What is said where these results are accepted.
-_OUT_OF_RANGE = "the result in the model's own types, whose range something leaves on the way"
+# Labels of alternatives.
+_OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
 _FLUSHED = "the result with zeros for subnormal numbers"
-_ADDED_IN_ORDER = "the result of sums that are added up one term after the other"
-_LOWEST = "the lowest number for a masked score"
-# Of so many contested questions in one model all combinations are tried.
-_MOST_CONTESTED = 2
-_TRAINING = "ai.onnx.preview.training"
-
-
-# To what outputs are right of a node that computes in one of several ways.
-_SCALES = {
-    Rounds.CONVOLVE: convolution_scale,
-    Rounds.DETERMINANT: determinant_scale,
-    Rounds.TRANSFORM: transform_scale,
-}
+_SEQUENTIAL = "the result of sequential sums"
+_LOWEST = "the lowest finite number for a masked score"
+# With more contested questions in a model, their combinations are not tried.
+_MAX_COMBINED_QUESTIONS = 2
+_TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
 class NoReferenceError(Exception):
-    """The model cannot be asked, in words why."""
+    """The condition of the model cannot be estimated. The message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionedOutput:
-    """What is right of one output.
+    """The expected values of one output.
 
     Attributes:
-        right: right values, each element on its own, and how far off each may be, float64. The
-            first is the exact one, rounded to the output's dtype; for what is discrete, what the
-            reference computes, and its limits are zero. Empty if nothing is known.
-        reformulated: the same where operators are computed by identities that keep absolute
-            accuracy alone; empty if they change nothing.
-        reason: why nothing is known of this output; empty if it is.
-        units: how many times what one rounding moves the limits are; 0 if they are all zero.
-        labels: what is said of each of ``right``; empty, or missing at the end, if nothing is.
-        structure: what it consists of, see :func:`structure_of`; None if that is unknown.
+        right: right values, and for each of them the tolerance of its elements, float64. An element
+            may match any of them. The first is the exact value, rounded to the output's dtype; that
+            of a discrete output is the reference's result, with a tolerance of zero. Empty if there
+            is a reason.
+        reformulated: the same if operators are computed by identities that preserve only absolute
+            accuracy; empty if they make no difference.
+        reason: why the condition of this output cannot be estimated; empty if it can.
+        units: the tolerance in units; 0 if the tolerances are all zero.
+        labels: a description of each of ``right``; empty, or omitted at the end, for none.
+        structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
     """
 
     right: tuple[tuple[Array, Array], ...] = ()
@@ -193,21 +161,21 @@ class ConditionedOutput:
     structure: Any = None
     labels: tuple[str, ...] = ()
 
-    def beside(self, other: ConditionedOutput, label: str) -> ConditionedOutput:
-        """Return a judgement by which what another one says is right, too."""
+    def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
+        """Return an output that accepts the right values of another one, too."""
         labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
-        labels += [it or label for it in other.labels[1:]]
-        return replace(self, right=self.right + other.right, labels=tuple(labels))
+        labels += [text or label for text in alternative.labels[1:]]
+        return replace(self, right=self.right + alternative.right, labels=tuple(labels))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is right of all outputs, where contested questions are read in one way.
+    """The expected values of all outputs by one reading of each contested question.
 
     Attributes:
-        second: the questions, by name, of which the second reading is taken.
-        conditioned_outputs: one an output.
-        identities_used: the identities that operators may be computed by, where that makes a
+        second: the names of the questions whose second reading applies.
+        conditioned_outputs: one per output.
+        identities_used: the identities by which operators may be computed, if they make a
             difference.
     """
 
@@ -216,82 +184,41 @@ class Reading:
     identities_used: tuple[str, ...] = ()
 
 
-@dataclass
-class _Form:
-    """One output of one form of a model, run.
-
-    Attributes:
-        own: it, in its own type.
-        exact: it in double.
-        draws: it in double with roundings put in, each time others; empty if they do not reach it.
-        finer: the same with much smaller ones, where that was needed.
-        in_order: it in its own type with long sums added up one term after the other, in each way
-            that they may be; empty if no sum is long.
-        beyond: it in its own type where something leaves that type's range on the way: as it is,
-            and with zeros for all that is subnormal.
-        underflows: whether something within a node underflows on the way.
-        step: by how much the roundings put in were larger than those of the types.
-        overflows: whether something overflows on the way.
-        adds: the operator and row of a model's only node, if it adds up operands of 16 bits.
-        alone: whether nothing in the model rounds but what yields its outputs, each element once.
-        units: how many units it may be off.
-    """
-
-    own: Any
-    exact: Any
-    draws: Sequence[Any]
-    finer: Sequence[Any] = ()
-    in_order: list[Any] = field(default_factory=list)
-    beyond: list[Any] = field(default_factory=list)
-    underflows: bool = False
-    step: float = 1.0
-    overflows: bool = False
-    adds: tuple[str, Rounds] | None = None
-    alone: bool = False
-    units: float = UNITS
-
-    @cached_property
-    def moves(self) -> list[tuple[Array, Array]]:
-        """How far each draw is off, and it."""
-        return [*_distances(self.draws, self.exact)]
-
-
 def all_readings(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[Reading]:
-    """Ask a model how far its outputs move, by each reading of what is contested in it.
+    """Estimate the condition of a model by each reading of the contested questions in it.
 
     Args:
         model: a model whose operators onnx's reference implements.
-        inputs: a value for every input of the graph that must be fed.
-        math: one of :data:`MATH` where a backend declares that it rounds products or sums; or
-            empty.
+        inputs: a value for each input of the graph that must be fed.
+        math: the arithmetic that a backend declares, a key of
+            :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; or empty.
 
     Returns:
-        The first readings of all questions; behind it others, if they yield something else.
+        The first readings of all questions, then other readings if their results differ.
 
     Raises:
-        NoReferenceError: if it cannot be asked.
+        NoReferenceError: if the condition cannot be estimated.
     """
-    met: set[str] = set()
-    found = [_reading(model, inputs, math, met=met)]
-    names = [it.name for it in CONTESTED if it.name in met]
-    # Every combination of few; of many each question alone.
-    most = len(names) if len(names) <= _MOST_CONTESTED else 1
-    for count in range(1, most + 1):
+    encountered: set[str] = set()
+    readings = [_reading(model, inputs, math, encountered=encountered)]
+    names = [question.name for question in CONTESTED if question.name in encountered]
+    most_at_once = len(names) if len(names) <= _MAX_COMBINED_QUESTIONS else 1
+    for count in range(1, most_at_once + 1):
         for second in combinations(names, count):
-            # Another reading may not be possible at all.
+            # The reference may not run by a second reading.
             with suppress(NoReferenceError):
-                other = _reading(model, inputs, math, second)
-                if not any(_same(other, it) for it in found):
-                    found.append(other)
-    return found
+                reading = _reading(model, inputs, math, second)
+                if not any(_same_reading(reading, earlier) for earlier in readings):
+                    readings.append(reading)
+    return readings
 
 
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
-    """Ask a model how far its outputs move, by the first readings; see :func:`all_readings`."""
+    """Estimate the condition of a model by the first readings alone; see :func:`all_readings`."""
     return _reading(model, inputs, math).conditioned_outputs
 
 
@@ -300,796 +227,649 @@ def _reading(
     inputs: Mapping[str, Value],
     math: str,
     second: Sequence[str] = (),
-    met: set[str] | None = None,
+    encountered: set[str] | None = None,
 ) -> Reading:
     try:
         model = with_bound_functions(model)
     except NodeError as error:
         raise NoReferenceError(error.message) from error
-    with np.errstate(all="ignore"), replaced(*functions()), replaced(*second_readings(second)):
-        found = _conditioned(model, inputs, math, set() if met is None else met)
+    questions = set() if encountered is None else encountered
+    with np.errstate(all="ignore"), replaced(*replacements()), replaced(*second_readings(second)):
+        outputs = _estimate(model, inputs, math, questions)
     identities_used: tuple[str, ...] = ()
-    if any(it.reformulated for it in found):
-        identities_used = tuple(
-            it.identity_name for it in identities_in(published_body(model, inputs) or model)
-        )
-    return Reading(tuple(second), found, identities_used)
+    if any(output.reformulated for output in outputs):
+        entries = identities_in(published_body(model, inputs) or model)
+        identities_used = tuple(entry.identity_name for entry in entries)
+    return Reading(tuple(second), outputs, identities_used)
 
 
-def _same(one: Reading, other: Reading) -> bool:
-    """Tell whether two readings allow the same outputs, to the bit."""
+def _same_reading(first: Reading, second: Reading) -> bool:
+    """Return whether two readings accept the same outputs, bitwise."""
     return all(
-        mine.reason == theirs.reason
-        and _alike(mine.right, theirs.right)
-        and _alike(mine.reformulated, theirs.reformulated)
-        for mine, theirs in zip(one.conditioned_outputs, other.conditioned_outputs, strict=True)
+        a.reason == b.reason
+        and _same_values(a.right, b.right)
+        and _same_values(a.reformulated, b.reformulated)
+        for a, b in zip(first.conditioned_outputs, second.conditioned_outputs, strict=True)
     )
 
 
-def _alike(one: Sequence[tuple[Array, Array]], other: Sequence[tuple[Array, Array]]) -> bool:
-    """Tell whether right values and their limits are the same, to the bit."""
-    return len(one) == len(other) and all(
-        np.array_equal(mine, theirs, equal_nan=mine.dtype != object)
-        for pairs in zip(one, other, strict=True)
-        for mine, theirs in zip(*pairs, strict=True)
+def _same_values(
+    first: Sequence[tuple[Array, Array]], second: Sequence[tuple[Array, Array]]
+) -> bool:
+    """Return whether right values and their tolerances are bitwise equal."""
+    return len(first) == len(second) and all(
+        np.array_equal(a, b, equal_nan=a.dtype != object)
+        for pairs in zip(first, second, strict=True)
+        for a, b in zip(*pairs, strict=True)
     )
 
 
-def _conditioned(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
+def _estimate(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
+    """Estimate the condition of a model; see :func:`all_readings`.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        math: the declared arithmetic.
+        encountered: receives the contested questions that nodes of the model raise.
+    """
     nodes = list(all_nodes(model))
-    if why := next(filter(None, (wrong_about(it, inputs) for it in nodes)), ""):
+    if why := next(filter(None, (unsupported_reason(node, inputs) for node in nodes)), ""):
         raise NoReferenceError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:
-            return [_defined(it) for it in Evaluated(model).run(inputs)]
-        forms = _measure(model, inputs, math, met)
+            return [_defined_output(value) for value in ReferenceModel(model).run(inputs)]
+        evaluations = _evaluate(model, inputs, math, encountered)
     except (NoReferenceError, MemoryError):
         raise
     except Exception as error:
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
-            # Some published bodies have constants of float32 beside operands of any type.
-            return _of_single(model, inputs, math, met)
-        # It may list all the operators that it knows.
-        said = exception_text(error).split("\n", 1)[0]
-        why = f"onnx's reference does not run it in double: {clipped(said, _MAX_MESSAGE_CHARS)}"
+            # Some published bodies combine constants of float32 with operands of any type.
+            return _estimate_in_single(model, inputs, math, encountered)
+        # Further lines may list all operators of the reference.
+        message = exception_text(error).split("\n", 1)[0]
+        why = f"onnx's reference does not run it in double: {clipped(message, _MAX_MESSAGE_CHARS)}"
         raise NoReferenceError(why) from error
-    bodies = _measured_body(model, inputs, math, met, forms[0].adds)
-    known = list(zip(forms, bodies, strict=True) if bodies else zip(forms))
-    found = list(map(_conditioned_output, known))
-    for at, form in enumerate(_reformulated(model, inputs, math, met)):
-        wider = _conditioned_output((*known[at], form)).right
-        if not _alike(found[at].right, wider):
-            found[at] = replace(found[at], reformulated=wider)
+    bodies = _evaluate_bodies(model, inputs, math, encountered, evaluations[0].accumulation)
+    columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
+    outputs = list(map(_conditioned_output, columns))
+    for index, evaluation in enumerate(_evaluate_identities(model, inputs, math, encountered)):
+        wider = _conditioned_output((*columns[index], evaluation)).right
+        if not _same_values(outputs[index].right, wider):
+            outputs[index] = replace(outputs[index], reformulated=wider)
     if operator_names(model) == ("Attention",):
-        found = list(map(_with_lowest, found))
-    if _INTEGERS in met:
-        found = _with_either_integer(model, inputs, found)
-    return _with_flushed(model, inputs, math, met, found)
+        outputs = list(map(_with_lowest_scores, outputs))
+    if _INTEGERS in encountered:
+        outputs = _with_either_integer(model, inputs, outputs)
+    return _with_flushed_inputs(model, inputs, math, encountered, outputs)
 
 
-def _with_flushed(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    math: str,
-    met: set[str],
-    found: list[ConditionedOutput],
+def _defined_output(output: Any) -> ConditionedOutput:
+    """Return the expected values of an output whose operators are defined to the bit."""
+    if not isinstance(output, np.ndarray):
+        return ConditionedOutput(reason="it is not a tensor", structure=structure_of(output))
+    exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
+    defined = ConditionedOutput(((output, exact),))
+    if flushed is output:
+        return defined
+    return defined.with_alternatives(ConditionedOutput(((flushed, exact),)), _FLUSHED)
+
+
+def _estimate_in_single(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
-    """Let zeros stand for subnormal inputs."""
-    flushed = {name: _flushed(it) for name, it in inputs.items()}
-    if all(it is inputs[name] for name, it in flushed.items()):
-        return found
-    others = _conditioned(model, flushed, math, met)
-    return [
-        replace(
-            it.beside(other, _FLUSHED),
-            reformulated=it.reformulated and it.reformulated + (other.reformulated or other.right),
-        )
-        for it, other in zip(found, others, strict=True)
-    ]
-
-
-def _of_single(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
-) -> list[ConditionedOutput]:
-    """Judge the only node of a model in float32, and round what it yields to 16 bits."""
-    single = {name: single_value(it) for name, it in inputs.items()}
-    found = _conditioned(widened(model, SINGLE), single, math, met)
+    """Estimate the only node of a model in float32, and round its outputs to 16 bits."""
+    single = {name: single_value(value) for name, value in inputs.items()}
+    outputs = _estimate(widened(model, SINGLE), single, math, encountered)
     return [
         _narrowed(conditioned_output, output.type.tensor_type.elem_type)
-        for conditioned_output, output in zip(found, model.graph.output, strict=True)
+        for conditioned_output, output in zip(outputs, model.graph.output, strict=True)
     ]
 
 
 def _narrowed(conditioned_output: ConditionedOutput, elem_type: int) -> ConditionedOutput:
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-    if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= _SINGLE:
+    if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= SINGLE_ROUNDOFF:
         return conditioned_output
     right = [
-        _branch(value.astype(np.float64), _FEW_UNITS * ROUNDOFF[dtype], limit, dtype)
-        for value, limit in conditioned_output.right
+        _alternative(value.astype(np.float64), SHORT_UNITS * ROUNDOFF[dtype], tolerance, dtype)
+        for value, tolerance in conditioned_output.right
     ]
     return replace(conditioned_output, right=tuple(right))
 
 
+@dataclass
+class _Evaluation:
+    """One output of a model, computed by one reformulation of it.
+
+    Attributes:
+        native: the output in the model's own types.
+        exact: the output in double.
+        perturbed: the outputs in double of all perturbed runs; empty if they do not move it.
+        finely_perturbed: the same with roundings divided by 64; empty if the output cannot jump.
+        sequential: the outputs in the model's own types with sequential sums, one per algorithm;
+            empty if no sum is long.
+        out_of_range: outputs in the model's own types if an intermediate result leaves the range of
+            its type: as it is, with subnormal numbers flushed, with NaN or infinity spread.
+        underflows: whether an intermediate result within a node underflows.
+        overflows: whether an intermediate result overflows.
+        step: the size of the injected roundings, in roundings of the model's types.
+        accumulation: operator and kind of a model's only node, if it accumulates 16-bit operands.
+        elementwise: whether the model is a single node that rounds each element of its outputs
+            once.
+        units: the tolerance in units.
+    """
+
+    native: Any
+    exact: Any
+    perturbed: Sequence[Any]
+    finely_perturbed: Sequence[Any] = ()
+    sequential: list[Any] = field(default_factory=list)
+    out_of_range: list[Any] = field(default_factory=list)
+    underflows: bool = False
+    overflows: bool = False
+    step: float = 1.0
+    accumulation: tuple[str, NodeKind] | None = None
+    elementwise: bool = False
+    units: float = UNITS
+
+    @cached_property
+    def movements(self) -> list[tuple[Array, Array]]:
+        """The movement of each element in each perturbed run, and the moved output."""
+        return [*_distances(self.perturbed, self.exact)]
+
+
+def _evaluate_bodies(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    encountered: set[str],
+    accumulation: tuple[str, NodeKind] | None,
+) -> list[_Evaluation]:
+    """Evaluate the function bodies that ONNX publishes for a model's nodes; empty without any."""
+    try:
+        if accumulation:
+            return _evaluate_accumulating_body(model, inputs, math, encountered, accumulation)
+        if body := published_body(model, inputs):
+            return _evaluate(body, inputs, math, encountered, CALLED)
+        expanded = subtracting_operators(model)
+        return _evaluate(model, inputs, math, encountered, expanded) if expanded else []
+    except MemoryError:
+        # Without the body, tolerances would be too narrow.
+        raise
+    except Exception:  # noqa: BLE001 - onnx's reference may lack an operator of the body
+        return []
+
+
+def _evaluate_accumulating_body(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    encountered: set[str],
+    accumulation: tuple[str, NodeKind],
+) -> list[_Evaluation]:
+    """Evaluate the published body of a node that accumulates 16-bit operands."""
+    if takes_exact_operands(*accumulation) and accumulation[0] not in SHIFTED:
+        single = {name: single_value(value) for name, value in inputs.items()}
+        body = published_body(widened(model, SINGLE), single)
+        evaluations = _evaluate(body, single, math, encountered, CALLED) if body else []
+        for evaluation in evaluations:
+            # As many float32 roundings are accepted as for a model of float32.
+            evaluation.step *= SHORT_UNITS / UNITS
+        return evaluations
+    body = published_body(model, inputs)
+    evaluations = _evaluate(body, inputs, math, encountered, CALLED) if body else []
+    for evaluation in evaluations:
+        # The node computes in float32: an overflow of its body in 16 bits is not evidence of one.
+        evaluation.native, evaluation.out_of_range = evaluation.exact, []
+    return evaluations
+
+
+def _evaluate_identities(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
+) -> list[_Evaluation]:
+    """Evaluate a model by the identities that are accepted for its nodes; empty without any."""
+    try:
+        model = published_body(model, inputs) or model
+        if not (entries := identities_in(model)):
+            return []
+        expanded = [name for entry in entries for name in entry.within]
+        evaluations = _evaluate(model, inputs, math, encountered, expanded, identities())
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - as for published bodies
+        return []
+    for evaluation in evaluations:
+        if _coarsest([evaluation.native]) > SINGLE_ROUNDOFF:
+            # The identity ran in 16 bits; runtimes compute it in float32.
+            evaluation.native = evaluation.exact
+    return evaluations
+
+
+def _evaluate(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    encountered: set[str],
+    expanded: Sequence[str] = (),
+    functions: Mapping[str, onnx.FunctionProto] | None = None,
+) -> list[_Evaluation]:
+    """Run a model in its own types, in double, and in double with injected roundings.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        math: the declared arithmetic.
+        encountered: receives the contested questions that nodes of the model raise.
+        expanded: operators that are replaced by their published function bodies.
+        functions: functions that replace operators.
+
+    Returns:
+        One evaluation per output.
+    """
+    visited: list[VisitedNode] = []
+    types: list[list[np.dtype[Any] | None]] = []
+    range_events: set[str] = set()
+    spreads: set[str] = set()
+
+    def record(
+        node: Any, compute: Compute, operands: Sequence[Any], _index: int
+    ) -> tuple[Any, ...]:
+        encountered.update(questions_at(node, operands))
+        encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
+        outputs = compute(*operands)
+        range_events.update(_range_events(operands, outputs))
+        spreads.update([_SPREADS] * mixes_infinite(node, operands))
+        visited.append(_visited_node(node, operands, outputs))
+        types.append(dtypes_of(outputs))
+        if len(visited) > _MAX_VISITS:
+            raise NoReferenceError(f"it runs more than {_MAX_VISITS} nodes")
+        return outputs
+
+    native_model = ReferenceModel(model, expanded, functions)
+    with _numpy_range_events(range_events):
+        native = native_model.run(inputs, record)
+    wide_model = ReferenceModel(model, expanded, functions, wide=True)
+    recorder = SiteRecorder(visited, math)
+    doubles = {name: widened_value(value) for name, value in inputs.items()}
+    exact = wide_model.run(doubles, recorder)
+    in_short = requests_short_sums(model)
+    visitor = compute_only if in_short else recorder.native_visitor(types)
+    if visitor is not compute_only:
+        native = _run_with_range_events(native_model, inputs, visitor, range_events)
+    perturbed = (
+        _perturbed_outputs(wide_model, doubles, recorder.sites, recorder.step)
+        if recorder.has_movements
+        else [()] * len(native)
+    )
+    columns = zip(native, exact, perturbed, strict=True)
+    evaluations = [_Evaluation(*column, step=recorder.step) for column in columns]
+    # Subnormal numbers are rounded to a few values, which act as discontinuities.
+    rounds_coarsely = not range_events.isdisjoint({_UNDERFLOW, _SUBNORMAL})
+    if (recorder.may_jump or rounds_coarsely) and any(map(_may_have_jumped, evaluations)):
+        step = recorder.step / _FINER
+        finely_perturbed = _perturbed_outputs(wide_model, doubles, recorder.sites, step)
+        for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
+            evaluation.finely_perturbed = outputs
+    sequential = []
+    for algorithm in _sequential_algorithms(recorder.sites):
+        with algorithm:
+            sequential.append(ReferenceModel(model, expanded, functions).run(inputs))
+    events = range_events | spreads
+    out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
+    for index, evaluation in enumerate(evaluations):
+        evaluation.sequential = [outputs[index] for outputs in sequential]
+        evaluation.elementwise = recorder.elementwise
+        evaluation.accumulation = None if visitor is compute_only else recorder.accumulation
+        evaluation.overflows = _OVERFLOW in range_events
+        evaluation.underflows = _UNDERFLOW in range_events
+        evaluation.out_of_range = [outputs[index] for outputs in out_of_range]
+        # 16-bit outputs are computed in float32, and rounded a few times.
+        if _coarsest([evaluation.native]) > SINGLE_ROUNDOFF and math != "float16-sums":
+            evaluation.units = SHORT_UNITS
+    return evaluations
+
+
+def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
+    before, after = _coarsest(operands), _coarsest(outputs)
+    # R of a training operator may be float32 beside tensors of doubles, and so may be values that
+    # depend on R alone.
+    mixed = node.onnx_node.domain == _TRAINING_DOMAIN
+    roundoff = max(before, after) if mixed else after or before
+    if node.onnx_node.name == WITHIN:
+        roundoff = min(roundoff, SINGLE_ROUNDOFF)
+    return VisitedNode(node.op_type, roundoff, narrows=after > before > 0)
+
+
+def _coarsest(values: Sequence[Any]) -> float:
+    """Return the largest unit roundoff of some values; 0 if they are all discrete."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    return max((ROUNDOFF.get(array.dtype, 0.0) for array in arrays), default=0.0)
+
+
+def _perturbed_outputs(
+    wide_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    sites: Sequence[RoundingSite],
+    step: float,
+) -> list[tuple[Any, ...]]:
+    """Return for each output its values in all perturbed runs."""
+    runs = [wide_model.run(inputs, Injector(sites, step, run)) for run in range(RUNS)]
+    return list(zip(*runs, strict=True))
+
+
+def _sequential_algorithms(sites: Sequence[RoundingSite]) -> list[AbstractContextManager[None]]:
+    """Return blocks in which sums are sequential, one per algorithm; empty if no sum is long."""
+    if not any(map(has_long_sums, sites)):
+        return []
+    operators = {site.op_type for site in sites}
+    algorithms = [sequential_sums()]
+    if not operators.isdisjoint(_MEANS):
+        algorithms.append(sequential_sums(scaled=True))
+    if not operators.isdisjoint(OPERATORS):
+        algorithms += in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
+    return algorithms
+
+
+def _numpy_range_events(events: set[str]) -> AbstractContextManager[Any]:
+    """Record overflow and underflow within nodes, as NumPy reports them, in a block."""
+    return np.errstate(over="call", under="call", call=lambda event, _: events.add(event))
+
+
+def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
+    """Yield how a node's outputs leave the range of their types."""
+    tensors = _float_tensors(outputs)
+    if any(_flushed(tensor) is not tensor for tensor in tensors):
+        yield _SUBNORMAL
+    finite_operands = all(np.isfinite(operand).all() for operand in _float_tensors(operands))
+    if finite_operands and any(np.isinf(tensor).any() for tensor in tensors):
+        yield _OVERFLOW
+
+
+def _float_tensors(values: Sequence[Any]) -> list[Array]:
+    return [v for v in values if isinstance(v, np.ndarray) and v.dtype in ROUNDOFF]
+
+
+def _run_with_range_events(
+    native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
+) -> list[Any]:
+    """Run a model with a visitor, and replace the recorded events by those of this run."""
+    events.clear()
+
+    def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        events.update(_range_events(operands, outputs))
+        return outputs
+
+    with _numpy_range_events(events):
+        return native_model.run(inputs, record)
+
+
+def _out_of_range_outputs(
+    native_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    native: list[Any],
+    events: set[str],
+    visitor: Visitor,
+) -> list[list[Any]]:
+    """Return further outputs of a model if an intermediate result leaves the range of its type."""
+    results = [native] if _OVERFLOW in events else []
+    if _SUBNORMAL in events:
+        results.append(native_model.run(inputs, partial(_flushing, visitor)))
+    if _SPREADS in events:
+        specials = (np.nan, np.inf, -np.inf)
+        visitors = [partial(_spreading, visitor, special) for special in specials]
+        results += [native_model.run(inputs, spreading) for spreading in visitors]
+    return results
+
+
+def _flushing(
+    visitor: Visitor, node: Any, compute: Compute, operands: Sequence[Any], index: int
+) -> list[Any]:
+    return [_flushed(output) for output in visitor(node, compute, operands, index)]
+
+
 def _flushed(value: Value) -> Value:
-    """Return a tensor with zeros for what is subnormal, as devices take it; itself without any."""
+    """Return a tensor with zeros for subnormal numbers; itself if it has none."""
     if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
         return value
     small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
     return np.where(small, value.dtype.type(0), value) if small.any() else value
 
 
-def _defined(output: Any) -> ConditionedOutput:
-    if not isinstance(output, np.ndarray):
-        return ConditionedOutput(reason="it is not a tensor", structure=structure_of(output))
-    exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
-    right = ConditionedOutput(((output, exact),))
-    other = ConditionedOutput(((flushed, exact),))
-    return right if flushed is output else right.beside(other, _FLUSHED)
-
-
-def _interpolates_integers(node: Any, given: Sequence[Any]) -> bool:
-    return node.op_type in INTERPOLATING and given[0].dtype.kind in "iu"
-
-
-def _with_either_integer(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], found: Sequence[ConditionedOutput]
-) -> list[ConditionedOutput]:
-    """Let what is interpolated between integers be rounded to either neighbour."""
-    others = []
-    for toward in (np.floor, np.ceil):
-        with (
-            replaced((ROUNDING, "toward", toward)),
-            replaced((onnx.numpy_helper, "saturate_cast", whole_numbers)),
-        ):
-            others.append(Evaluated(model).run(inputs))
-    return [
-        it
-        if it.reason
-        else replace(it, right=it.right + tuple((other, np.zeros(other.shape)) for other in values))
-        for it, *values in zip(found, *others, strict=True)
-    ]
-
-
-def _with_lowest(conditioned_output: ConditionedOutput) -> ConditionedOutput:
-    """Let the lowest number stand for a masked score of -inf."""
-    for expected, limit in conditioned_output.right[:1]:
-        masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
-        if masked.any():
-            lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
-            other = np.where(masked, lowest, expected).astype(expected.dtype)
-            # A bias may have been added to it.
-            near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, limit)
-            return replace(
-                conditioned_output.beside(ConditionedOutput(((other, near),)), _LOWEST), units=UNITS
-            )
-    return conditioned_output
-
-
-def _measured_body(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    math: str,
-    met: set[str],
-    adds: tuple[str, Rounds] | None,
-) -> list[_Form]:
-    """Run the function bodies that ONNX publishes for a model's nodes; empty if there are none."""
-    try:
-        if adds:
-            return _measured_in_single(model, inputs, math, met, adds)
-        if body := published_body(model, inputs):
-            return _measure(body, inputs, math, met, CALLED)
-        looked_into = subtracting(model)
-        return _measure(model, inputs, math, met, looked_into) if looked_into else []
-    except MemoryError:
-        # Limits would be too narrow without it.
-        raise
-    except Exception:  # noqa: BLE001 - onnx's reference may lack what the body needs
-        return []
-
-
-def _reformulated(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, met: set[str]
-) -> list[_Form]:
-    """Run a model by the identities that are accepted for its nodes; empty if there are none."""
-    try:
-        model = published_body(model, inputs) or model
-        if not (entries := identities_in(model)):
-            return []
-        looked_into = [name for it in entries for name in it.within]
-        forms = _measure(model, inputs, math, met, looked_into, identities())
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - as of published bodies
-        return []
-    for form in forms:
-        if _coarsest([form.own]) > _SINGLE:
-            # An identity of 16 bits is computed in float32, and not as it was run.
-            form.own = form.exact
-    return forms
-
-
-def _measured_in_single(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    math: str,
-    met: set[str],
-    adds: tuple[str, Rounds],
-) -> list[_Form]:
-    """Run the published body of a node that adds up operands of 16 bits; empty if it has none."""
-    if takes_exact_operands(*adds) and adds[0] not in SHIFTED:
-        single = {name: single_value(it) for name, it in inputs.items()}
-        body = published_body(widened(model, SINGLE), single)
-        forms = _measure(body, single, math, met, CALLED) if body else []
-        for form in forms:
-            # As many of its roundings are allowed as of a model of float32.
-            form.step *= _FEW_UNITS / UNITS
-        return forms
-    body = published_body(model, inputs)
-    forms = _measure(body, inputs, math, met, CALLED) if body else []
-    for form in forms:
-        # That the body overflows in its own type is no evidence.
-        form.own, form.beyond = form.exact, []
-    return forms
-
-
-def _measure(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    math: str,
-    met: set[str],
-    looked_into: Sequence[str] = (),
-    instead: Mapping[str, onnx.FunctionProto] | None = None,
-) -> list[_Form]:
-    kinds: list[tuple[str, float, bool]] = []
-    beyond: set[str] = set()
-    spreads: set[str] = set()
-    types: list[list[np.dtype[Any] | None]] = []
-
-    def note(node: Any, compute: Compute, given: Sequence[Any], _at: int) -> tuple[Any, ...]:
-        met.update(met_at(node, given))
-        met.update([_INTEGERS] * _interpolates_integers(node, given))
-        outputs = compute(*given)
-        beyond.update(_left_range(given, outputs))
-        spreads.update([_SPREADS] * mixes_infinite(node, given))
-        kinds.append(_kind(node, given, outputs))
-        types.append(dtypes_of(outputs))
-        if len(kinds) > _MOST_VISITS:
-            raise NoReferenceError(f"it runs more than {_MOST_VISITS} nodes")
-        return outputs
-
-    narrow = Evaluated(model, looked_into, instead)
-    with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
-        own = narrow.run(inputs, note)
-    wide = Evaluated(model, looked_into, instead, wide=True)
-    asking = _Probe(kinds, math)
-    doubles = {name: widened_value(it) for name, it in inputs.items()}
-    exact = wide.run(doubles, asking)
-    computed = _plainly if asks_for_short_sums(model) else asking.computed(types)
-    own = _run_noting(narrow, inputs, computed, beyond) if computed is not _plainly else own
-    draws = _drawn(wide, doubles, asking.places, asking.step) if asking.moves else [()] * len(own)
-    forms = [_Form(*it, step=asking.step) for it in zip(own, exact, draws, strict=True)]
-    # What is subnormal is rounded to few numbers, which are leaps apart.
-    choices = asking.leaps or not beyond.isdisjoint({_UNDERFLOW, _SUBNORMAL})
-    if choices and any(map(_jumps, forms)):
-        finer = _drawn(wide, doubles, asking.places, asking.step / _FINER)
-        for form, it in zip(forms, finer, strict=True):
-            form.finer = it
-    for way in _in_order(asking.places):
-        with way:
-            summed = Evaluated(model, looked_into, instead).run(inputs)
-        for form, it in zip(forms, summed, strict=True):
-            form.in_order.append(it)
-    tried = _beyond(narrow, inputs, own, beyond | spreads, computed)
-    adds = asking.adds if computed is not _plainly else None
-    for at, form in enumerate(forms):
-        form.alone, form.adds, form.overflows = asking.alone, adds, _OVERFLOW in beyond
-        # What has 16 bits is computed in float32: but for a few roundings it is exact.
-        if _coarsest([form.own]) > _SINGLE and math != "float16-sums":
-            form.units = _FEW_UNITS
-        form.beyond = [it[at] for it in tried]
-        form.underflows = _UNDERFLOW in beyond
-    return forms
-
-
-def _beyond(
-    narrow: Evaluated,
-    inputs: Mapping[str, Value],
-    own: list[Any],
-    beyond: set[str],
-    computed: Visitor,
-) -> list[list[Any]]:
-    """Return what else a model yields where something leaves the range of its type on the way."""
-    found = [own] if _OVERFLOW in beyond else []
-    if _SUBNORMAL in beyond:
-        found.append(narrow.run(inputs, partial(_flushing, computed)))
-    if _SPREADS in beyond:
-        specials = (np.nan, np.inf, -np.inf)
-        found += [narrow.run(inputs, partial(_spreading, computed, it)) for it in specials]
-    return found
-
-
-def _in_order(places: Sequence[_Place]) -> list[AbstractContextManager[None]]:
-    """Return in which ways long sums are added up in order; empty if no sum is long."""
-    if not any(it.roundoff and _root(it.site, it.roundoff) > 1 for it in places):
-        return []
-    operators = {it.op_type for it in places}
-    ways = [sums_in_order()]
-    if not operators.isdisjoint(_MEANS):
-        ways.append(sums_in_order(scaled=True))
-    if not operators.isdisjoint(OPERATORS):
-        ways += in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
-    return ways
-
-
-def _kind(node: Any, given: Sequence[Any], outputs: Sequence[Any]) -> tuple[str, float, bool]:
-    """Return a node's operator, by how much it rounds, and whether it narrows."""
-    before, after = _coarsest(given), _coarsest(outputs)
-    # Of these R may be float32 beside tensors of doubles, and what comes from R alone, too.
-    mixed = node.onnx_node.domain == _TRAINING
-    roundoff = max(before, after) if mixed else after or before
-    if node.onnx_node.name == WITHIN:
-        roundoff = min(roundoff, _SINGLE)
-    return node.op_type, roundoff, after > before > 0
-
-
-def _drawn(
-    wide: Evaluated, inputs: Mapping[str, Value], places: Sequence[_Place], step: float
-) -> list[tuple[Any, ...]]:
-    """Return each output with roundings put in, in all runs."""
-    draws = [wide.run(inputs, _Drawing(places, step, run)) for run in range(RUNS)]
-    return list(zip(*draws, strict=True))
-
-
-def _left_range(given: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
-    """Yield how a node's outputs left the range of their type, if they did."""
-    tensors = [it for it in outputs if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF]
-    if any(_flushed(it) is not it for it in tensors):
-        yield _SUBNORMAL
-    known = (it for it in given if isinstance(it, np.ndarray) and it.dtype in ROUNDOFF)
-    if any(np.isinf(it).any() for it in tensors) and all(np.isfinite(it).all() for it in known):
-        yield _OVERFLOW
-
-
 def _spreading(
-    computed: Visitor,
+    visitor: Visitor,
     special: float,
     node: Any,
     compute: Compute,
-    given: Sequence[Any],
-    at: int,
+    operands: Sequence[Any],
+    index: int,
 ) -> Sequence[Any]:
-    outputs = computed(node, compute, given, at)
-    if not mixes_infinite(node, given):
+    outputs = visitor(node, compute, operands, index)
+    if not mixes_infinite(node, operands):
         return outputs
-    return [spread(node, given, outputs[0], special), *outputs[1:]]
+    return [spread(node, operands, outputs[0], special), *outputs[1:]]
 
 
-def _plainly(_node: Any, compute: Compute, given: Sequence[Any], _at: int) -> Sequence[Any]:
-    return compute(*given)
-
-
-def _flushing(
-    computed: Visitor, node: Any, compute: Compute, given: Sequence[Any], at: int
-) -> list[Any]:
-    return [_flushed(it) for it in computed(node, compute, given, at)]
-
-
-def _run_noting(
-    model: Evaluated, inputs: Mapping[str, Value], computed: Visitor, beyond: set[str]
-) -> list[Any]:
-    """Run a model by a visitor, and note how the range of its types is left, and nothing else."""
-    beyond.clear()
-
-    def note(node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
-        outputs = computed(node, compute, given, at)
-        beyond.update(_left_range(given, outputs))
-        return outputs
-
-    with np.errstate(over="call", under="call", call=lambda what, _: beyond.add(what)):
-        return model.run(inputs, note)
-
-
-def _inner(op_type: str, found: Site, roundoff: float, math: str) -> float:
-    """Return by how much a node rounds its operands: a root of their number, or as declared."""
-    if found.row is Rounds.NORMALIZE:
-        # What has 16 bits is normalized in float32, some of whose roundings it may be off.
-        fine = _SINGLE * UNITS if roundoff > _SINGLE else roundoff
-        declared = MATH[math] if math == "float16-sums" and roundoff > _DOUBLE else 0.0
-        # By given statistics, of which each element has its own share, nothing is averaged.
-        averages = found.length > 1 and roundoff <= _SINGLE
-        return max(fine, declared) * (_STATISTICS if averages else 1.0)
-    if math == "float16-sums" and found.length > 1 and roundoff > _DOUBLE:
-        return max(roundoff, MATH[math]) * _root(found, _SINGLE)
-    if roundoff > _SINGLE and takes_exact_operands(op_type, found.row):
-        return _SINGLE * _root(found, _SINGLE) * UNITS / _FEW_UNITS
-    products = math and op_type in PRODUCTS and roundoff == _SINGLE
-    # An operand of an exponential may be scaled for a power of two; what is added up has no sign.
-    several = found.row is not Rounds.EXPONENTIALS
-    return max(
-        roundoff * (_root(found, roundoff) if several else 1.0),
-        MATH[math] if products and math != "float16-sums" else 0.0,
-    )
-
-
-def _root(found: Site, roundoff: float) -> float:
-    # What has 16 bits is to be added up in float32.
-    return 1.0 if roundoff > _SINGLE else _root_of(found.length)
-
-
-def _root_of(terms: float) -> float:
-    return max(1.0, terms**0.5 / _SUM)
-
-
-def _coarsest(values: Sequence[Any]) -> float:
-    arrays = [it for it in values if isinstance(it, np.ndarray)]
-    return max((ROUNDOFF.get(it.dtype, 0.0) for it in arrays), default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A node that ran in double, and how it rounds: by nothing if it is exact.
-
-    Attributes:
-        op_type: its operator.
-        site: what it does with numbers.
-        roundoff: by how much it rounds its outputs.
-        inner: by how much it rounds its operands.
-        scales: to what its outputs are right, if it computes coordinates or determinants, or by a
-            fast algorithm.
-        ran: its inputs and outputs; None if it rounds, or all of them take too much room.
-    """
-
-    op_type: str
-    site: Site
-    roundoff: float
-    inner: float
-    scales: Sequence[Any]
-    ran: tuple[Sequence[Any], Sequence[Any]] | None
-
-
-class _Probe:
-    """Asks each node what it does, where the model is run as it is.
-
-    Args:
-        kinds: of each node that is visited: operator, roundoff, whether it narrows.
-        math: the mathematics that is declared.
-    """
-
-    def __init__(self, kinds: Sequence[tuple[str, float, bool]], math: str) -> None:
-        self._kinds = kinds
-        self._math = math
-        self._coarsest = max((it for _, it, _ in kinds), default=0.0)
-        self.step = _STEP if self._coarsest == _DOUBLE else 1.0
-        self.places: list[_Place] = []
-        #: Whether any node makes choices.
-        self.leaps = False
-        self._known: dict[object, Site] = {}
-        self._room = _MOST_KEPT
-
-    @property
-    def alone(self) -> bool:
-        """Whether nothing rounds but one node, each element of its outputs once."""
-        place = self.places[0] if len(self._kinds) == 1 else None
-        return place is not None and bool(place.roundoff) and place.site.row is Rounds.ELEMENT
-
-    @property
-    def adds(self) -> tuple[str, Rounds] | None:
-        """The operator and row of the only node, if it adds up."""
-        rows = [(it.op_type, it.site.row) for it in self.places]
-        return rows[0] if len(self._kinds) == 1 and adds_up(*rows[0]) else None
-
-    def computed(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
-        """Return how nodes compute in the model's own types: of 16 bits what adds up in float32.
-
-        Args:
-            types: of what nodes have yielded.
-        """
-        if self._coarsest <= _SINGLE or self._math == "float16-sums":
-            return _plainly
-        return InSingle([(it.op_type, it.site.row) for it in self.places], types)
-
-    @property
-    def moves(self) -> bool:
-        """Whether anything moves where roundings are put in."""
-        return not self.alone and any(place.roundoff for place in self.places)
-
-    def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
-        outputs = compute(*given)
-        self.leaps = self.leaps or leaps(node, given, outputs)
-        self.places.append(self._place(node, compute, given, outputs, at))
-        return outputs
-
-    def _place(
-        self, node: Any, compute: Compute, given: Sequence[Any], outputs: Sequence[Any], at: int
-    ) -> _Place:
-        alike = at < len(self._kinds) and self._kinds[at][0] == node.op_type
-        roundoff, narrows = self._kinds[at][1:] if alike else (self._coarsest, False)
-        key = (node.onnx_node.SerializeToString(), *(describe(it) for it in given))
-        if key not in self._known:
-            self._known[key] = site(node, compute, given, outputs)
-        found = self._known[key]
-        if narrows and found.row is Rounds.EXACT and len(self._kinds) > 1:
-            found = Site(Rounds.ELEMENT)
-        if found.row is Rounds.EXACT:
-            roundoff = 0.0
-        inner = _inner(node.op_type, found, roundoff, self._math)
-        scales = self._scales(node, found.row, compute, given, outputs, roundoff)
-        arrays = [it for it in (*given, *outputs) if isinstance(it, np.ndarray)]
-        self._room -= 0 if roundoff else sum(it.size for it in arrays)
-        ran = None if roundoff or self._room < 0 else (given, outputs)
-        return _Place(node.op_type, found, roundoff, inner, scales, ran)
-
-    def _scales(
-        self,
-        node: Any,
-        row: Rounds,
-        compute: Compute,
-        given: Sequence[Any],
-        outputs: Sequence[Any],
-        roundoff: float,
-    ) -> Sequence[Any]:
-        """Return to what outputs are right, beside their own size; empty if draws have to say."""
-        if row is Rounds.COORDINATES:
-            return compute(np.abs(given[0]), *given[1:])
-        of = _SCALES.get(row)
-        if of is None or not outputs[0].size:
-            return ()
-        # What has 16 bits is added up in float32.
-        share = 1.0 if self._math == "float16-sums" else min(1.0, _SINGLE / roundoff)
-        return [share * of(node, given, outputs[0])]
-
-
-class _Drawing:
-    """Puts roundings in at each node.
-
-    Args:
-        places: what is known of the nodes.
-        step: how large the roundings are, of those of the types.
-        run: which run of the design it is.
-    """
-
-    def __init__(self, places: Sequence[_Place], step: float, run: int) -> None:
-        self._places, self._step, self._run = places, step, run
-        self._elements = 0
-
-    def __call__(self, node: Any, compute: Compute, given: Sequence[Any], at: int) -> Sequence[Any]:
-        place = self._places[at] if at < len(self._places) else None
-        if not place or place.op_type != node.op_type:
-            return compute(*given)
-        if place.ran and [*map(id, given)] == [*map(id, place.ran[0])]:
-            # Nothing that it takes has moved.
-            return place.ran[1]
-        return self._moved(node, compute, given, place) if place.roundoff else compute(*given)
-
-    def _moved(
-        self, node: Any, compute: Compute, given: Sequence[Any], place: _Place
-    ) -> Sequence[Any]:
-        found, roundoff = place.site, place.roundoff * self._step
-        moved, picks = list(given), found.row is Rounds.PICKS
-        if found.moved:
-            for operand in floats(node.op_type, given):
-                # Of 16 bits only what is added up is known more precisely than it is stored.
-                stored = found.row is Rounds.NORMALIZE and operand > 0 and place.roundoff > _SINGLE
-                inner = roundoff if stored else place.inner * self._step
-                step = inner * self._roundings(given[operand])
-                if operand == GRIDS.get(node.op_type):
-                    moved[operand] = given[operand] + step * sizes(node.op_type, given[operand])
-                elif not picks:
-                    moved[operand] = np.asarray(given[operand] * (1 + step))
-        if picks or found.row is Rounds.COORDINATES:
-            with moved_coordinates(lambda it: roundoff * self._roundings(it) * it, picks=picks):
-                outputs = compute(*moved)
-        elif found.row is Rounds.NORMALIZE:
-            moving = partial(self._of_averages, place.inner * self._step)
-            with moved_averages(moving, partial(_uncertain, place.roundoff)):
-                outputs = compute(*moved)
-        elif node.op_type in SHARES:
-            inner = roundoff if place.roundoff <= _SINGLE else _SINGLE
-            with moved_logarithms(lambda it: inner * self._roundings(it) * _SHARE_OF_LARGEST * it):
-                outputs = compute(*moved)
-        else:
-            outputs = compute(*moved)
-        if picks:
-            return outputs
-        # Of two long sums each has errors of its own, whatever moves the terms of both.
-        several = found.row is Rounds.COMBINE and len(self._places) > 1
-        if several or found.row in (Rounds.PRODUCT, Rounds.EXPONENTIALS):
-            roundoff *= _root(found, place.roundoff)
-        scales = place.scales or [
-            _scale(node, found.row, it, place.roundoff) if is_wide(it) and it.size else 0.0
-            for it in outputs
-        ]
-        least = _LEAST_STEPS[place.roundoff] * self._step
-        return [
-            np.asarray(it + _error(it, self._roundings(it), roundoff, scale, least))
-            if is_wide(it) and it.size
-            else it
-            for it, scale in zip(outputs, scales, strict=True)
-        ]
-
-    def _of_averages(self, inner: float, found: Array, spread: Array, count: int) -> Array:
-        """Return how far averages are off, one near zero by a share of what its terms differ."""
-        size = _root_of(count) * np.abs(found) + spread
-        return inner * self._roundings(found) * np.where(np.isfinite(size), size, 0.0)
-
-    def _roundings(self, array: Array) -> Array:
-        """Return a rounding for each element, so that elements that cancel move apart once."""
-        found = roundings(self._run, self._elements, array.size)
-        self._elements += array.size
-        return found.reshape(array.shape)
-
-
-def _uncertain(roundoff: float, mean: Array) -> Array:
-    """Return how far means may be off that are computed in float32 at least."""
-    far = UNITS * _STATISTICS * min(roundoff, _SINGLE) * np.abs(mean)
-    return np.asarray(np.where(np.isfinite(far), far, 0.0))
-
-
-def _error(output: Array, moves: Array, roundoff: float, scale: Any, least: float) -> Array:
-    """Return how far roundings move each element; one that is subnormal not beyond zero."""
-    size: Array = np.abs(output)
-    error = size + abs(scale)
-    error = np.where(np.isfinite(error), error, 0.0)
-    return np.asarray(moves * roundoff * error + np.clip(moves * least, -size, size))
-
-
-def _scale(node: Any, row: Rounds, output: Array, roundoff: float) -> Any:
-    """Return to what an output is right, beside its own size: the largest that is mixed with it."""
-    if row is Rounds.GATES:
-        # In 16 bits, states and gates are rounded to the model's type at each step.
-        share = 1.0 if roundoff > _SINGLE else _SHARE_OF_GATES
-        return share * max(1.0, _largest(output))
-    if row is Rounds.EXPONENTIALS:
-        # The sum is 1 or more before its logarithm is taken.
-        return 0.0 if node.op_type == "Softmax" else 1.0
-    if row is not Rounds.MIX:
-        return 0.0
-    size = np.where(np.isfinite(output), np.abs(output), 0.0)
-    integers = {it.name: it.i for it in node.onnx_node.attribute}
-    if node.op_type == "DeformConv":
-        # No algorithm mixes images, or groups of channels.
-        parts = size.reshape(len(output), integers.get("group", 1), -1)
-        return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
-    return size.max(keepdims=True)
-
-
-def _largest(array: Any) -> float:
-    if not is_wide(array):
-        return 0.0
-    finite = np.abs(array[np.isfinite(array)])
-    return float(finite.max()) if finite.size else 0.0
-
-
-def _distance(moved: Array, exact: Array) -> Array:
-    distance = np.abs(moved - exact).astype(np.float64)
-    same = (moved == exact) | (np.isnan(moved) & np.isnan(exact))
-    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
-
-
-def _jumps(form: _Form) -> bool:
-    """Tell whether an output moved so far that it may have leapt."""
-    own, exact = form.own, form.exact
-    if not is_wide(exact) or getattr(own, "dtype", None) not in ROUNDOFF:
-        return False
-    far = min(4096 * ROUNDOFF[own.dtype] * form.step, 0.02) * _largest(exact)
-    return any((it > far).any() for it, _ in form.moves)
-
-
-def _conditioned_output(forms: Sequence[_Form]) -> ConditionedOutput:
-    form = forms[0]
-    own, exact = form.own, form.exact
-    if not isinstance(own, np.ndarray) or not isinstance(exact, np.ndarray):
-        return ConditionedOutput(reason="it is not a tensor", structure=structure_of(own))
-    if own.shape != exact.shape:
+def _conditioned_output(evaluations: Sequence[_Evaluation]) -> ConditionedOutput:
+    """Return the expected values of an output, given its evaluations by several reformulations."""
+    native, exact = evaluations[0].native, evaluations[0].exact
+    if not isinstance(native, np.ndarray) or not isinstance(exact, np.ndarray):
+        return ConditionedOutput(reason="it is not a tensor", structure=structure_of(native))
+    if native.shape != exact.shape:
         return ConditionedOutput(reason="its shape depends on the type that it is computed in")
-    if form.draws and all(np.shape(it) != exact.shape for it in form.draws):
+    perturbed = evaluations[0].perturbed
+    if perturbed and all(np.shape(output) != exact.shape for output in perturbed):
         return ConditionedOutput(reason="its shape depends on roundings")
-    if own.dtype not in ROUNDOFF:
-        return ConditionedOutput(tuple(_neighbours(forms, own)))
-    return _of_floats(forms, own, exact)
+    if native.dtype not in ROUNDOFF:
+        return ConditionedOutput(tuple(_discrete_values(evaluations, native)))
+    return _float_output(evaluations, native, exact)
 
 
-def _neighbours(forms: Sequence[_Form], own: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield what a discrete output is, then what where roundings on the way decide it."""
-    found: list[Array] = []
-    for other in (it for form in forms for it in (form.own, form.exact, *form.draws)):
-        if found and (own.dtype == object or getattr(other, "dtype", None) != own.dtype):
-            continue
-        if other.shape == own.shape and not any(np.array_equal(other, it) for it in found):
-            found.append(other)
-            yield other, np.zeros(own.shape)
+def _discrete_values(
+    evaluations: Sequence[_Evaluation], native: Array
+) -> Iterator[tuple[Array, Array]]:
+    """Yield the value of a discrete output, then others that intermediate roundings produce."""
+    values: list[Array] = []
+    for evaluation in evaluations:
+        for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):
+            if values and (native.dtype == object or getattr(value, "dtype", None) != native.dtype):
+                continue
+            same_shape = value.shape == native.shape
+            if same_shape and not any(np.array_equal(value, earlier) for earlier in values):
+                values.append(value)
+                yield value, np.zeros(native.shape)
 
 
-def _of_floats(forms: Sequence[_Form], own: Array, exact: Array) -> ConditionedOutput:
-    roundoff, tiny = ROUNDOFF[own.dtype], smallest_normal(own.dtype)
-    expected = exact.astype(own.dtype)
+def _float_output(
+    evaluations: Sequence[_Evaluation], native: Array, exact: Array
+) -> ConditionedOutput:
+    """Return the expected values of a floating-point output."""
+    roundoff, tiny = ROUNDOFF[native.dtype], smallest_normal(native.dtype)
     rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
-    others: list[tuple[Array, str]] = []
+    units = evaluations[0].units
+    alternatives: list[tuple[Array, str]] = []
     unit = np.zeros(exact.shape)
-    touched = False
-    for form in forms:
-        moved, leaps = _unit(form, exact)
-        touched |= form.alone or bool((moved > 0).any())
+    rounds = False
+    for evaluation in evaluations:
+        moved, jumps = _unit(evaluation, exact)
+        rounds |= evaluation.elementwise or bool((moved > 0).any())
         unit = np.maximum(unit, moved)
-        others += [(it, "") for it in leaps]
-    units = forms[0].units
-    if touched:
+        alternatives += [(value, "") for value in jumps]
+    if rounds:
         unit = np.maximum(unit, rounding)
-        for distance, wide in _distances(
-            [it for form in forms for it in (form.own, form.exact)], exact
+        overflows = any(evaluation.overflows for evaluation in evaluations)
+        underflows = any(evaluation.underflows for evaluation in evaluations)
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in (evaluation.native, evaluation.exact)], exact
         ):
             close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
-            if any(form.underflows for form in forms):
-                # Of squares that are subnormal few digits are left.
+            if underflows:
+                # Few digits of subnormal intermediate results are left.
                 close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
             unit = np.where(close, np.maximum(unit, distance), unit)
-            # Forms overflow, and underflow.
-            infinite = ~np.isfinite(wide) & any(form.overflows for form in forms)
-            lost = np.isfinite(exact) & (infinite | ((wide == 0) & (exact != 0)))
+            infinite = ~np.isfinite(value) & overflows
+            lost = np.isfinite(exact) & (infinite | ((value == 0) & (exact != 0)))
             if lost.any():
-                others.append((np.where(lost, wide, exact), _OUT_OF_RANGE))
-        for distance, wide in _distances([it for form in forms for it in form.beyond], exact):
-            far = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
-            if far.any():
-                others.append((np.where(far, wide, exact), _OUT_OF_RANGE))
-        for distance, wide in _distances([it for form in forms for it in form.in_order], exact):
-            # What is normalized is off by as many units of its mean, whatever it is itself.
-            share = np.minimum(_IN_ORDER * unit, _largest(exact) / _IN_ORDER_SHARE)
-            near = distance <= np.maximum(_IN_ORDER * rounding, share)
-            beyond = ~near & (distance <= _IN_ORDER * unit)
-            if beyond.any():
-                others.append((np.where(beyond, wide, exact), _ADDED_IN_ORDER))
-            unit = np.maximum(unit, np.where(near, distance, 0.0) * 2 / units)
-    limit = units * unit
-    # What may be subnormal may be flushed to zero.
-    limit = limit + np.where(np.abs(exact) - limit < tiny, tiny, 0.0)
-    branches = (_branch(it, units * roundoff, limit, own.dtype) for it, _ in others)
-    right = ((expected, limit), *branches)
-    judged = units if any(own.any() for _, own in right) else 0.0
-    return ConditionedOutput(right, units=judged, labels=("", *(label for _, label in others)))
+                alternatives.append((np.where(lost, value, exact), _OUT_OF_RANGE))
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in evaluation.out_of_range], exact
+        ):
+            different = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
+            if different.any():
+                alternatives.append((np.where(different, value, exact), _OUT_OF_RANGE))
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in evaluation.sequential], exact
+        ):
+            # The error of a normalized element is relative to the mean, not to the element.
+            share = np.minimum(
+                _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
+            )
+            close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * rounding, share)
+            different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
+            if different.any():
+                alternatives.append((np.where(different, value, exact), _SEQUENTIAL))
+            unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
+    tolerance = units * unit
+    # A device may flush an element that may be subnormal.
+    tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
+    branches = (
+        _alternative(value, units * roundoff, tolerance, native.dtype) for value, _ in alternatives
+    )
+    right = ((exact.astype(native.dtype), tolerance), *branches)
+    has_tolerance = any(limit.any() for _, limit in right)
+    labels = ("", *(label for _, label in alternatives))
+    return ConditionedOutput(right, units=units if has_tolerance else 0.0, labels=labels)
+
+
+def _unit(evaluation: _Evaluation, exact: Array) -> tuple[Array, list[Array]]:
+    """Return how one rounding moves each element, and the values beyond discontinuities."""
+    unit = np.zeros(exact.shape)
+    if np.shape(evaluation.exact) != exact.shape:
+        return unit, []
+    # Where a perturbed run overflows or has no root, the other runs measure the movement.
+    movements, fine_movements = (
+        [(np.where(np.isfinite(distance), distance, 0.0), value) for distance, value in pairs]
+        for pairs in (
+            evaluation.movements,
+            _distances(evaluation.finely_perturbed, evaluation.exact),
+        )
+    )
+    largest, finest = (
+        reduce(np.maximum, (distance for distance, _ in pairs), unit)
+        for pairs in (movements, fine_movements)
+    )
+    # A smooth function moves in proportion to the roundings, an even one to their squares, a root
+    # to their square roots. Any other proportion is a discontinuity.
+    jumps = ((finest > largest / 4) | (finest < largest / (8 * _FINER**2))) & (largest > 0)
+    jumps &= bool(fine_movements)
+    values: list[Array] = []
+    without_root = reduce(
+        np.logical_or, (np.isnan(value) for _, value in movements), np.zeros(exact.shape, bool)
+    )
+    if (without_root & np.isfinite(exact)).any():
+        values.append(np.where(without_root, np.nan, exact))
+    for distance, value in movements:
+        jumped = jumps & (distance > largest / 4)
+        unit = np.maximum(unit, np.where(jumped, 0.0, distance))
+        beyond = np.where(jumped, value, exact)
+        if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
+            values.append(beyond)
+    return unit / evaluation.step, values
+
+
+def _may_have_jumped(evaluation: _Evaluation) -> bool:
+    """Return whether a movement of an output is large enough to cross a discontinuity."""
+    native, exact = evaluation.native, evaluation.exact
+    if not is_wide(exact) or getattr(native, "dtype", None) not in ROUNDOFF:
+        return False
+    share = min(4096 * ROUNDOFF[native.dtype] * evaluation.step, 0.02)
+    limit = share * largest_magnitude(exact)
+    return any((distance > limit).any() for distance, _ in evaluation.movements)
 
 
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield how far right values are off, and they in double; leave out those of other shapes."""
+    """Yield the distance of each value from the exact one, and the value in double.
+
+    Values of other shapes are omitted.
+    """
     for value in values:
         wide: Any = widened_value(value)
         if is_wide(wide) and wide.shape == exact.shape:
-            yield _distance(wide, exact), wide
+            distance = np.abs(wide - exact).astype(np.float64)
+            same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
+            yield np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)), wide
 
 
-def _branch(value: Array, share: float, limit: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return another right value, with its limit: that share of it, or that of the exact one."""
-    own = share * np.abs(value)
-    return value.astype(dtype), np.maximum(limit, np.where(np.isfinite(own), own, 0.0))
+def _alternative(
+    value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Return another right value, with a relative tolerance or that of the exact value."""
+    relative_tolerance = relative * np.abs(value)
+    finite = np.where(np.isfinite(relative_tolerance), relative_tolerance, 0.0)
+    return value.astype(dtype), np.maximum(tolerance, finite)
 
 
-def _unit(form: _Form, exact: Array) -> tuple[Array, list[Array]]:
-    """Return how far one rounding moves each element, and the values beyond leaps."""
-    unit = np.zeros(exact.shape)
-    if np.shape(form.exact) != exact.shape:
-        return unit, []
-    # Where a draw overflows, or has no root, the others say how far it is. No root is right then.
-    moves, finer = (
-        [(np.where(np.isfinite(move), move, 0.0), it) for move, it in some]
-        for some in (form.moves, _distances(form.finer, form.exact))
-    )
-    largest, least = (
-        reduce(np.maximum, (move for move, _ in some), unit) for some in (moves, finer)
-    )
-    # A smooth function moves in proportion, by the square where it is even, or by the root.
-    leap = ((least > largest / 4) | (least < largest / (8 * _FINER**2))) & (largest > 0)
-    leap &= bool(finer)
-    rootless = reduce(np.logical_or, (np.isnan(it) for _, it in moves), np.zeros(exact.shape, bool))
-    found: list[Array] = []
-    if (rootless & np.isfinite(exact)).any():
-        found.append(np.where(rootless, np.nan, exact))
-    for move, value in moves:
-        far = leap & (move > largest / 4)
-        unit = np.maximum(unit, np.where(far, 0.0, move))
-        beyond = np.where(far, value, exact)
-        if far.any() and not any(np.array_equal(beyond, it, equal_nan=True) for it in found):
-            found.append(beyond)
-    return unit / form.step, found
+def _with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOutput:
+    """Accept the lowest finite number for a masked score of -inf."""
+    for expected, tolerance in conditioned_output.right[:1]:
+        masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
+        if masked.any():
+            lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
+            scores = np.where(masked, lowest, expected).astype(expected.dtype)
+            # A bias may have been added to the lowest number.
+            near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, tolerance)
+            with_lowest = conditioned_output.with_alternatives(
+                ConditionedOutput(((scores, near),)), _LOWEST
+            )
+            return replace(with_lowest, units=UNITS)
+    return conditioned_output
+
+
+def _interpolates_integers(node: Any, operands: Sequence[Any]) -> bool:
+    return node.op_type in INTERPOLATING and operands[0].dtype.kind in "iu"
+
+
+def _with_either_integer(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
+) -> list[ConditionedOutput]:
+    """Accept either neighbour of a number that is interpolated between integers."""
+    neighbours = []
+    for toward in (np.floor, np.ceil):
+        with (
+            replaced((INTEGER_ROUNDING, "toward", toward)),
+            replaced((onnx.numpy_helper, "saturate_cast", whole_numbers)),
+        ):
+            neighbours.append(ReferenceModel(model).run(inputs))
+    return [
+        output
+        if output.reason
+        else replace(
+            output, right=output.right + tuple((value, np.zeros(value.shape)) for value in values)
+        )
+        for output, *values in zip(outputs, *neighbours, strict=True)
+    ]
+
+
+def _with_flushed_inputs(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    math: str,
+    encountered: set[str],
+    outputs: list[ConditionedOutput],
+) -> list[ConditionedOutput]:
+    """Accept the outputs of a device that flushes subnormal inputs to zero."""
+    flushed = {name: _flushed(value) for name, value in inputs.items()}
+    if all(value is inputs[name] for name, value in flushed.items()):
+        return outputs
+    results = []
+    for output, alternative in zip(
+        outputs, _estimate(model, flushed, math, encountered), strict=True
+    ):
+        wider = alternative.reformulated or alternative.right
+        reformulated = output.reformulated and output.reformulated + wider
+        extended = output.with_alternatives(alternative, _FLUSHED)
+        results.append(replace(extended, reformulated=reformulated))
+    return results

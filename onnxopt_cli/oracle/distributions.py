@@ -1,6 +1,7 @@
-"""What random operators may yield: type and shape, and a test of the distribution.
+"""Tests of the outputs of random operators: type, shape and distribution.
 
-A right sample is rejected with a probability below 1e-9 for each output.
+Each output of a correct backend is rejected with a probability below 1e-9. ``TopK`` without
+``sorted`` is tested here as well: its outputs may have any order.
 """
 
 from __future__ import annotations
@@ -25,34 +26,36 @@ from onnxopt_cli.operators.nodes import all_nodes, imported_versions
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})
-# Of each of at most three tests of an output.
+# The probability of a false alarm of each of at most three tests of an output.
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
-_LEAST_LEVEL = 2.0**-40
-# Numbers of few digits move means by some of their distances.
+_MIN_LEVEL = 2.0**-40
+# Numbers with few digits move means by at most this many of the distances between them.
 _GRAINS = 8
-# No sum that is at most four deviations off is unlikely.
-_NEAR_VARIANCES = 16
-# A scaled element that was kept is off by a few roundings.
-_ROUNDINGS = 16
-# From this version on, a Dropout without the input training_mode drops nothing.
-_NEVER_TRAINS, _MAY_TRAIN = 7, 12
+# Sums within four standard deviations are never unlikely.
+_LIKELY_VARIANCES = 16
+# The error of a scaled element, in ulps.
+_SCALING_ULPS = 16
+# Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
+# Without them, it drops nothing.
+_INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
+# Indices of the inputs of Dropout.
 _RATIO, _TRAINING = 1, 2
 
 
 def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Drawn]:
-    """Return by what to judge the outputs of a model that draws numbers; empty if it draws none.
+    """Return the tests of the outputs of a model with random operators; empty without any.
 
-    Where several nodes make an output, only its type and shape are judged.
+    If the model has several nodes, only the types and shapes of its outputs are tested.
     """
-    # What no node calls draws nothing; what is wrong with functions is said when they are asked.
+    # Only functions that a node calls can draw numbers. Running the model reports errors in them.
     with suppress(NodeError):
         model = with_bound_functions(model)
     version = imported_versions(model).get("", 0)
     nodes = list(all_nodes(model))
     names = [output.name for output in model.graph.output]
     if len(nodes) == 1 and nodes[0].op_type == "TopK":
-        # Whoever asks next says what is wrong with the node.
+        # Running the model reports errors in the node.
         with suppress(IndexError, ValueError, TypeError):
             return {name: law for name, law in _top(nodes[0], inputs) if name in names}
     undefined = len(nodes) == 1 and nodes[0].op_type == "ReduceMean" and not _size(nodes[0], inputs)
@@ -74,10 +77,9 @@ def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) 
         return False
     if node.op_type != "Dropout":
         return True
-    if version < _MAY_TRAIN:
-        return version < _NEVER_TRAINS and not any(
-            it.name == "is_test" and it.i for it in node.attribute
-        )
+    if version < _TRAINING_MODE_VERSION:
+        is_test = any(entry.name == "is_test" and entry.i for entry in node.attribute)
+        return version < _INFERENCE_VERSION and not is_test
     if len(node.input) <= _TRAINING or not node.input[_TRAINING]:
         return False
     training = inputs.get(node.input[_TRAINING])
@@ -85,51 +87,53 @@ def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) 
 
 
 def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[str, Drawn]]:
-    given = {it.name: onnx.helper.get_attribute_value(it) for it in node.attribute}
+    attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
     first: Any = inputs.get(node.input[0]) if node.input else None
     test: Callable[[Array], str]
     if node.op_type.startswith("RandomNormal"):
-        mean, scale = given.get("mean", 0.0), given.get("scale", 1.0)
+        mean, scale = attributes.get("mean", 0.0), attributes.get("scale", 1.0)
         law = f"normal, mean {mean:g}, deviation {scale:g}"
         test = partial(_test_continuous, _normal, mean, scale)
     elif node.op_type.startswith("RandomUniform"):
-        low, high = given.get("low", 0.0), given.get("high", 1.0)
+        low, high = attributes.get("low", 0.0), attributes.get("high", 1.0)
         law = f"uniform from {low:g} to {high:g}"
         test = partial(_test_continuous, np.asarray, low, high - low)
     elif node.op_type == "ReduceMean" or not isinstance(first, np.ndarray):
         return
     elif node.op_type == "Bernoulli":
         chances = first.astype(np.float64)
-        law, test = "1 with the given chances, else 0", partial(_test_chances, chances)
+        law, test = "1 with the given probabilities, else 0", partial(_test_bernoulli, chances)
     elif node.op_type == "Multinomial":
-        law, test = "classes with the given chances", partial(_test_classes, first)
+        law, test = "classes with the given probabilities", partial(_test_classes, first)
     else:
-        # Once it was an attribute, and what the mask holds was not said.
+        # In early versions the ratio is an attribute, and the mask is not specified.
         early = len(node.input) <= _RATIO
-        stated = "" if early else node.input[_RATIO]
-        ratio = inputs.get(stated) if stated else np.asarray(given.get("ratio", 0.5))
+        ratio_name = "" if early else node.input[_RATIO]
+        stated = np.asarray(attributes.get("ratio", 0.5))
+        ratio = inputs.get(ratio_name) if ratio_name else stated
         if not isinstance(ratio, np.ndarray) or not 0 <= float(ratio.reshape(-1)[0]) < 1:
             return
-        kept = 1 - float(ratio.reshape(-1)[0])
-        law, test = f"each element is kept with chance {kept:g}", partial(_test_kept, first, kept)
+        keep = 1 - float(ratio.reshape(-1)[0])
+        law = f"each element is kept with probability {keep:g}"
+        test = partial(_test_dropout, first, keep)
         if len(node.output) > 1 and not early:
-            mask = partial(_test_chances, np.full(first.shape, kept))
+            mask = partial(_test_bernoulli, np.full(first.shape, keep))
             beside = partial(_test_mask, first, *node.output[:2])
-            yield node.output[1], Drawn(f"true with chance {kept:g}", mask, beside=beside)
+            yield node.output[1], Drawn(f"true with probability {keep:g}", mask, beside=beside)
     yield node.output[0], Drawn(law, test)
 
 
 def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[str, Drawn]]:
-    """Let the largest or least elements, and where they are, come in any order if that is open."""
-    given = {"axis": -1, "largest": 1, "sorted": 1}
-    given |= {it.name: it.i for it in node.attribute}
+    """Yield tests that accept the values and indices of ``TopK`` in any order, unless sorted."""
+    attributes = {"axis": -1, "largest": 1, "sorted": 1}
+    attributes |= {entry.name: entry.i for entry in node.attribute}
     x, count = (np.asarray(inputs.get(name)) for name in node.input)
-    axis = given["axis"]
-    if given["sorted"]:
+    axis = attributes["axis"]
+    if attributes["sorted"]:
         return
-    # The first of equal elements counts.
+    # Among equal elements, the first counts.
     order = np.argsort(x, axis, "stable")
-    if given["largest"]:
+    if attributes["largest"]:
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, "stable"), axis)
     chosen = np.moveaxis(np.moveaxis(order, axis, 0)[: int(count.reshape(-1)[0])], 0, axis)
     values, places = (
@@ -143,44 +147,44 @@ def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[st
 
 def _test_elements(right: Array, axis: int, sample: Array) -> str:
     same = np.array_equal(np.sort(sample, axis), right, equal_nan=True)
-    return "" if same else "has other elements, whatever their order"
+    return "" if same else "has other elements"
 
 
 def _test_places(
     x: Array, axis: int, values: str, places: str, outputs: Mapping[str, Value]
 ) -> str:
-    found, at = outputs.get(values), outputs[places]
-    right = np.take_along_axis(x, np.asarray(at), axis)
-    wrong = isinstance(found, np.ndarray) and not np.array_equal(found, right, equal_nan=True)
+    sample = outputs.get(values)
+    right = np.take_along_axis(x, np.asarray(outputs[places]), axis)
+    wrong = isinstance(sample, np.ndarray) and not np.array_equal(sample, right, equal_nan=True)
     return f"is not where the elements of {printable(values)} are" if wrong else ""
 
 
 def _normal(values: Array) -> Array:
-    return np.array([0.5 * erfc(-it / sqrt(2)) for it in values])
+    return np.array([0.5 * erfc(-value / sqrt(2)) for value in values])
 
 
 def _test_continuous(
     law: Callable[[Array], Array], origin: float, scale: float, sample: Array
 ) -> str:
-    """Test a sample of numbers that are all as likely as any other, as levels from 0 to 1.
+    """Test a sample of a continuous distribution.
 
-    Their distances from the law (Dvoretzky, Kiefer, Wolfowitz), and, as numbers of the normal
-    distribution, their mean and the mean of their squares (Chernoff).
+    The distribution function maps the sample to levels, which are uniform from 0 to 1. The test
+    bounds the distance of their distribution (Dvoretzky, Kiefer, Wolfowitz) and, after mapping them
+    to the normal distribution, the mean and the mean square (Chernoff).
 
     Args:
-        law: makes levels of numbers that are neither moved nor stretched.
-        origin: by how much these are moved.
-        scale: by how much they are stretched.
+        law: the distribution function of (x - origin) / scale.
+        origin: the origin of the distribution.
+        scale: its scale.
         sample: the numbers.
     """
     numbers = sample.astype(np.float64).reshape(-1)
     if not scale:
         wrong = numbers != np.asarray(origin, sample.dtype)
         return f"has elements that are not {origin:g}" if wrong.any() else ""
-    # So far apart levels may lie for want of digits.
-    grain = (
-        2 * ROUNDOFF[sample.dtype] * max(1.0, max(abs(origin), abs(origin + scale)) / abs(scale))
-    )
+    # The largest gap between the levels of representable numbers.
+    magnitude = max(abs(origin), abs(origin + scale)) / abs(scale)
+    grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, magnitude)
     levels = np.sort(law((numbers - origin) / scale))
     count = levels.size
     if not count:
@@ -190,54 +194,54 @@ def _test_continuous(
     bound, steps = log(2 / _FALSE_ALARM), np.arange(count + 1) / count
     distance = max(np.max(steps[1:] - levels), np.max(levels - steps[:-1])) - grain
     if distance > sqrt(bound / (2 * count)):
-        return f"does not have the distribution: its levels are off by {distance:.2g}"
-    least = max(grain / 2, _LEAST_LEVEL)
-    scores = np.array([_INVERSE(it) for it in np.clip(levels, least, 1 - least)])
+        return f"does not have the distribution: its levels differ by {distance:.2g}"
+    lowest = max(grain / 2, _MIN_LEVEL)
+    scores = np.array([_INVERSE(level) for level in np.clip(levels, lowest, 1 - lowest)])
     mean, square = float(scores.mean()), float((scores**2).mean())
     if abs(mean) > sqrt(2 * bound / count) + _GRAINS * grain:
-        return f"does not have the distribution: its mean is off by {mean:.3g} deviations"
+        return f"does not have the distribution: its mean differs by {mean:.3g} deviations"
     ratio = 1 + np.sign(square - 1) * max(0.0, abs(square - 1) - _GRAINS * grain)
     if count * (ratio - 1 - log(ratio)) > 2 * bound:
-        return f"does not have the distribution: its variance is {square:.3g} of what it should be"
+        return f"does not have the distribution: its variance is {square:.3g} of the expected one"
     return ""
 
 
-def _test_chances(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) -> str:
-    """Test a sample of zeros and ones by their number, and whether they are where chances are."""
+def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) -> str:
+    """Test zeros and ones: the number of ones, and whether they occur where they are likely."""
     values = sample.astype(np.float64)
     if not np.isin(values, (0.0, 1.0)).all():
         return "has elements that are neither 0 nor 1"
     certain = (chances <= 0) & (values != 0) | (chances >= 1) & (values != 1)
     if certain.any():
-        return "has elements that have no chance"
+        return "has elements whose probability is 0"
     inner = np.clip(chances, 0, 1)
     if _is_unlikely(np.ones(inner.shape), inner, values, alarm):
         return f"has {values.sum():g} ones where {inner.sum():.4g} are to be expected"
     if inner.size and _is_unlikely(inner - inner.mean(), inner, values, alarm):
-        return "has ones where they are not to be expected"
+        return "has ones where they are unlikely"
     return ""
 
 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
-    """Tell whether a weighted sum of zeros and ones is as far off with less than a chance.
+    """Return whether the deviation of a weighted sum of zeros and ones is less likely than a bound.
 
-    Any exponent yields a bound (Chernoff); those near that of a normal distribution are tried.
+    Any exponent yields a Chernoff bound. Exponents near that of a normal distribution are tried.
     """
-    off = float((weights * (values - chances)).sum())
+    deviation = float((weights * (values - chances)).sum())
     variance = float((weights**2 * chances * (1 - chances)).sum())
-    if off * off <= _NEAR_VARIANCES * variance:
+    if deviation * deviation <= _LIKELY_VARIANCES * variance:
         return False
     for power in range(-32, 9):
         with np.errstate(all="ignore"):
-            exponent = off / variance * 2 ** (power / 4)
+            exponent = deviation / variance * 2 ** (power / 4)
             moment = np.log1p(chances * np.expm1(exponent * weights)) - exponent * weights * chances
-        if float(moment.sum()) - exponent * off < log(alarm / 2):
+        if float(moment.sum()) - exponent * deviation < log(alarm / 2):
             return True
     return False
 
 
 def _test_classes(logits: Array, sample: Array) -> str:
-    """Test each class in each row, and in all rows together."""
+    """Test the frequency of each class in each row, and in all rows together."""
     logits = logits.astype(np.float64)
     rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -246,40 +250,43 @@ def _test_classes(logits: Array, sample: Array) -> str:
         return "has elements that are not classes"
     drawn_classes = sample.reshape(rows, -1)
     alarm = _FALSE_ALARM / (classes * (rows + 1))
-    for one in range(classes):
-        found = (drawn_classes == one).astype(np.float64)
-        expected = np.broadcast_to(chances[:, one, None], found.shape)
-        parts = [("", expected, found)]
-        off, variance = (found - expected).sum(axis=1), (expected * (1 - expected)).sum(axis=1)
-        far = np.flatnonzero(off * off > _NEAR_VARIANCES * variance)
-        parts += [(f" of row {at}", expected[at], found[at]) for at in far]
-        for where, likely, values in parts:
-            wrong = _test_chances(likely, values, alarm)
+    for class_index in range(classes):
+        occurs = (drawn_classes == class_index).astype(np.float64)
+        expected = np.broadcast_to(chances[:, class_index, None], occurs.shape)
+        parts = [("", expected, occurs)]
+        deviations = (occurs - expected).sum(axis=1)
+        variances = (expected * (1 - expected)).sum(axis=1)
+        suspicious = np.flatnonzero(deviations * deviations > _LIKELY_VARIANCES * variances)
+        parts += [(f" of row {row}", expected[row], occurs[row]) for row in suspicious]
+        for place, row_chances, row_occurs in parts:
+            wrong = _test_bernoulli(row_chances, row_occurs, alarm)
             if wrong:
-                return f"class {one}{where} {wrong}"
+                return f"class {class_index}{place} {wrong}"
     return ""
 
 
-def _test_kept(given: Array, kept: float, sample: Array) -> str:
-    wide, found = given.astype(np.float64), sample.astype(np.float64)
-    ulp = np.spacing(np.abs(wide / kept).astype(sample.dtype)).astype(np.float64)
-    scaled = np.abs(found - wide / kept) <= _ROUNDINGS * ulp
-    # Infinities stay, and what is dropped of what is not finite may be NaN.
-    scaled |= ~np.isfinite(wide) & ((found == wide) | np.isnan(found))
-    if not (scaled | (found == 0)).all():
-        return f"has elements that are neither 0 nor scaled by {1 / kept:g}"
-    sure = _surely_seen(given)
-    return _test_chances(np.full(int(sure.sum()), kept), (found != 0)[sure])
+def _test_dropout(x: Array, keep: float, sample: Array) -> str:
+    """Test that each element is 0 or scaled, and how many are kept."""
+    wide, values = x.astype(np.float64), sample.astype(np.float64)
+    ulp = np.spacing(np.abs(wide / keep).astype(sample.dtype)).astype(np.float64)
+    scaled = np.abs(values - wide / keep) <= _SCALING_ULPS * ulp
+    # A kept infinity stays infinite. A dropped NaN or infinity may be NaN, as 0 times it is.
+    scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))
+    if not (scaled | (values == 0)).all():
+        return f"has elements that are neither 0 nor scaled by {1 / keep:g}"
+    decisive = _decisive(x)
+    return _test_bernoulli(np.full(int(decisive.sum()), keep), (values != 0)[decisive])
 
 
-def _surely_seen(given: Array) -> Array:
-    """Tell which elements are not zero, however they are flushed, nor NaN if they are dropped."""
-    return np.isfinite(given) & (np.abs(given) >= smallest_normal(given.dtype))
+def _decisive(x: Array) -> Array:
+    """Return which elements show whether they are dropped: finite, and not flushed to zero."""
+    return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 
-def _test_mask(given: Array, kept: str, mask: str, outputs: Mapping[str, Value]) -> str:
-    found, at = outputs.get(kept), outputs[mask]
-    if not isinstance(found, np.ndarray) or found.shape != given.shape:
+def _test_mask(x: Array, output: str, mask: str, outputs: Mapping[str, Value]) -> str:
+    """Test that a mask of ``Dropout`` is true where the output is not zero."""
+    values = outputs.get(output)
+    if not isinstance(values, np.ndarray) or values.shape != x.shape:
         return ""
-    wrong = _surely_seen(given) & ((found != 0) != np.asarray(at))
-    return f"is not what {printable(kept)} has kept" if wrong.any() else ""
+    wrong = _decisive(x) & ((values != 0) != np.asarray(outputs[mask]))
+    return f"is not the mask of {printable(output)}" if wrong.any() else ""

@@ -1,4 +1,4 @@
-"""The function body that ONNX publishes for an operator, as a model of its own."""
+"""The function body that ONNX publishes for an operator, as a model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from onnx import helper
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes, imported_versions
 
-#: The domain of the functions that stand for operators.
+#: The domain of functions that replace operators.
 BODY = "onnxopt.body"
-#: What published bodies call, and whose own bodies are looked into, too: they subtract.
+#: Operators that published bodies call and whose own bodies are expanded, because they subtract.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
-# They take the variance as E(X^2) - E(X)^2, which loses the square of what X - E(X) loses. A form
-# that nobody should run is no measure of others.
+# Their bodies compute the variance as E(X^2) - E(X)^2, which loses u (mean / deviation)^2. An
+# unstable algorithm is not a measure of the condition.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
-# The same of graphs, whose nodes may be computed as their bodies are.
-_SUBTRACT = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
+# Operators of graphs whose bodies subtract.
+_SUBTRACTING = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
 def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto | None:
-    """Return a model that runs the published body of the only node of another.
+    """Return a model with the published body of a model's only node.
 
     Args:
         model: the model.
-        inputs: what it is fed, for the types.
+        inputs: its inputs, on whose types the body may depend.
 
     Returns:
-        The model, or None if there are several nodes, or no body is published that is stable.
+        The model, or None if there are several nodes, no published body, or an unstable one.
     """
     if len(model.graph.node) != 1 or model.functions:
         return None
@@ -42,13 +42,13 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     version = imported_versions(model).get(node.domain)
     if version is None or not onnx.defs.has(node.op_type, version, node.domain):
         return None
-    # onnx's stubs lack what it says of function bodies.
+    # onnx's type stubs lack the attributes of function bodies.
     schema: Any = onnx.defs.get_schema(node.op_type, version, node.domain)
     function = onnx.FunctionProto()
     if schema.has_function:
         function.CopyFrom(schema.function_body)
     elif schema.has_context_dependent_function:
-        # onnx ends the process where it is given no tensor.
+        # onnx would abort the process for an input that is not a tensor.
         if not all(isinstance(inputs.get(name), np.ndarray) for name in node.input if name):
             return None
         types = [_type(inputs.get(name)).SerializeToString() for name in node.input]
@@ -56,47 +56,52 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         function.ParseFromString(text)
     else:
         return None
-    known = {it.domain for it in function.opset_import}
+    domains = {opset.domain for opset in function.opset_import}
     function.domain = BODY
-    # What nobody asks for may not be computed.
+    # The body may not compute optional outputs that the node omits.
     del function.output[len(node.output) :]
-    function.opset_import.extend(it for it in model.opset_import if it.domain not in known)
+    function.opset_import.extend(
+        opset for opset in model.opset_import if opset.domain not in domains
+    )
     body = deepcopy(model)
     body.graph.node[0].domain = BODY
     body.graph.node[0].op_type = function.name
-    # The reference counts what is left out at the end as missing.
-    left = len(function.input) - len(node.input)
-    body.graph.node[0].input.extend([""] * left)
-    given = {it.name for it in node.attribute}
+    # The reference requires an empty name for each optional input that is omitted at the end.
+    omitted = len(function.input) - len(node.input)
+    body.graph.node[0].input.extend([""] * omitted)
+    stated = {attribute.name for attribute in node.attribute}
     for name in function.attribute:
         default = schema.attributes[name].default_value
-        if name not in given and default.type:
+        if name not in stated and default.type:
             body.graph.node[0].attribute.append(default)
     body.functions.append(function)
     body.opset_import.append(helper.make_opsetid(BODY, 1))
     return body
 
 
-def subtracting(model: onnx.ModelProto) -> list[str]:
-    """Return the operators of a graph that subtract in their published bodies.
+def subtracting_operators(model: onnx.ModelProto) -> list[str]:
+    """Return the operators of a graph whose published bodies subtract.
 
-    ``Softplus`` below a ``Tanh`` is part of ``Mish``, which would lose all of a small result.
+    ``Softplus`` that feeds a ``Tanh`` is omitted: it is part of ``Mish``, whose small results would
+    lose all digits.
     """
     version = imported_versions(model).get("", 0)
     nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]
-    below_tanh = {node.input[0] for node in nodes if node.op_type == "Tanh" and node.input}
+    tanh_inputs = {node.input[0] for node in nodes if node.op_type == "Tanh" and node.input}
     used = {
         node.op_type
         for node in nodes
-        if node.op_type != "Softplus" or below_tanh.isdisjoint(node.output)
+        if node.op_type != "Softplus" or tanh_inputs.isdisjoint(node.output)
     }
     schemas: dict[str, Any] = {
         name: onnx.defs.get_schema(name, version, "")
-        for name in _SUBTRACT
+        for name in _SUBTRACTING
         if name in used and onnx.defs.has(name, version, "")
     }
     return [
-        name for name, it in schemas.items() if it.has_function or it.has_context_dependent_function
+        name
+        for name, schema in schemas.items()
+        if schema.has_function or schema.has_context_dependent_function
     ]
 
 

@@ -1,7 +1,7 @@
-"""The conditioned reading as something that a worker runs: a model may loop without end.
+"""The condition estimate as a backend that runs in a worker, because a model may loop forever.
 
-What it finds goes back as tensors: behind nothing for each declared output, a text that says what
-follows, then the tensors of each output, by one reading after the other.
+The response has an empty value for each declared output, then a text in JSON that describes the
+readings, then their tensors: for each output of each reading, right values and tolerances in pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxopt_cli.core.text import exception_text
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.oracle.condition_estimate import (
     ConditionedOutput,
@@ -24,74 +24,69 @@ from onnxopt_cli.oracle.condition_estimate import (
 
 
 class ConditionedReference:
-    """Answers with what is right of a model's outputs, in place of the outputs."""
+    """Returns the expected values of a model's outputs instead of the outputs."""
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
-        """Return the readings; see :func:`readings`."""
-        count = len(model.graph.output)
-        declared = {it.key: it.value for it in model.metadata_props}
+        """Return the readings of a model, as :func:`readings` parses them."""
+        output_count = len(model.graph.output)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
         try:
-            found = all_readings(model, inputs, declared.get("onnxopt.math", ""))
+            results = all_readings(model, inputs, metadata.get("onnxopt.math", ""))
         except NoReferenceError as error:
-            why = exception_text(error).removeprefix("CannotAskError: ")
-            found = [Reading((), [ConditionedOutput(reason=why)] * count)]
-        says = json.dumps(
+            reason = printable(str(error), lines=True)
+            results = [Reading((), [ConditionedOutput(reason=reason)] * output_count)]
+        outputs = [output for reading in results for output in reading.conditioned_outputs]
+        description = json.dumps(
             [
                 [
                     reading.second,
                     reading.identities_used,
-                    [*map(_said, reading.conditioned_outputs)],
+                    [*map(_description, reading.conditioned_outputs)],
                 ]
-                for reading in found
+                for reading in results
             ]
         )
-        judged = (
-            conditioned_output
-            for reading in found
-            for conditioned_output in reading.conditioned_outputs
-        )
-        pairs = (pair for it in judged for pair in (*it.right, *it.reformulated))
-        arrays = [array for pair in pairs for array in pair]
-        return [None] * count + [np.array([says], dtype=object), *arrays]
+        pairs = [pair for output in outputs for pair in (*output.right, *output.reformulated)]
+        tensors = [tensor for pair in pairs for tensor in pair]
+        return [None] * output_count + [np.array([description], dtype=object), *tensors]
 
 
-def _taken(pairs: Iterator[Any], count: int) -> tuple[Any, ...]:
-    return tuple(next(pairs) for _ in range(count))
-
-
-def _said(conditioned_output: ConditionedOutput) -> tuple[Any, ...]:
-    """Return how many results are right of an output, and what is known beside them."""
-    it = conditioned_output
-    return len(it.right), len(it.reformulated), it.reason, it.units, it.structure, it.labels
+def _description(output: ConditionedOutput) -> tuple[Any, ...]:
+    """Return the numbers of an output's pairs of tensors, and its other fields."""
+    return (
+        len(output.right),
+        len(output.reformulated),
+        output.reason,
+        output.units,
+        output.structure,
+        output.labels,
+    )
 
 
 def readings(returned: Sequence[Value]) -> list[Reading]:
-    """Return the readings that a worker has sent.
+    """Return the readings in a worker's response.
 
     Raises:
-        ValueError: if they are none.
+        ValueError: if the response has another form.
     """
-    arrays: list[Any] = [it for it in returned if it is not None]
+    values: list[Any] = [value for value in returned if value is not None]
     try:
-        (says,), *rest = arrays
-        pairs = iter(list(zip(rest[::2], rest[1::2], strict=True)))
+        (description,), *tensors = values
+        pairs = iter(list(zip(tensors[::2], tensors[1::2], strict=True)))
         return [
             Reading(
                 tuple(second),
-                [
-                    ConditionedOutput(
-                        _taken(pairs, count),
-                        _taken(pairs, rough),
-                        reason,
-                        units,
-                        structure,
-                        tuple(labels),
-                    )
-                    for count, rough, reason, units, structure, labels in judged
-                ],
+                [_parsed_output(fields, pairs) for fields in outputs],
                 tuple(identities_used),
             )
-            for second, identities_used, judged in json.loads(says)
+            for second, identities_used, outputs in json.loads(description)
         ]
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError("found no judgements") from error
+    except (RuntimeError, StopIteration, TypeError, ValueError) as error:
+        raise ValueError("the condition estimate returned an invalid response") from error
+
+
+def _parsed_output(fields: Sequence[Any], pairs: Iterator[Any]) -> ConditionedOutput:
+    right_count, reformulated_count, reason, units, structure, labels = fields
+    right = tuple(next(pairs) for _ in range(right_count))
+    reformulated = tuple(next(pairs) for _ in range(reformulated_count))
+    return ConditionedOutput(right, reformulated, reason, units, structure, tuple(labels))

@@ -1,6 +1,8 @@
-"""A model with every float type made double: types, constants, Cast targets, function bodies.
+"""Models, values and onnx's reference in wider floating-point types.
 
-And onnx's reference with it: some of its operators round to float32 whatever they are given.
+In a widened model each floating-point type is double (or float32 for 16-bit types): types of
+values, constants, Cast targets, function bodies. Operators of onnx's reference that round to
+float32 for operands of any type are widened by :func:`in_double`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from onnxopt_cli.core.values import Value
 _REFERENCE = "onnx.reference.ops."
 _Proto = TypeVar("_Proto", bound=Message)
 
-#: What takes the place of each element type: double of all floats, or float32 of those of 16 bits.
+#: Replacements of element types: double for all floats, or float32 for 16-bit floats.
 DOUBLE: dict[int, int] = {
     TensorProto.FLOAT: TensorProto.DOUBLE,
     TensorProto.FLOAT16: TensorProto.DOUBLE,
@@ -33,14 +35,14 @@ SINGLE: dict[int, int] = {
     TensorProto.FLOAT16: TensorProto.FLOAT,
     TensorProto.BFLOAT16: TensorProto.FLOAT,
 }
-# Attributes that name an element type, by whatever operator.
-_TYPES = frozenset(
+# Attributes that name an element type, of any operator.
+_TYPE_ATTRIBUTES = frozenset(
     {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
     | {"precision"}
 )
-# Attributes of Constant, whose numbers are float32.
-_CONSTANTS = frozenset({"value_float", "value_floats"})
-#: The half distance of two neighbours near 1, by dtype; other float types are taken as discrete.
+# Attributes of Constant that hold float32 numbers.
+_CONSTANT_ATTRIBUTES = frozenset({"value_float", "value_floats"})
+#: The unit roundoff u of each dtype. Narrower floating-point types are treated as discrete.
 ROUNDOFF: dict[np.dtype[Any], float] = {
     np.dtype(np.float16): 2.0**-11,
     np.dtype(ml_dtypes.bfloat16): 2.0**-8,
@@ -60,13 +62,13 @@ def smallest_normal(dtype: np.dtype[Any]) -> float:
 
 
 def is_wide(value: object) -> bool:
-    """Tell whether a value is a tensor of doubles, or of pairs of them."""
-    # Of the types of 8 bits some are floats to NumPy.
+    """Return whether a value is a tensor of doubles, real or complex."""
+    # NumPy counts some 8-bit types as floating-point types, so their kind does not decide.
     return isinstance(value, np.ndarray) and value.dtype in _DOUBLES
 
 
 def widened_value(value: Value) -> Value:
-    """Return a value with all its floats as double; what is discrete stays."""
+    """Return a value with its floating-point tensors as double; discrete tensors are unchanged."""
     if isinstance(value, list):
         return [widened_value(item) for item in value]
     if isinstance(value, dict):
@@ -77,19 +79,24 @@ def widened_value(value: Value) -> Value:
 
 
 def is_short(value: object) -> bool:
-    """Tell whether a value is a tensor of floats of 16 bits."""
+    """Return whether a value is a tensor of a 16-bit floating-point type."""
     return isinstance(value, np.ndarray) and value.dtype in _SHORT_TYPES
 
 
 def single_value(value: Any) -> Any:
-    """Return a value with its floats of 16 bits as float32; all others stay."""
+    """Return a value with its 16-bit floats as float32; other tensors are unchanged."""
     if isinstance(value, list):
         return [single_value(item) for item in value]
     return value.astype(np.float32) if is_short(value) else value
 
 
 def widened(proto: _Proto, types: Mapping[int, int] = DOUBLE) -> _Proto:
-    """Return a copy of a model or function with other element types: :data:`DOUBLE`, ..."""
+    """Return a copy of a model or function with replaced element types.
+
+    Args:
+        proto: the model or function.
+        types: the replacements, :data:`DOUBLE` or :data:`SINGLE`.
+    """
     wide = deepcopy(proto)
     _widen(wide, types)
     return wide
@@ -98,27 +105,27 @@ def widened(proto: _Proto, types: Mapping[int, int] = DOUBLE) -> _Proto:
 def _widen(message: Message, types: Mapping[int, int]) -> None:
     if isinstance(message, TensorProto):
         if message.data_type in types:
-            change = widened_value if types is DOUBLE else single_value
-            array: Any = change(numpy_helper.to_array(message))
+            convert = widened_value if types is DOUBLE else single_value
+            array: Any = convert(numpy_helper.to_array(message))
             message.CopyFrom(numpy_helper.from_array(array, message.name))
         return
     if isinstance(message, TypeProto.Tensor | TypeProto.SparseTensor):
         message.elem_type = types.get(message.elem_type, message.elem_type)
     elif isinstance(message, AttributeProto) and not message.ref_attr_name:
-        if message.name in _TYPES:
+        if message.name in _TYPE_ATTRIBUTES:
             message.i = types.get(message.i, message.i)
-        elif message.name in _CONSTANTS and types is DOUBLE:
+        elif message.name in _CONSTANT_ATTRIBUTES and types is DOUBLE:
             several = message.type == AttributeProto.FLOATS
             values = np.array(message.floats if several else message.f, np.float64)
             message.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for it in [value] if isinstance(value, Message) else value:
-                _widen(it, types)
+            for part in [value] if isinstance(value, Message) else value:
+                _widen(part, types)
 
 
-class _Doubles(ModuleType):
-    """NumPy as it is, but that its float32 is double."""
+class _NumpyInDouble(ModuleType):
+    """NumPy, except that its float32 is double."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -126,15 +133,19 @@ class _Doubles(ModuleType):
 
 @cache
 def in_double() -> list[tuple[Any, str, Any]]:
-    """Return what the modules of the reference's operators know as ``np`` in double."""
-    # Loads all of them.
+    """Return replacements of ``np`` in the modules of the reference's operators.
+
+    :func:`~onnxopt_cli.oracle.patching.replaced` takes them.
+    """
+    # This loads the modules of all operators.
     from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
 
-    doubles = _Doubles("numpy")
-    vars(doubles).update({name: it for name, it in vars(np).items() if not name.startswith("__")})
-    doubles.float32 = np.float64  # type: ignore[attr-defined]
+    numpy_in_double = _NumpyInDouble("numpy")
+    public = {name: value for name, value in vars(np).items() if not name.startswith("__")}
+    vars(numpy_in_double).update(public)
+    numpy_in_double.float32 = np.float64  # type: ignore[attr-defined]
     return [
-        (module, "np", doubles)
+        (module, "np", numpy_in_double)
         for name, module in sorted(sys.modules.items())
         if name.startswith(_REFERENCE) and getattr(module, "np", None) is np
     ]

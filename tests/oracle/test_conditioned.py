@@ -21,10 +21,9 @@ from onnxopt_cli.oracle.condition_estimate import (
     condition,
 )
 from onnxopt_cli.oracle.corrections.corrected_reference import fast_loss
-from onnxopt_cli.oracle.corrections.replacements import functions
+from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.distributions import drawn
-from onnxopt_cli.oracle.rounding.condition_rows import _LISTED
-from onnxopt_cli.oracle.rounding.patched_functions import replaced
+from onnxopt_cli.oracle.rounding.node_kinds import _LISTED
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
@@ -423,7 +422,7 @@ def test_what_the_reference_takes_no_notice_of_is_not_asked(
     names = [*list(inputs)[:3], *([""] if more else []), *more]
     model = model_of([(operator, names, {"hidden_size": 1, **attributes})], inputs)
     if what:
-        with pytest.raises(NoReferenceError, match=f"takes no notice of {what}"):
+        with pytest.raises(NoReferenceError, match=f"ignores {what}"):
             condition(model, inputs)
     else:
         assert not condition(model, inputs)[0].reason
@@ -460,7 +459,7 @@ def test_a_classifier_that_the_reference_gets_wrong_is_not_asked():
         if asked:
             assert not any(it.reason for it in condition(model, {"x": x}))
         else:
-            with pytest.raises(NoReferenceError, match=r"couples|erf"):
+            with pytest.raises(NoReferenceError, match=r"combines|erf"):
                 condition(model, {"x": x})
 
 
@@ -836,7 +835,7 @@ def windows(draw):
 def at_once(model, inputs):
     """What onnx's reference yields, and what it yields of all windows at once."""
     slow = ReferenceEvaluator(model).run(None, inputs)
-    with replaced(*functions()):
+    with replaced(*replacements()):
         fast = ReferenceEvaluator(model).run(None, inputs)
     return [(it.dtype, it.shape, it.tobytes()) for it in (*slow, *fast)]
 

@@ -14,7 +14,7 @@ from places import REPOSITORY
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.oracle.corrections.contested import CONTESTED, contested_table
-from onnxopt_cli.oracle.corrections.replacements import reference_modules
+from onnxopt_cli.oracle.patching import reference_modules
 
 BACKEND = """
 import numpy as np

@@ -1,1 +1,1 @@
-"""Operators of onnx's reference as the specification has them, by subject."""
+"""Corrections of onnx's reference where it deviates from the specification, by subject."""

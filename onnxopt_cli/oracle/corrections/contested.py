@@ -1,7 +1,7 @@
-"""What two published sources of ONNX say differently: the list, and the second reading of each.
+"""Contested questions: two published sources of ONNX contradict each other, and both are accepted.
 
-Either reading is right. A source is the text of the specification, a published function body, a
-published case or the source of onnx's reference. What runtimes do is none, however many agree.
+A source is the text of the specification, a published function body, a published case or the source
+of onnx's reference. The behaviour of runtimes is not a source.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections.replacements import reference_modules
+from onnxopt_cli.oracle.patching import reference_modules
 
 _TREE = "https://github.com/onnx/onnx/blob/v1.23.2/onnx"
 _DOCUMENTS = "https://onnx.ai/onnx/operators"
 _DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
-# Modes of Resize whose coordinates depend on the length of the resized tensor less one.
+# Modes of Resize in which coordinates depend on the length of the resized tensor.
 _BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
-# Since then Clip has a published body.
-_CLIP_BODY = 13
+# Clip has a published body from this version on.
+_CLIP_BODY_VERSION = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Quotation:
 
     Attributes:
         says: the quotation, with single spaces.
-        where: what it is from, of onnx 1.23.2.
-        link: where that can be read.
+        where: the document or file in onnx 1.23.2.
+        link: its address.
     """
 
     says: str
@@ -49,11 +49,12 @@ class Contested:
     Attributes:
         name: the operator and the question, in a few words.
         operator: the operator.
-        readings: the sources. The first reading is what onnx's reference computes.
-        outcome: what each reading comes to.
-        concerns: whether the readings may differ at a node, given its attributes and inputs.
+        readings: the sources. onnx's reference computes the first reading.
+        outcome: the result by each reading.
+        concerns: returns whether the readings may differ at a node, given its attributes, its
+            inputs and the opset version.
         place: the function of onnx's reference that the second reading replaces.
-        second: runs in its place, and is given that function before its arguments.
+        second: the replacement. Its first argument is the original function.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Contested:
     second: Callable[..., Any]
 
 
-def met_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
+def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     """Yield the names of the contested questions on which a node's outputs may depend.
 
     Args:
@@ -76,40 +77,43 @@ def met_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
-        # What a function hands on may be anything.
-        it.name: None if it.ref_attr_name else helper.get_attribute_value(it)
-        for it in node.onnx_node.attribute
+        # A function's attribute that is passed on has any value: None.
+        attribute.name: None if attribute.ref_attr_name else helper.get_attribute_value(attribute)
+        for attribute in node.onnx_node.attribute
     }
-    yield from (it.name for it in entries if it.concerns(attributes, inputs, node.opset))
+    yield from (entry.name for entry in entries if entry.concerns(attributes, inputs, node.opset))
 
 
 def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
-    """Return what runs in place of the reference's functions where these are read otherwise."""
-    found = []
-    for entry in (it for it in CONTESTED if it.name in names):
-        *within, name = entry.place.split(".")
-        owner: Any = reduce(getattr, within, reference_modules())
-        # As it is now: it may have been corrected.
-        found.append((owner, name, _instead(entry.second, getattr(owner, name))))
-    return found
+    """Return the replacements by which the reference computes the second readings of questions."""
+    bound = []
+    for entry in CONTESTED:
+        if entry.name in names:
+            *within, name = entry.place.split(".")
+            owner: Any = reduce(getattr, within, reference_modules())
+            # The current function, which may be a correction of the reference's.
+            bound.append((owner, name, _bound(entry.second, getattr(owner, name))))
+    return bound
 
 
-def _instead(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    def run(*given: Any, **rest: Any) -> Any:
-        return second(first, *given, **rest)
+def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
+    """Return a function that a class accepts as a method, unlike a partial."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return second(first, *args, **kwargs)
 
     return run
 
 
 def _has_fraction(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
-    """Tell whether a scale leaves a fraction of an element, in a mode that counts them."""
+    """Return whether scale times length is not an integer, in a mode that depends on the length."""
     mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
-    given: list[Any] = [*inputs, None, None]
-    x, _roi, scales, *_ = given
+    operands: list[Any] = [*inputs, None, None]
+    x, _roi, scales, *_ = operands
     if (mode is not None and mode.decode() not in _BY_LENGTH) or scales is None:
         return False
-    # Axes that a function hands on are not known.
-    lengths = np.array([x.shape[it] for it in attributes.get("axes") or range(x.ndim)])
+    # The axes are unknown if a function passes them on.
+    lengths = np.array([x.shape[axis] for axis in attributes.get("axes") or range(x.ndim)])
     return lengths.shape != scales.shape or bool((scales * lengths % 1 != 0).any())
 
 
@@ -128,15 +132,15 @@ def _whole_length(
 
 
 def _largest_of_interpolated(
-    first: Any, align: Any, x: Array, *given: Any, **attributes: Any
+    first: Any, align: Any, x: Array, *args: Any, **attributes: Any
 ) -> Any:
-    """Interpolate at each point of the grid, then take the largest of each bin.
+    """Interpolate at each point of the grid, then take the maximum of each bin.
 
-    The mean of a bin with a single point is what is interpolated there.
+    The interpolated values are the means of bins with a single point.
     """
     if attributes["mode"].lower() != "max":
-        return first(align, x, *given, **attributes)
-    rois, batches = given
+        return first(align, x, *args, **attributes)
+    rois, batches = args
     height, width = attributes["output_height"], attributes["output_width"]
     pooled = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
     for place, roi in enumerate(rois):
@@ -152,21 +156,21 @@ def _largest_of_interpolated(
 
 
 def _adaptive_grid(roi: Array, attributes: Mapping[str, Any]) -> list[int]:
-    """Return the points of a bin along both axes: as many as it has pixels, rounded up."""
+    """Return the numbers of points of a bin along both axes: those of its pixels, rounded up."""
     extent = (roi[[3, 2]] - roi[[1, 0]]) * attributes["spatial_scale"]
     if attributes["coordinate_transformation_mode"].lower() != "half_pixel":
         extent = np.maximum(extent, 1)
     bins = np.array([attributes["output_height"], attributes["output_width"]])
-    return [int(it) for it in np.ceil(extent / bins)]
+    return [int(count) for count in np.ceil(extent / bins)]
 
 
 def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset: int) -> bool:
-    bounds = [it for it in inputs[1:] if it is not None]
-    return opset >= _CLIP_BODY and any(bool(np.isnan(it).any()) for it in bounds)
+    bounds = [bound for bound in inputs[1:] if bound is not None]
+    return opset >= _CLIP_BODY_VERSION and any(bool(np.isnan(bound).any()) for bound in bounds)
 
 
 def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
-    """Compare, then choose: nothing is less than NaN."""
+    """Compare, then select. Comparisons with NaN are false."""
     low, high = [*bounds, None, None][:2]
     if low is not None:
         x = np.where(x < low, low, x)
@@ -185,10 +189,11 @@ def _has_other_shape(attributes: Mapping[str, Any], inputs: Sequence[Any], _opse
 
 
 def _unpooled_into_shape(
-    first: Any, node: Any, x: Array, places: Array, shape: Any = None, **rest: Any
+    first: Any, node: Any, x: Array, places: Array, shape: Any = None, **kwargs: Any
 ) -> Any:
+    """Interpret the indices in the output's shape."""
     if shape is None:
-        return first(node, x, places, shape, **rest)
+        return first(node, x, places, shape, **kwargs)
     unpooled = np.zeros(tuple(shape), x.dtype)
     unpooled.reshape(-1)[places.reshape(-1)] = x.reshape(-1)
     return (unpooled,)
@@ -199,15 +204,15 @@ def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: in
 
 
 def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
-    """Divide by the largest element, or by the sum, with their signs; L2 is a root."""
+    """Divide by the largest element or by the sum, with their signs. L2 takes a square root."""
     rows = x.reshape(-1, x.shape[-1])
     sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
     divisor = sums[norm](axis=-1, keepdims=True)
-    found = np.sqrt(np.square(rows) / divisor) if norm == "L2" else rows / divisor
-    return (np.where(divisor == 0, rows, found).reshape(x.shape).astype(x.dtype),)
+    y = np.sqrt(np.square(rows) / divisor) if norm == "L2" else rows / divisor
+    return (np.where(divisor == 0, rows, y).reshape(x.shape).astype(x.dtype),)
 
 
-#: The list. Two readings of a question are two expected results, each with limits of its own.
+#: The list. Two readings of a question are two expected results, each with its own tolerances.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
         name="Resize: the output length if scale times length is not an integer",
@@ -336,7 +341,8 @@ CONTESTED: tuple[Contested, ...] = (
     ),
 )
 _BY_OPERATOR = {
-    it.operator: [other for other in CONTESTED if other.operator == it.operator] for it in CONTESTED
+    operator: [entry for entry in CONTESTED if entry.operator == operator]
+    for operator in {entry.operator for entry in CONTESTED}
 }
 
 

@@ -1,4 +1,4 @@
-"""Loop and Scan as the specification has them, also where their bodies never run."""
+"""Corrections of Loop and Scan, including those whose bodies never run."""
 
 from __future__ import annotations
 
@@ -11,55 +11,58 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections.replacements import instead_of
+from onnxopt_cli.oracle.patching import replaces
 
-# Until then Scan took batches, each of a length of its own.
-_UNBATCHED = 9
+# Scan has a batch axis, and a length for each batch, before this version.
+_UNBATCHED_VERSION = 9
 
 
-@instead_of("op_loop.Loop._run")
+@replaces("op_loop.Loop._run")
 def _looped(
     loop: Any,
-    _kept: Any,
+    _original: Any,
     trips: Any,
     condition: Any,
     *states: Any,
     context: Any = None,
-    body: Any = None,  # noqa: ARG001 - what evaluates it is the node's
-    **rest: Any,
+    body: Any = None,  # noqa: ARG001 - the node itself evaluates the body
+    **kwargs: Any,
 ) -> Any:
-    """Run the body as long as it says so; without a condition, at first it does."""
+    """Run the body while its condition holds. An omitted condition holds at first."""
     inputs, carried = loop.body.input_names, list(states)
-    found: list[list[Any]] = [[] for _ in range(loop.K)]
-    numbers: Iterator[int] = (
+    scanned: list[list[Any]] = [[] for _ in range(loop.K)]
+    iterations: Iterator[int] = (
         count() if trips is None else iter(range(int(np.asarray(trips).item())))
     )
-    going = condition is None or bool(np.asarray(condition).item())
-    for number in numbers:
-        if not going:
+    continues = condition is None or bool(np.asarray(condition).item())
+    for iteration in iterations:
+        if not continues:
             break
         fed = dict(context or {})
-        fed.update(zip(inputs, [np.array(number), np.array(going), *carried], strict=True))
-        outputs = loop._run_body(fed, **rest)  # noqa: SLF001 - as the reference calls it
-        going = bool(np.asarray(outputs[0]).item())
+        body_inputs = [np.array(iteration), np.array(continues), *carried]
+        fed.update(zip(inputs, body_inputs, strict=True))
+        outputs = loop._run_body(fed, **kwargs)  # noqa: SLF001 - as the reference calls it
+        continues = bool(np.asarray(outputs[0]).item())
         carried = list(outputs[1 : 1 + loop.N])
-        for values, value in zip(found, outputs[1 + loop.N :], strict=True):
+        for values, value in zip(scanned, outputs[1 + loop.N :], strict=True):
             values.append(value)
     declared = loop.body.proto_.output[1 + loop.N :]
-    stacked = [_stacked(*it) for it in zip(found, declared, strict=True)]
+    stacked = [_stacked(values, info) for values, info in zip(scanned, declared, strict=True)]
     return loop._check_and_fix_outputs((*carried, *stacked))  # noqa: SLF001
 
 
 def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int = 0) -> Array:
-    """Return what iterations yielded, along a new axis; of none what the body declares.
+    """Stack the values of all iterations along a new axis.
+
+    Without iterations, the shape and dtype are those that the body declares.
 
     Raises:
-        ValueError: if the body never ran, and does not say of what shape its output is.
+        ValueError: if the body never ran and does not declare the shape of its output.
     """
     if values:
         return np.stack(values, axis)
     tensor = declared.type.tensor_type
-    lengths = [it.dim_value for it in tensor.shape.dim if it.HasField("dim_value")]
+    lengths = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if not tensor.HasField("shape") or len(lengths) < len(tensor.shape.dim):
         raise ValueError(f"a body that never runs does not declare the shape of {declared.name!r}")
     lengths.insert(axis % (len(lengths) + 1), 0)
@@ -67,58 +70,59 @@ def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int =
 
 
 def scan_class() -> type:
-    """Return Scan along any axes and in any directions, of which the reference knows the first."""
+    """Return Scan along any axes, in any directions. The reference supports only the default."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_scan
 
     class Scan(op_scan.Scan):
-        """See the specification."""
+        """Scan with all attributes of the specification."""
 
         def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
-            # The reference's refuses all that it does not know.
+            # The reference's own constructor rejects attributes that it does not support.
             OpRun.__init__(self, onnx_node, run_params)
 
-        # What evaluates the body is an attribute of that name.
+        # Set by the reference: the function that evaluates the body.
         _run_body: Any
 
-        def _run(self, *given: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
+        def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
             def run(fed: dict[str, Any]) -> list[Any]:
                 return list(self._run_body(dict(context or {}) | fed, bindings=bindings))
 
-            if self.run_params["opsets"][""] >= _UNBATCHED:
-                return self._check_and_fix_outputs(tuple(_scanned(self, run, given)))
-            lengths, *batches = given
+            if self.run_params["opsets"][""] >= _UNBATCHED_VERSION:
+                return self._check_and_fix_outputs(tuple(_scanned(self, run, operands)))
+            lengths, *batches = operands
             if lengths is not None:
                 raise NotImplementedError("Scan of batches of different lengths")
-            found = [_scanned(self, run, it) for it in zip(*batches, strict=True)]
-            return tuple(map(np.stack, zip(*found, strict=True)))
+            results = [_scanned(self, run, batch) for batch in zip(*batches, strict=True)]
+            return tuple(map(np.stack, zip(*results, strict=True)))
 
     return Scan
 
 
 def _scanned(
-    scan: Any, run: Callable[[dict[str, Any]], list[Any]], given: Sequence[Any]
+    scan: Any, run: Callable[[dict[str, Any]], list[Any]], operands: Sequence[Any]
 ) -> list[Any]:
+    """Return the final states and the stacked outputs of one batch."""
     inputs, outputs = scan.body.input_names, scan.body.output_names
-    sliced = scan.num_scan_inputs
-    states = list(given[: len(given) - sliced])
+    scan_count = scan.num_scan_inputs
+    states = list(operands[: len(operands) - scan_count])
 
-    def listed(name: str, length: int) -> list[int]:
+    def attribute(name: str, length: int) -> list[int]:
         return list(getattr(scan, name, None) or [0] * length)
 
-    directions = listed("scan_input_directions", 0) or listed("directions", sliced)
-    axes = listed("scan_input_axes", sliced)
-    slices = [np.moveaxis(it, axis, 0) for it, axis in zip(given[-sliced:], axes, strict=True)]
-    slices = [it[::-1] if back else it for it, back in zip(slices, directions, strict=True)]
-    found: list[list[Any]] = [[] for _ in outputs[len(states) :]]
-    for parts in zip(*slices, strict=True):
-        values = run(dict(zip(inputs, [*states, *map(np.asarray, parts)], strict=True)))
-        for several, value in zip(found, values[len(states) :], strict=True):
-            several.append(value)
-        states = values[: len(states)]
+    directions = attribute("scan_input_directions", 0) or attribute("directions", scan_count)
+    axes = attribute("scan_input_axes", scan_count)
+    slices = [np.moveaxis(x, axis, 0) for x, axis in zip(operands[-scan_count:], axes, strict=True)]
+    slices = [x[::-1] if reverse else x for x, reverse in zip(slices, directions, strict=True)]
+    scanned: list[list[Any]] = [[] for _ in outputs[len(states) :]]
+    for elements in zip(*slices, strict=True):
+        results = run(dict(zip(inputs, [*states, *map(np.asarray, elements)], strict=True)))
+        for values, value in zip(scanned, results[len(states) :], strict=True):
+            values.append(value)
+        states = results[: len(states)]
     declared = scan.body.proto_.output[len(states) :]
-    backward = listed("scan_output_directions", len(found))
-    axes = listed("scan_output_axes", len(found))
-    for several, info, reverse, axis in zip(found, declared, backward, axes, strict=True):
-        states.append(_stacked(several[::-1] if reverse else several, info, axis))
+    directions = attribute("scan_output_directions", len(scanned))
+    axes = attribute("scan_output_axes", len(scanned))
+    for values, info, reverse, axis in zip(scanned, declared, directions, axes, strict=True):
+        states.append(_stacked(values[::-1] if reverse else values, info, axis))
     return states

@@ -1,7 +1,7 @@
-"""Operators on quantized integers as the specification has them.
+"""Corrections of operators on quantized integers.
 
-onnx's reference adds the zero point before it rounds, takes scales of rows for those of columns,
-and scales of channels for those of images.
+onnx's reference adds the zero point before it rounds, and applies scales of rows to columns and
+scales of channels to images.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections.replacements import instead_of, reference_modules
+from onnxopt_cli.oracle.patching import reference_modules, replaces
 
 
 def _rows(value: Array) -> Array:
-    """Return scales or zero points of the rows of a matrix so that they apply to rows."""
+    """Return scales or zero points in the shape in which they apply to the rows of a matrix."""
     return value.reshape(-1, 1) if value.ndim == 1 and value.size > 1 else value
 
 
 def _channels(value: Array, rank: int) -> Array:
-    """Return scales or zero points of output channels, so that they apply to the first axis."""
+    """Return scales or zero points in the shape in which they apply to the first axis."""
     return value.reshape(-1, *[1] * (rank - 1)) if value.size > 1 else value.reshape(())
 
 
@@ -30,49 +30,58 @@ def _shifted(x: Array, zero_point: Array | None) -> Array:
 
 
 def _quantized(quotient: Array, zero_point: Array | None, dtype: Any) -> Array:
-    """Round, to even where it is a tie, then add the zero point, then saturate."""
+    """Round to nearest, ties to even; then add the zero point; then saturate."""
     rounded = np.rint(quotient)
     limits = np.iinfo(dtype)
     moved = rounded if zero_point is None else rounded + zero_point.astype(rounded.dtype)
     return np.clip(moved, limits.min, limits.max).astype(dtype)
 
 
-@instead_of("op_qlinear_matmul.QLinearMatMul._run")
-def _multiplied(node: Any, kept: Any, *given: Array) -> Any:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given
-    if any(it.dtype.kind not in "iu" for it in (a, b, y_zero)):
-        return kept(node, *given)
+@replaces("op_qlinear_matmul.QLinearMatMul._run")
+def _multiplied(node: Any, original: Any, *operands: Array) -> Any:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands
+    if any(array.dtype.kind not in "iu" for array in (a, b, y_zero)):
+        return original(node, *operands)
     product = np.matmul(_shifted(a, _rows(a_zero)), _shifted(b, b_zero))
     quotient = product * (_rows(a_scale) * b_scale / _rows(y_scale))
     return (_quantized(np.asarray(quotient), _rows(y_zero), y_zero.dtype),)
 
 
-@instead_of("op_matmul_integer.MatMulInteger._run")
+@replaces("op_matmul_integer.MatMulInteger._run")
 def _multiplied_integers(
-    _node: Any, _kept: Any, a: Array, b: Array, a_zero: Any = None, b_zero: Any = None
+    _node: Any, _original: Any, a: Array, b: Array, a_zero: Any = None, b_zero: Any = None
 ) -> tuple[Array]:
     rows = None if a_zero is None else _rows(a_zero)
     return (np.matmul(_shifted(a, rows), _shifted(b, b_zero)),)
 
 
-def _convolved(x: Array, w: Array, bias: Array | None, about: dict[str, Any]) -> Array:
+def _convolved(x: Array, w: Array, bias: Array | None, attributes: dict[str, Any]) -> Array:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     convolve = reference_modules().op_conv._conv_implementation  # noqa: SLF001
-    return np.asarray(convolve(x, w, bias, *map(about.get, names)), np.int32)
+    return np.asarray(convolve(x, w, bias, *map(attributes.get, names)), np.int32)
 
 
-@instead_of("op_conv_integer.ConvInteger._run")
+@replaces("op_conv_integer.ConvInteger._run")
 def _convolved_integers(
-    _node: Any, _kept: Any, x: Array, w: Array, x_zero: Any = None, w_zero: Any = None, **about: Any
+    _node: Any,
+    _original: Any,
+    x: Array,
+    w: Array,
+    x_zero: Any = None,
+    w_zero: Any = None,
+    **attributes: Any,
 ) -> tuple[Array]:
     channels = None if w_zero is None else _channels(w_zero, w.ndim)
-    return (_convolved(_shifted(x, x_zero), _shifted(w, channels), None, about),)
+    return (_convolved(_shifted(x, x_zero), _shifted(w, channels), None, attributes),)
 
 
-@instead_of("op_qlinear_conv.QLinearConv._run")
-def _convolved_quantized(_node: Any, _kept: Any, *given: Any, **about: Any) -> tuple[Array]:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = [*given, None][:9]
-    sums = _convolved(_shifted(x, x_zero), _shifted(w, _channels(w_zero, w.ndim)), bias, about)
-    # The channels are the second axis of what comes out.
+@replaces("op_qlinear_conv.QLinearConv._run")
+def _convolved_quantized(
+    _node: Any, _original: Any, *operands: Any, **attributes: Any
+) -> tuple[Array]:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = [*operands, None][:9]
+    channels = _channels(w_zero, w.ndim)
+    sums = _convolved(_shifted(x, x_zero), _shifted(w, channels), bias, attributes)
+    # The channels are the second axis of the output.
     scale = x_scale.reshape(()) * _channels(w_scale, w.ndim - 1) / y_scale.reshape(())
     return (_quantized(np.asarray(sums * scale), y_zero, y_zero.dtype),)

@@ -1,51 +1,53 @@
-"""Convolutions as the specification has them, many windows at once.
+"""Corrections of convolutions and pools, computed for all windows at once.
 
-onnx's reference looks up each element of each window. Of a network that is most of the time that
-asking takes.
+onnx's reference loops over the elements of each window, which would take most of the time of an
+estimate. It marks padding by NaN and therefore ignores a NaN of the input, treats dilated windows
+with SAME_* padding as dense, and computes indices of MaxPool in two ways that both have errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections.replacements import instead_of
+from onnxopt_cli.core.values import Array, dtype_name
+from onnxopt_cli.oracle.patching import replaces
 
-# Of batches, channels, rows and columns.
-_IMAGE_AXES = 4
+# Batch, channel, row and column.
+_IMAGE_RANK = 4
+_SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
-@instead_of("op_conv.im2col")
+@replaces("op_conv.im2col")
 def fast_columns(
-    _kept: Any,
+    _original: Any,
     x: Array,
     kernel_shape: Sequence[int],
     pads: Sequence[int],
     strides: Sequence[int],
     dilations: Sequence[int] | None = None,
 ) -> tuple[Array, tuple[int, ...]]:
-    """Return the windows of a convolution as columns, and how many there are: ``im2col``."""
+    """Return the windows of a convolution as columns, and their number per axis: ``im2col``."""
     rank = len(kernel_shape)
-    apart = np.array(dilations or [1] * rank)
-    reach = (np.array(kernel_shape) - 1) * apart + 1
-    around = zip(pads[:rank], pads[rank:], strict=True)
-    windows = strided_windows(np.pad(x, [(0, 0), (0, 0), *around]), reach, np.array(strides), apart)
+    dilation = np.array(dilations or [1] * rank)
+    extent = (np.array(kernel_shape) - 1) * dilation + 1
+    padding = zip(pads[:rank], pads[rank:], strict=True)
+    padded = np.pad(x, [(0, 0), (0, 0), *padding])
+    windows = _strided_windows(padded, extent, np.array(strides), dilation)
     count = windows.shape[2 : 2 + rank]
     axes = (1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
     columns = windows.transpose(axes).reshape(-1, len(x) * prod(count))
     return np.ascontiguousarray(columns), count
 
 
-@instead_of(
-    "op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation"
-)
+@replaces("op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation")
 def fast_image(
-    kept: Any,
+    original: Any,
     columns: Array,
     image_shape: Sequence[int],
     kernel_shape: Sequence[int],
@@ -53,39 +55,46 @@ def fast_image(
     pads: Sequence[int],
     strides: Sequence[int],
 ) -> Array:
-    """Add up the columns of a transposed convolution: ``col2im``.
+    """Sum the columns of a transposed convolution into an image: ``col2im``.
 
-    What lies at one place of all windows is added at once.
+    The elements at one place of all windows are added at once.
     """
-    apart, step, around = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
-    sizes = np.array(image_shape) + around.sum(axis=0)
-    count = (sizes - (np.array(kernel_shape) - 1) * apart - 1) // step + 1
-    if around.min() < 0 or columns.shape != (prod(kernel_shape), prod(count)):
-        result: Array = kept(columns, image_shape, kernel_shape, dilations, pads, strides)
+    dilation, stride, padding = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
+    sizes = np.array(image_shape) + padding.sum(axis=0)
+    count = (sizes - (np.array(kernel_shape) - 1) * dilation - 1) // stride + 1
+    if padding.min() < 0 or columns.shape != (prod(kernel_shape), prod(count)):
+        result: Array = original(columns, image_shape, kernel_shape, dilations, pads, strides)
         return result
-    whole = np.zeros(sizes, columns.dtype)
+    padded = np.zeros(sizes, columns.dtype)
     for place, column in zip(np.ndindex(*kernel_shape), columns, strict=True):
-        start = np.array(place) * apart
-        whole[tuple(map(slice, start, start + step * count, step))] += column.reshape(count)
-    return whole[tuple(map(slice, around[0], around[0] + image_shape))]
+        start = np.array(place) * dilation
+        padded[tuple(map(slice, start, start + stride * count, stride))] += column.reshape(count)
+    return padded[tuple(map(slice, padding[0], padding[0] + image_shape))]
 
 
-@instead_of("op_conv_transpose.ConvTranspose._run")
+@replaces("op_conv_transpose.ConvTranspose._run")
 def _grouped(
-    node: Any, kept: Any, x: Array, w: Array, b: Array | None = None, group: int = 1, **rest: Any
+    node: Any,
+    original: Any,
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    group: int = 1,
+    **kwargs: Any,
 ) -> tuple[Array]:
-    """Transpose the convolutions of each group with its channels and biases.
+    """Compute each group with its own channels and biases.
 
-    Where the output's shape is stated, the padding follows from it.
+    If the output's shape is stated, the padding follows from it.
     """
-    if rest.get("output_shape") or rest["auto_pad"].startswith("SAME"):
-        rest |= {"pads": _padding(x, w, **rest)}
+    if kwargs.get("output_shape") or kwargs["auto_pad"].startswith("SAME"):
+        kwargs |= {"pads": _transposed_pads(x, w, **kwargs)}
     biases = [None] * group if b is None else np.split(b, group)
     parts = zip(np.split(x, group, 1), np.split(w, group), biases, strict=True)
-    return (np.concatenate([kept(node, *it, group=1, **rest)[0] for it in parts], axis=1),)
+    outputs = [original(node, *part, group=1, **kwargs)[0] for part in parts]
+    return (np.concatenate(outputs, axis=1),)
 
 
-def _padding(
+def _transposed_pads(
     x: Array,
     w: Array,
     auto_pad: str,
@@ -95,56 +104,56 @@ def _padding(
     output_padding: Sequence[int] | None = None,
     **_: Any,
 ) -> list[int]:
-    """Return the padding of a transposed convolution whose output has a shape."""
+    """Return the padding of a transposed convolution whose output has a given shape."""
     sizes, ones = np.array(x.shape[2:]), [1] * (x.ndim - 2)
-    step, apart = np.array(strides or ones), np.array(dilations or ones)
-    reach = (np.array(w.shape[2:]) - 1) * apart + 1
-    shape = np.array(output_shape or sizes * step)
-    total = step * (sizes - 1) + np.array(output_padding or 0) + reach - shape
+    stride, dilation = np.array(strides or ones), np.array(dilations or ones)
+    extent = (np.array(w.shape[2:]) - 1) * dilation + 1
+    shape = np.array(output_shape or sizes * stride)
+    total = stride * (sizes - 1) + np.array(output_padding or 0) + extent - shape
     half = total // 2
     front = half if auto_pad == "SAME_UPPER" else total - half
     return [*front.tolist(), *(total - front).tolist()]
 
 
-@instead_of("op_deform_conv.DeformConv._run")
+@replaces("op_deform_conv.DeformConv._run")
 def _deformed(
     node: Any,
-    kept: Any,
+    original: Any,
     x: Array,
     w: Array,
     offset: Array,
     b: Array | None = None,
     mask: Array | None = None,
-    **about: Any,
+    **attributes: Any,
 ) -> Any:
-    """Interpolate at the pixels' own coordinates: the reference normalizes them, in float32."""
-    if x.ndim != _IMAGE_AXES:
-        return kept(node, x, w, offset, b, mask, **about)
-    count, group = about.get("offset_group") or 1, about.get("group") or 1
-    (top, left, *_), step = about.get("pads") or [0] * 4, about.get("strides") or [1, 1]
-    apart, kernel, shape = about.get("dilations") or [1, 1], w.shape[2:], offset.shape[2:]
-    moved = offset.reshape(len(x), count, *kernel, 2, *shape)
-    places = []
-    for axis, before in enumerate((top, left)):
-        inside = np.arange(kernel[axis]) * apart[axis]
-        outside = np.arange(shape[axis]) * step[axis] - before
-        grid = np.add.outer(inside, outside)
+    """Interpolate at coordinates of pixels. The reference normalizes coordinates in float32."""
+    if x.ndim != _IMAGE_RANK:
+        return original(node, x, w, offset, b, mask, **attributes)
+    count, group = attributes.get("offset_group") or 1, attributes.get("group") or 1
+    top, left, *_ = attributes.get("pads") or [0] * 4
+    strides, dilations = (attributes.get(name) or [1, 1] for name in ("strides", "dilations"))
+    kernel, shape = w.shape[2:], offset.shape[2:]
+    offsets = offset.reshape(len(x), count, *kernel, 2, *shape)
+    coordinates = []
+    for axis, padding in enumerate((top, left)):
+        within_window = np.arange(kernel[axis]) * dilations[axis]
+        window_starts = np.arange(shape[axis]) * strides[axis] - padding
+        grid = np.add.outer(within_window, window_starts)
         grid = grid[:, None, :, None] if axis == 0 else grid[None, :, None, :]
-        places.append(moved[:, :, :, :, axis] + grid)
+        coordinates.append(offsets[:, :, :, :, axis] + grid)
     images = x.reshape(len(x), count, -1, *x.shape[2:])
-    columns = _bilinear(images, *places)
+    columns = _bilinear(images, *coordinates)
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
     columns = columns.reshape(len(x), group, -1, *kernel, *shape)
     weights = w.reshape(group, -1, *w.shape[1:])
-    found = np.einsum("ngcijhw,gocij->ngohw", columns, weights)
-    found = found.reshape(len(x), -1, *shape)
-    found = found if b is None else found + b.reshape(-1, 1, 1)
-    return (found.astype(x.dtype),)
+    y = np.einsum("ngcijhw,gocij->ngohw", columns, weights).reshape(len(x), -1, *shape)
+    y = y if b is None else y + b.reshape(-1, 1, 1)
+    return (y.astype(x.dtype),)
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate images of groups at places of each group; what lies outside is zero."""
+    """Interpolate images of groups at coordinates of each group. Pixels outside are zero."""
     rows, columns = images.shape[-2:]
     flat = images.reshape(*images.shape[:-2], -1)
     total: Any = 0
@@ -152,18 +161,146 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
         row, column = np.floor(y) + down, np.floor(x) + right
         weight = (1 - np.abs(y - row)) * (1 - np.abs(x - column))
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-        at = np.where(inside, row * columns + column, 0).astype(np.int64)
-        shape = (*at.shape[:2], images.shape[2], *at.shape[2:])
-        spread = np.broadcast_to(at[:, :, None], shape).reshape(*shape[:3], -1)
-        pixels = np.take_along_axis(flat, spread, -1).reshape(shape)
+        index = np.where(inside, row * columns + column, 0).astype(np.int64)
+        shape = (*index.shape[:2], images.shape[2], *index.shape[2:])
+        channel_index = np.broadcast_to(index[:, :, None], shape).reshape(*shape[:3], -1)
+        pixels = np.take_along_axis(flat, channel_index, -1).reshape(shape)
         total = total + np.where(inside[:, :, None], weight[:, :, None] * pixels, 0)
     return np.asarray(total)
 
 
-def strided_windows(whole: Array, reach: Array, step: Array, apart: Array) -> Array:
+def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
     """Return all windows along the last axes, the elements of each along further axes."""
-    rank = len(reach)
-    last = tuple(range(whole.ndim - rank, whole.ndim))
-    windows = sliding_window_view(whole, tuple(reach), last)
-    chosen: tuple[Any, ...] = (..., *(slice(None, None, it) for it in (*step, *apart)))
-    return windows[chosen]
+    rank = len(extent)
+    axes = tuple(range(padded.ndim - rank, padded.ndim))
+    windows = sliding_window_view(padded, tuple(extent), axes)
+    steps: tuple[Any, ...] = (..., *(slice(None, None, step) for step in (*stride, *dilation)))
+    return windows[steps]
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The windows of a pool. Each array has one element per spatial axis.
+
+    Attributes:
+        size: the input's lengths.
+        front: the padding before the input.
+        back: the padding after the input, as stated.
+        count: the number of windows.
+        extent: the lengths of a window.
+        stride: the distance of two windows.
+        dilation: the distance of two elements of a window.
+    """
+
+    size: Array
+    front: Array
+    back: Array
+    count: Array
+    extent: Array
+    stride: Array
+    dilation: Array
+
+    def padded(self, x: Array, value: Any) -> Array:
+        """Return the input, padded by a value so that it covers all windows exactly."""
+        covered = np.full([*x.shape[: -self.size.size], *self._covered], value, x.dtype)
+        lengths = np.minimum(self.size, np.maximum(self._covered - self.front, 0))
+        inside: Any = (..., *map(slice, self.front, self.front + lengths))
+        read: Any = (..., *map(slice, lengths))
+        covered[inside] = x[read]
+        return covered
+
+    def windows(self, padded: Array) -> Array:
+        """Return the windows of the result of :meth:`padded`, each along the last axis."""
+        windows = _strided_windows(padded, self.extent, self.stride, self.dilation)
+        return windows.reshape(*windows.shape[: -self.size.size], -1)
+
+    def within(self, *, padding: bool) -> Array:
+        """Return which elements of each window lie in the input, or in it and its padding."""
+        places = np.indices(self._covered.tolist())
+        first = np.zeros_like(self.front) if padding else self.front
+        end = self.front + self.size + (self.back if padding else 0)
+        shape = (-1, *[1] * self.size.size)
+        inside = (places >= first.reshape(shape)) & (places < end.reshape(shape))
+        return self.windows(np.asarray(inside.all(axis=0)))
+
+    @property
+    def _covered(self) -> Array:
+        """The lengths that all windows cover, padding included."""
+        return (self.count - 1) * self.stride + self.extent
+
+
+def _geometry(x: Array, attributes: dict[str, Any]) -> _Geometry:
+    size = np.array(x.shape[2:])
+    ones, zeros = [1] * size.size, [0] * 2 * size.size
+    stride, dilation = (np.array(attributes.get(k) or ones) for k in ("strides", "dilations"))
+    extent = (np.array(attributes["kernel_shape"]) - 1) * dilation + 1
+    auto_pad = attributes.get("auto_pad") or "NOTSET"
+    if auto_pad.startswith("SAME"):
+        count = -(-size // stride)
+        total = np.maximum((count - 1) * stride + extent - size, 0)
+        front = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        return _Geometry(size, front, total - front, count, extent, stride, dilation)
+    pads = zeros if auto_pad == "VALID" else attributes.get("pads") or zeros
+    front, back = np.reshape(pads, (2, -1))
+    room = size + front + back - extent
+    count = room // stride + 1
+    if attributes.get("ceil_mode"):
+        count = -(-room // stride) + 1
+        # A window that would start after the input and the padding before it is omitted.
+        count -= (count - 1) * stride >= size + front
+    if count.min() < 1:
+        raise ValueError("a window of a pool is larger than its padded input")
+    return _Geometry(size, front, back, count, extent, stride, dilation)
+
+
+def _wide(x: Array) -> Array:
+    """Return a tensor in the type in which it is accumulated: float32 for 16 bits."""
+    return x.astype(np.float32) if dtype_name(x.dtype) in _SHORT_TYPES else x
+
+
+@replaces("op_average_pool.AveragePool_1._run", "op_average_pool.AveragePool_7._run")
+@replaces("op_average_pool.AveragePool_11._run", "op_average_pool.AveragePool_19._run")
+def _averaged(_pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    """Divide by the number of elements of the input, and of stated padding if it counts."""
+    geometry = _geometry(x, attributes)
+    padding_counts = bool(attributes.get("count_include_pad"))
+    counted = geometry.within(padding=padding_counts).sum(axis=-1)
+    total = np.sum(geometry.windows(geometry.padded(_wide(x), 0)), axis=-1)
+    return ((total / counted.astype(total.dtype)).astype(x.dtype),)
+
+
+@replaces("op_lp_pool.LpPool._run")
+def _root_of_powers(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    """Compute the root of the sum of powers. The reference computes a mean."""
+    geometry, power = _geometry(x, attributes), attributes.get("p") or pool.p
+    powers = np.abs(_wide(x)) ** power
+    total = np.sum(geometry.windows(geometry.padded(powers, 0)), axis=-1)
+    return ((total ** (1 / power)).astype(x.dtype),)
+
+
+@replaces("op_max_pool.MaxPool._run")
+def _maximum(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array, ...]:
+    """Return the maximum of each window, NaN if it contains NaN, and its first index."""
+    geometry = _geometry(x, attributes)
+    in_input = geometry.within(padding=False)
+    if not in_input.any(axis=-1).all():
+        raise ValueError("a window of a pool consists of padding")
+    lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+    windows = geometry.windows(geometry.padded(x, lowest))
+    maximum: Array = windows.max(axis=-1)
+    if len(pool.onnx_node.output) == 1:
+        return (maximum,)
+    is_maximum = windows == maximum[..., None]
+    if x.dtype.kind == "f":
+        is_maximum |= np.isnan(windows)
+    first = np.argmax(is_maximum & in_input, axis=-1)[..., None]
+    # Pad an image of indices in the same way, so that its windows hold the indices of elements.
+    lengths, column_major = geometry.size.tolist(), attributes.get("storage_order")
+    indices = np.arange(geometry.size.prod()).reshape(lengths[::-1] if column_major else lengths)
+    indices = indices.T if column_major else indices
+    indices = geometry.windows(geometry.padded(indices, -1))
+    indices = np.broadcast_to(indices, windows.shape)
+    within_image = np.take_along_axis(indices, first, -1)[..., 0]
+    first_of_image = np.arange(x.shape[0] * x.shape[1]) * geometry.size.prod()
+    rank = geometry.size.size
+    return maximum, within_image + first_of_image.reshape(*x.shape[:2], *[1] * rank)

@@ -1,1 +1,1 @@
-"""How roundings move the results of each kind of operator."""
+"""Roundings: where nodes round, the errors they may have, and how the errors are injected."""

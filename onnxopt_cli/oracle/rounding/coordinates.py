@@ -1,4 +1,4 @@
-"""Coordinates that move where we say so."""
+"""Perturbed coordinates of operators that interpolate or select by coordinates."""
 
 from __future__ import annotations
 
@@ -10,71 +10,75 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.rounding.patched_functions import replaced
+from onnxopt_cli.oracle.patching import replaced
 
-# In these modes coordinates are quotients by the scale, and exact if that is a power of two.
-_QUOTIENTS = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
-# Of numbers of so few binary digits after the point GridSample's are exact in any order.
-_FEW_DIGITS = 2.0**12
-# And so are cubic weights in float32, of so few. Else they are off by a share of their terms.
-_FEW_OF_A_CUBE = 2.0**6
-_SHARE_OF_TERMS = 1 / 16
+# In these modes a coordinate is a quotient by the scale, exact if the scale is a power of two.
+_QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
+# Coordinates of GridSample are exact in any order of operations if the grid has at most 12 binary
+# digits after the point.
+_EXACT_GRID = 2.0**12
+# Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point. Else
+# their error is relative to the sum of the magnitudes of their terms.
+_EXACT_RATIO = 2.0**6
+_WEIGHT_SHARE = 1 / 16
 
-#: The operand of an operator that says where to look.
+#: The index of the operand that states coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
 
 
-def sizes(op_type: str, grid: Array) -> Array:
-    """Return by how many roundings coordinates are off that come from those of an operand."""
-    few = (grid * _FEW_DIGITS) % 1 == 0
-    exact = few & (op_type == "GridSample") | ~np.isfinite(grid)
+def coordinate_errors(op_type: str, grid: Array) -> Array:
+    """Return the errors, in roundings, of coordinates that are computed from an operand."""
+    exact_numbers = (grid * _EXACT_GRID) % 1 == 0
+    exact = exact_numbers & (op_type == "GridSample") | ~np.isfinite(grid)
     return np.where(exact, 0.0, np.maximum(1.0, np.abs(grid)))
 
 
 def moved_coordinates(
-    move: Callable[[Array], Array], *, picks: bool = False
+    error: Callable[[Array], Array], *, selects: bool = False
 ) -> AbstractContextManager[None]:
-    """Let onnx's reference resize with moved coordinates, and cubic weights, meanwhile.
+    """Perturb coordinates and cubic weights of onnx's reference in a block.
 
     Args:
-        move: moves each of an array by a share.
-        picks: whether it picks elements, and does not compute with coordinates.
+        error: returns errors, given the sizes that they are relative to.
+        selects: whether the node selects elements, and does not compute with coordinates.
     """
     from onnx.reference.ops import op_grid_sample, op_resize
 
-    # Nothing public yields coordinates.
-    kept: Any = op_resize._compute_x_ori  # noqa: SLF001
-    weights: Any = op_resize._cubic_coeffs  # noqa: SLF001
+    # No public function returns coordinates.
+    exact_coordinates: Any = op_resize._compute_x_ori  # noqa: SLF001
+    exact_weights: Any = op_resize._cubic_coeffs  # noqa: SLF001
     grid_sample: Any = op_grid_sample.GridSample
-    in_place = grid_sample._gs_get_cubic_coeffs  # noqa: SLF001
+    set_weights = grid_sample._gs_get_cubic_coeffs  # noqa: SLF001
 
-    def moved(mode: str, y: Array, scale: float, *rest: Any) -> tuple[Array, Any]:
-        found, outside = kept(mode, y, scale, *rest)
-        exact = picks and mode in _QUOTIENTS and np.frexp(scale)[0] == 0.5  # noqa: PLR2004
-        # In two modes the first coordinate is 0 however it is computed.
-        least = mode not in {"asymmetric", "align_corners"}
-        return found if exact else found + move(least + np.abs(found)), outside
+    def moved(mode: str, y: Array, scale: float, *args: Any) -> tuple[Array, Any]:
+        x, outside = exact_coordinates(mode, y, scale, *args)
+        power_of_two = np.frexp(scale)[0] == 0.5  # noqa: PLR2004
+        if selects and mode in _QUOTIENT_MODES and power_of_two:
+            return x, outside
+        # In two modes the first coordinate is computed without an offset, and is exactly 0.
+        offset = mode not in {"asymmetric", "align_corners"}
+        return x + error(offset + np.abs(x)), outside
 
     def moved_weights(ratio: float, scale: float | None = None, A: float = -0.75) -> Array:
-        found: Array = weights(ratio, scale, A)
-        return found + move(_terms(ratio, abs(A)))
+        weights: Array = exact_weights(ratio, scale, A)
+        return weights + error(_weight_scale(ratio, abs(A)))
 
-    def moved_in_place(node: Any, ratio: float, coeffs: Array) -> None:
-        in_place(node, ratio, coeffs)
-        coeffs += move(_terms(ratio, 0.75))
+    def set_moved_weights(node: Any, ratio: float, coeffs: Array) -> None:
+        set_weights(node, ratio, coeffs)
+        coeffs += error(_weight_scale(ratio, 0.75))
 
     return replaced(
         (op_resize, "_compute_x_ori", moved),
         (op_resize, "_cubic_coeffs", moved_weights),
-        (grid_sample, "_gs_get_cubic_coeffs", moved_in_place),
+        (grid_sample, "_gs_get_cubic_coeffs", set_moved_weights),
     )
 
 
 @lru_cache(4096)
-def _terms(ratio: float, a: float) -> Array:
-    """Return a share of the magnitudes that each of the four cubic weights adds up."""
-    if ratio * _FEW_OF_A_CUBE % 1 == 0:
+def _weight_scale(ratio: float, a: float) -> Array:
+    """Return a share of the sum of the magnitudes of the terms of each of four cubic weights."""
+    if ratio * _EXACT_RATIO % 1 == 0:
         return np.zeros(4)
     x = np.array([1 + ratio, ratio, 1 - ratio, 2 - ratio])
-    far, near = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1
-    return _SHARE_OF_TERMS * np.where([True, False, False, True], far, near)
+    outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1
+    return _WEIGHT_SHARE * np.where([True, False, False, True], outer, inner)

@@ -1,6 +1,6 @@
-"""Sums of exponentials as runtimes form them: once the largest is known, or in one pass.
+"""Sums of exponentials: relative to the largest operand, or in one pass as some runtimes do.
 
-All yield the largest operand, or what stands for it, and the sum relative to its exponential.
+Each function returns a reference operand m, usually the largest, and the sum of exp(x - m).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.rounding.patched_functions import replaced
+from onnxopt_cli.oracle.patching import replaced
 
-# Nothing is left of a logarithm that moves this far, and its exponential does not overflow.
+# A logarithm that moves this much has lost all digits, and its exponential does not overflow.
 MAX_MOVE = 100.0
 #: Operators whose results are shares of such a sum, or logarithms of shares.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
@@ -25,15 +25,15 @@ OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
 
 
 def summed(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Subtract the largest of all, then add up."""
+    """Sum the exponentials relative to the largest operand."""
     largest = x.max(axis=axes, keepdims=True)
     total = np.sum(np.exp(x - largest), axis=axes, keepdims=True, dtype=x.dtype)
     return largest, total
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Subtract the largest so far, and scale the sum whenever there is a larger one."""
-    terms, shape = _in_a_row(x, axes)
+    """Sum relative to the running maximum; rescale the sum at each larger operand."""
+    terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)
     total = powers[0]
@@ -43,16 +43,17 @@ def _online(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Add up logarithms: ``logaddexp``."""
-    terms, shape = _in_a_row(x, axes)
+    """Combine logarithms by ``logaddexp``."""
+    terms, shape = _terms(x, axes)
     total = np.logaddexp.reduce(terms)
     return total.reshape(shape), np.ones(shape, x.dtype)
 
 
-def _plainly_logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Add up logarithms with ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
-    terms, shape = _in_a_row(x, axes)
-    # The difference of two infinities is NaN, and two of the lowest numbers add up to as much.
+def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
+    """Combine logarithms by ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
+    terms, shape = _terms(x, axes)
+    # Represent -inf by the lowest number: the difference of two infinities is NaN, while that
+    # number plus log(2) is the number itself.
     terms = np.maximum(terms, np.finfo(x.dtype).min)
     total = terms[0]
     for term in terms[1:]:
@@ -62,10 +63,10 @@ def _plainly_logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
     return total.reshape(shape), np.ones(shape, x.dtype)
 
 
-def _in_a_row(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
-    """Return what is added up along the first axis, and the shape of the sums."""
+def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
+    """Return the terms of all sums along the first axis, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
-    along = sorted(int(it) % x.ndim for it in places)
+    along = sorted(int(axis) % x.ndim for axis in places)
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))
     moved = np.moveaxis(x, along, range(len(along)))
     return moved.reshape(prod(x.shape[at] for at in along), -1), shape
@@ -77,10 +78,10 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
     Args:
         move: returns the error of the logarithm, given the largest operand.
     """
-    kept = summed
+    exact_sum = summed
 
     def moved(x: Array, axes: Any) -> tuple[Array, Array]:
-        largest, total = kept(x, axes)
+        largest, total = exact_sum(x, axes)
         finite = np.where(np.isfinite(largest), largest, 0.0)
         return largest, total * np.exp(np.clip(move(finite), -MAX_MOVE, MAX_MOVE))
 
@@ -88,11 +89,12 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
 
 
 def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
-    """Return what lets :func:`summed` be one of the others meanwhile, each one.
+    """Return blocks in which :func:`summed` is computed in one pass, one per algorithm.
 
     Args:
-        of_logarithms: whether there is an operator that yields the logarithm of such a sum.
+        of_logarithms: whether an operator returns the logarithm of such a sum.
     """
     module: Any = sys.modules[__name__]
-    ways = (_online, _logarithmic, *([_plainly_logarithmic] if of_logarithms else ()))
-    return [replaced((module, "summed", way)) for way in ways]
+    without_log1p = [_logarithmic_without_log1p] if of_logarithms else []
+    algorithms = (_online, _logarithmic, *without_log1p)
+    return [replaced((module, "summed", algorithm)) for algorithm in algorithms]

@@ -1,8 +1,8 @@
-"""Normalizations by statistics of their own input, and how their averages round.
+"""Normalizations by the mean and variance of their input, with perturbed averages.
 
-A mean that is off moves all elements of its group alike. Elements that are moved one by one do not
-show that: the mean of n elements moves by 1 / sqrt(n) of what each of them moves. So averages are
-moved themselves.
+An error of the mean moves all elements of its group alike. Perturbing single elements does not show
+that: their mean moves by 1 / sqrt(n) of their own movements. The averages themselves are therefore
+perturbed.
 """
 
 from __future__ import annotations
@@ -15,60 +15,61 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.rounding.patched_functions import replaced
+from onnxopt_cli.oracle.patching import replaced
 
-#: Operators that take a mean away and divide by a deviation.
+#: Operators that subtract a mean and divide by a deviation.
 NORMALIZE = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"}
     | {"MeanVarianceNormalization"}
 )
 _FLOAT32_BYTES = 4
-# What the published body of MeanVarianceNormalization adds to the deviation.
+# The published body of MeanVarianceNormalization adds it to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
 
 def mean_of(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return means along axes, which stay with length 1."""
+    """Return means along axes, which keep length 1."""
     return np.asarray(np.mean(x, axis=axes, keepdims=True))
 
 
 def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
-    """Return variances of what has no mean, along axes, which stay with length 1."""
+    """Return variances of centred numbers along axes, which keep length 1."""
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
 def moved_averages(
     move: Callable[[Array, Array, int], Array], uncertainty: Callable[[Array], Array]
 ) -> AbstractContextManager[None]:
-    """Let means and variances be off meanwhile.
+    """Perturb means and variances in a block.
 
-    Wherever the mean is, they are right to how far elements are off it. Some algorithms begin with
-    the first element, and are as far off as that is.
+    The error of an average near zero is relative to the distance of its terms from the mean. That
+    of algorithms that shift by the first element is relative to the distance of that element.
 
-    Where elements differ by less than the mean may be off, a stable algorithm may find no variance
-    at all, or as much as the square of that error. The variance is then zero wherever it moves
-    down.
+    If the elements differ by less than the error of the mean, the variance of a stable algorithm
+    may be anything between zero and the square of that error. It is then zero in the runs that
+    would move it down.
 
     Args:
-        move: returns how far averages are off, given them, the scale of their terms to which they
-            are off wherever they are, and how many terms each of them has.
-        uncertainty: returns how far means may be off at most, given them.
+        move: returns the errors of averages, given the averages, the distance of their terms from
+            the mean, and the number of terms of each average.
+        uncertainty: returns the largest errors of means, given the means.
     """
-    mean, variance = mean_of, variance_of
-    uncertain = np.zeros(())
+    exact_mean, exact_variance = mean_of, variance_of
+    mean_error = np.zeros(())
 
     def moved_mean(x: Array, axes: tuple[int, ...]) -> Array:
-        nonlocal uncertain
-        found = mean(x, axes)
-        uncertain = uncertainty(found)
-        spread = np.maximum(mean(np.abs(x - found), axes), np.abs(_first(x, axes) - found))
-        return found + move(found, spread, x.size // max(1, found.size))
+        nonlocal mean_error
+        mean = exact_mean(x, axes)
+        mean_error = uncertainty(mean)
+        average_distance = exact_mean(np.abs(x - mean), axes)
+        spread = np.maximum(average_distance, np.abs(_first(x, axes) - mean))
+        return mean + move(mean, spread, x.size // max(1, mean.size))
 
     def moved_variance(centred: Array, axes: tuple[int, ...]) -> Array:
-        found = variance(centred, axes)
-        spread = np.maximum(found, _first(centred, axes) ** 2)
-        moved = move(found, spread, centred.size // max(1, found.size))
-        return np.where((found < uncertain**2) & (moved < 0), 0.0, found + moved)
+        variance = exact_variance(centred, axes)
+        spread = np.maximum(variance, _first(centred, axes) ** 2)
+        error = move(variance, spread, centred.size // max(1, variance.size))
+        return np.where((variance < mean_error**2) & (error < 0), 0.0, variance + error)
 
     module = sys.modules[__name__]
     return replaced((module, "mean_of", moved_mean), (module, "variance_of", moved_variance))
@@ -82,16 +83,16 @@ def _first(x: Array, axes: tuple[int, ...]) -> Array:
 def standardized(
     x: Array, axes: Sequence[int], epsilon: float = 0.0, added: float = 0.0
 ) -> tuple[Array, Array, Array]:
-    """Return a tensor with mean 0 and variance 1, its mean, and its variance.
+    """Return a tensor scaled to mean 0 and variance 1, its mean, and its variance.
 
-    What has 16 bits is computed in float32. The variance is taken about the mean: the published
-    bodies take E(X^2) - E(X)^2, which loses the square of what X - E(X) loses.
+    16-bit tensors are computed in float32. The variance is the mean of (X - E(X))^2. The published
+    bodies compute E(X^2) - E(X)^2, which loses u (mean / deviation)^2.
 
     Args:
         x: the tensor.
-        axes: along which axes it has statistics.
-        epsilon: what is added to the variance.
-        added: what is added to the deviation.
+        axes: the axes of its statistics.
+        epsilon: a number added to the variance.
+        added: a number added to the deviation.
     """
     along = tuple(axes)
     wide = x.astype(np.float32) if x.dtype.itemsize < _FLOAT32_BYTES else x
@@ -103,26 +104,26 @@ def standardized(
 
 
 def layer_normalization(
-    _kept: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
+    _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Normalize from an axis on; return mean and inverse deviation, too."""
+    """Normalize from an axis on; return the mean and the inverse deviation, too."""
     normal, mean, variance = standardized(x, range(axis % x.ndim, x.ndim), epsilon)
-    found = normal.astype(x.dtype) * scale
+    y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))
-    return (found if bias is None else found + bias), mean.astype(x.dtype), inverse.astype(x.dtype)
+    return (y if bias is None else y + bias), mean.astype(x.dtype), inverse.astype(x.dtype)
 
 
 def instance_normalization(
-    _node: Any, _kept: Any, x: Array, scale: Array, bias: Array, epsilon: float
+    _node: Any, _original: Any, x: Array, scale: Array, bias: Array, epsilon: float
 ) -> tuple[Array]:
     """Normalize each channel of each batch."""
     normal, *_ = standardized(x, range(2, x.ndim), epsilon)
-    scales, biases = (_by_channel(it, x).astype(normal.dtype) for it in (scale, bias))
+    scales, biases = (_by_channel(array, x).astype(normal.dtype) for array in (scale, bias))
     return ((normal * scales + biases).astype(x.dtype),)
 
 
 def batch_normalization(
-    _kept: Any,
+    _original: Any,
     x: Array,
     scale: Array,
     bias: Array,
@@ -131,18 +132,19 @@ def batch_normalization(
     momentum: float,
     epsilon: float,
 ) -> tuple[Array, ...]:
-    """Normalize each channel of all batches; return the statistics of the batch and the new ones.
+    """Normalize each channel of all batches; return the batch's and the running statistics, too.
 
-    Their order is that of the reference's own function.
+    The order of the results is that of the reference's own function.
     """
-    normal, *found = standardized(x, (0, *range(2, x.ndim)), epsilon)
-    scales, biases = (_by_channel(it, x).astype(normal.dtype) for it in (scale, bias))
-    batch = [it.reshape(-1) for it in found]
+    normal, *statistics = standardized(x, (0, *range(2, x.ndim)), epsilon)
+    scales, biases = (_by_channel(array, x).astype(normal.dtype) for array in (scale, bias))
+    batch = [array.reshape(-1) for array in statistics]
     running = [
         old.astype(normal.dtype) * momentum + new * (1 - momentum)
         for old, new in zip((mean, variance), batch, strict=True)
     ]
-    return tuple(it.astype(x.dtype) for it in (normal * scales + biases, *batch, *running))
+    results = (normal * scales + biases, *batch, *running)
+    return tuple(result.astype(x.dtype) for result in results)
 
 
 def group_normalization(
@@ -151,8 +153,10 @@ def group_normalization(
     """Normalize each group of channels of each batch."""
     groups = x.reshape(len(x), num_groups, -1)
     normal = standardized(groups, (2,), epsilon)[0].reshape(x.shape).astype(x.dtype)
-    # Until version 21 there was one scale for each group, not for each channel.
-    scales, biases = (_by_channel(np.repeat(it, x.shape[1] // it.size), x) for it in (scale, bias))
+    # Before version 21, scale and bias have one element per group, not per channel.
+    scales, biases = (
+        _by_channel(np.repeat(array, x.shape[1] // array.size), x) for array in (scale, bias)
+    )
     return np.asarray(normal * scales + biases)
 
 

@@ -1,7 +1,8 @@
-"""Identities that runtimes compute operators by on purpose, and that cost relative accuracy.
+"""Identities by which runtimes deliberately compute operators, at the cost of relative accuracy.
 
-What an identity loses to its own roundings is accepted, and a result that needs it says so. An
-entry has a formula, a reason and a source; ``docs/conditioned.md`` lists them, and what is not one.
+The roundings of an identity are accepted, and a result that passes only because of them is marked.
+Each entry has a formula, a reason and a source. ``docs/conditioned.md`` lists the entries, and
+identities that are not accepted.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class OperatorIdentity:
 
     Attributes:
         operator: the operator.
-        formula: the identity, as people write it.
-        constants: the numbers in it, by name.
-        steps: the same as nodes: what each yields, the operator, and what it takes. The operand is
-            ``x``, the result ``y``; constants are of the operand's type.
+        formula: the identity in mathematical notation.
+        constants: its constants, by name.
+        steps: the identity as nodes: output, operator and inputs of each. The operand is ``x``, the
+            result ``y``; constants have the operand's type.
         reason: why runtimes use it.
-        sources: runtimes that do, each with a file.
+        sources: runtimes that use it, each with a file.
         within: operators whose published bodies contain the operator.
     """
 
@@ -47,9 +48,9 @@ class OperatorIdentity:
 
 #: The name of nodes within an identity.
 WITHIN = "onnxopt.identity"
-# CastLike is of 15; nothing else depends on it.
+# The first version with CastLike is 15. The nodes depend on nothing newer.
 _OPSET = 18
-#: The list. Only what would be right in exact arithmetic belongs here.
+#: The list. An entry must hold in exact arithmetic.
 IDENTITIES = (
     OperatorIdentity(
         operator="Sigmoid",
@@ -62,7 +63,7 @@ IDENTITIES = (
             ("y", "Add", "s", "half"),
         ),
         reason="An odd function is approximated on one side only, or is one instruction of the"
-        " device; there is no exponential that overflows.",
+        " device; no exponential overflows.",
         sources=(
             "ONNX Runtime, onnxruntime/core/mlas/lib/logistic.cpp: p / q + 0.5, p odd",
             "XLA, xla/service/logistic_expander.cc: 0.5 + 0.5 * tanh(0.5 * x)",
@@ -76,7 +77,7 @@ IDENTITIES = (
 def identities_in(model: onnx.ModelProto) -> list[OperatorIdentity]:
     """Return the identities that may be used somewhere in a model."""
     used = {node.op_type for node in all_nodes(model) if node.domain in {"", "ai.onnx"}}
-    return [it for it in IDENTITIES if not used.isdisjoint({it.operator, *it.within})]
+    return [entry for entry in IDENTITIES if not used.isdisjoint({entry.operator, *entry.within})]
 
 
 @cache
@@ -85,7 +86,7 @@ def identities() -> Mapping[str, onnx.FunctionProto]:
 
     All nodes but the last one, which rounds to the type of the operator, are called :data:`WITHIN`.
     """
-    return {it.operator: _function(it) for it in IDENTITIES}
+    return {entry.operator: _function(entry) for entry in IDENTITIES}
 
 
 def _function(entry: OperatorIdentity) -> onnx.FunctionProto:
@@ -94,8 +95,8 @@ def _function(entry: OperatorIdentity) -> onnx.FunctionProto:
         single = f"{name}_float32"
         nodes.append(helper.make_node("Constant", [], [single], WITHIN, value_float=value))
         nodes.append(helper.make_node("CastLike", [single, "x"], [name], WITHIN))
-    for result, operator, *taken in entry.steps:
-        nodes.append(helper.make_node(operator, taken, [result], WITHIN))
+    for result, operator, *operands in entry.steps:
+        nodes.append(helper.make_node(operator, operands, [result], WITHIN))
     nodes[-1].name = ""
     opsets = [helper.make_opsetid("", _OPSET)]
     return helper.make_function(WITHIN, entry.operator, ["x"], ["y"], nodes, opsets)

@@ -1,7 +1,9 @@
-"""The roundings that are put in: which way and how far each place moves in each of eight runs.
+"""The design of the perturbed runs: the sign and size of the rounding of each place in each run.
 
-Terms that cancel show how far they are off only in a run in which they move apart. A run in which
-two places move alike says nothing of their difference, so no two places may do so in every run.
+A place is an element of an operand or result, counted in the order in which they are perturbed. The
+error of a difference of two cancelling terms becomes visible only in a run in which the two move
+differently. The design therefore lets no two places move alike in all runs. It uses no random
+numbers.
 """
 
 from __future__ import annotations
@@ -12,31 +14,38 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-#: How often a model is run with roundings put in.
+#: The number of perturbed runs.
 RUNS = 8
 #: The sizes of a rounding. Each place moves by the last one in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: So many places in a row have sizes of which no two are alike in all runs. It is the largest prime
-#: number for which there are enough, so that no usual size of a tensor is a multiple of it.
+#: The period of the sizes: among this many consecutive places, no two have the same sizes in all
+#: runs. It is the largest prime that four levels and eight runs admit; as a prime, it divides no
+#: usual size of a tensor.
 DISTINCT_PLACES = 58_967
 
-# Any two of these columns of signs have all four pairs; in the first run all are alike.
+# Columns of signs, one row per run. Any two columns contain all four pairs of signs; the signs of
+# the first run are all positive.
 _TRIPLES = tuple(combinations(range(1, RUNS), 3))
-_COLUMNS = np.array([[1.0 if run in {0, *it} else -1.0 for it in _TRIPLES] for run in range(RUNS)])
+_COLUMNS = np.array(
+    [[1.0 if run in {0, *triple} else -1.0 for triple in _TRIPLES] for run in range(RUNS)]
+)
 
 
 def _signs() -> Array:
-    """Return a row for each run. Elements a row of a tensor apart have other columns, too."""
+    """Return the signs of consecutive places, one row per run.
+
+    Places whose distance is a multiple of the number of columns have different columns, too.
+    """
     count = len(_TRIPLES)
     places = np.arange(count**3)
-    chosen = (places + places // count + places // count**2) % count
-    return np.ascontiguousarray(_COLUMNS[:, chosen])
+    columns = (places + places // count + places // count**2) % count
+    return np.ascontiguousarray(_COLUMNS[:, columns])
 
 
 def _sizes() -> Array:
-    """Return a row for each run."""
-    # Two bits are a run's level. Multiplying by odd numbers and mixing in what is shifted keep all
-    # numbers distinct, so that neighbours have nothing in common.
+    """Return the sizes of consecutive places, one row per run."""
+    # Two bits of a number are the level of a place in a run. Multiplying by odd numbers and xoring
+    # with shifted bits are bijections: the numbers stay distinct, those of neighbours unrelated.
     numbers = np.arange(4**RUNS, dtype=np.uint16)
     for factor in (40_503, 24_001, 52_711):
         numbers *= np.uint16(factor)
@@ -50,20 +59,20 @@ _ROWS = _signs(), _sizes()
 
 
 def roundings(run: int, first: int, count: int) -> Array:
-    """Return roundings, between -1 and 1, for consecutive places.
+    """Return the roundings, between -1 and 1, of consecutive places.
 
     Args:
-        run: which of the runs.
-        first: how many places were moved in it before.
-        count: how many are moved now.
+        run: the index of the run.
+        first: the index of the first place.
+        count: the number of places.
     """
-    signs, sizes = (_around(rows[run], first, count) for rows in _ROWS)
+    signs, sizes = (_cyclic(rows[run], first, count) for rows in _ROWS)
     return np.asarray(signs * sizes)
 
 
-def _around(row: Array, first: int, count: int) -> Array:
-    """Return so many numbers of a row that begins again at its end."""
+def _cyclic(row: Array, first: int, count: int) -> Array:
+    """Return consecutive numbers of a row that repeats."""
     first %= row.size
     end = first + count
-    again = row if end <= row.size else np.tile(row, -(-end // row.size))
-    return again[first:end]
+    repeated = row if end <= row.size else np.tile(row, -(-end // row.size))
+    return repeated[first:end]

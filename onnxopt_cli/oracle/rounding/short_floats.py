@@ -1,7 +1,7 @@
-"""Float types of 16 bits: what is added up is converted to float32 and added up in it.
+"""16-bit floating-point types: operands are converted to float32 and accumulated in float32.
 
-What onnx's reference yields in 16 bits is then no evidence: where it overflows, or is zero, only
-its own sums do that. ``docs/conditioned.md`` has the rule.
+onnx's reference accumulates in 16 bits. Its results in these types are therefore no evidence of
+overflow or underflow. ``docs/conditioned.md`` states the rule.
 """
 
 from __future__ import annotations
@@ -14,71 +14,79 @@ import onnx
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes
-from onnxopt_cli.oracle.rounding.condition_rows import Rounds
+from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import is_short, single_value
 
-# They divide in the type of their scales, and what they yield is discrete.
-_DIVIDE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
-# They have several stages, and the results between stages are of the model's own type.
+# These divide in the type of their scales, and have discrete results.
+_QUANTIZE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
+# These have several stages. Results between stages have the model's own type.
 _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}
 )
 #: Their published bodies round the exponents to the model's own type; nothing cancels there.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
-_NOT_ADDED = frozenset({Rounds.EXACT, Rounds.ELEMENT})
-_COORDINATES = frozenset({Rounds.COORDINATES, Rounds.PICKS})
+_NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
+_COORDINATES = frozenset({NodeKind.COORDINATES, NodeKind.SELECT})
 _SHORT_TYPES = frozenset({onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
-_TYPES_OF_STAGES = frozenset({"stash_type", "softmax_precision"})
+_TYPE_ATTRIBUTES = frozenset({"stash_type", "softmax_precision"})
 
 
-def adds_up(op_type: str, row: Rounds) -> bool:
-    """Tell whether a node computes in float32 what it is given in 16 bits."""
-    return row not in _NOT_ADDED and op_type not in _DIVIDE
+def accumulates_in_single(op_type: str, kind: NodeKind) -> bool:
+    """Return whether a node computes in float32 if its operands have 16 bits."""
+    return kind not in _NOT_ACCUMULATING and op_type not in _QUANTIZE
 
 
-def takes_exact_operands(op_type: str, row: Rounds) -> bool:
-    """Tell whether no operand of 16 bits is rounded before a node adds up."""
-    return adds_up(op_type, row) and row not in _COORDINATES and op_type not in _STAGED
+def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
+    """Return whether a node accumulates 16-bit operands without rounding them before."""
+    accumulates = accumulates_in_single(op_type, kind)
+    return accumulates and kind not in _COORDINATES and op_type not in _STAGED
 
 
-def asks_for_short_sums(model: onnx.ModelProto) -> bool:
-    """Tell whether a node says that it computes in 16 bits."""
+def requests_short_sums(model: onnx.ModelProto) -> bool:
+    """Return whether an attribute of a node states that it computes in 16 bits."""
     return any(
-        attribute.name in _TYPES_OF_STAGES and attribute.i in _SHORT_TYPES
+        attribute.name in _TYPE_ATTRIBUTES and attribute.i in _SHORT_TYPES
         for node in all_nodes(model)
         for attribute in node.attribute
     )
 
 
 class InSingle:
-    """Runs nodes in the model's own types, but in float32 what adds up operands of 16 bits.
+    """A visitor that runs nodes in the model's own types, but accumulates 16 bits in float32.
 
     Args:
-        rows: of each node that is visited: operator and row.
-        types: of each, the dtypes of its outputs in the model's own types; None for others.
+        nodes: operator and kind of each visited node.
+        types: for each of them, the dtypes of its outputs in the model's own types; None for
+            outputs that are not tensors.
     """
 
     def __init__(
-        self, rows: Sequence[tuple[str, Rounds]], types: Sequence[Sequence[np.dtype[Any] | None]]
+        self,
+        nodes: Sequence[tuple[str, NodeKind]],
+        types: Sequence[Sequence[np.dtype[Any] | None]],
     ) -> None:
-        self._rows, self._types = rows, types
+        self._nodes, self._types = nodes, types
 
     def __call__(
-        self, node: Any, compute: Callable[..., Any], given: Sequence[Any], at: int
+        self, node: Any, compute: Callable[..., Any], operands: Sequence[Any], index: int
     ) -> Sequence[Any]:
-        """Return a node's outputs, in the types that it yields."""
-        known = at < min(len(self._rows), len(self._types))
-        op_type, row = self._rows[at] if known else ("", Rounds.EXACT)
-        if op_type != node.op_type or not adds_up(op_type, row) or not any(map(is_short, given)):
-            return compute(*given)
-        outputs = compute(*map(single_value, given))
+        """Return a node's outputs in the model's own types."""
+        visited_before = index < min(len(self._nodes), len(self._types))
+        op_type, kind = self._nodes[index] if visited_before else ("", NodeKind.EXACT)
+        if (
+            op_type != node.op_type
+            or not accumulates_in_single(op_type, kind)
+            or not any(map(is_short, operands))
+        ):
+            return compute(*operands)
+        outputs = compute(*map(single_value, operands))
         return [
-            it.astype(dtype) if isinstance(it, np.ndarray) and dtype is not None else it
-            for it, dtype in zip(outputs, self._types[at], strict=True)
+            output.astype(dtype) if isinstance(output, np.ndarray) and dtype is not None else output
+            for output, dtype in zip(outputs, self._types[index], strict=True)
         ]
 
 
 def dtypes_of(outputs: Sequence[Value]) -> list[np.dtype[Any] | None]:
     """Return the dtypes of tensors; None for other values."""
-    return [it.dtype if isinstance(it, np.ndarray) else None for it in outputs]
+    return [output.dtype if isinstance(output, np.ndarray) else None for output in outputs]

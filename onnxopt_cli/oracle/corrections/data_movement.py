@@ -1,0 +1,105 @@
+"""Corrections of operators that move data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import replaces
+
+# The mask of Dropout is boolean from this version on.
+_BOOLEAN_MASK_VERSION = 10
+
+
+@replaces("op_gather_elements.gather_numpy")
+def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
+    """Gather along an axis of any length, with fewer indices than elements along other axes."""
+    part = [slice(size) for size in indices.shape]
+    part[axis] = slice(None)
+    return np.take_along_axis(data[tuple(part)], indices, axis)
+
+
+@replaces("op_pad._pad_impl")
+def _padded_or_cut(
+    original: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None
+) -> Array:
+    """Remove elements where padding is negative, then pad."""
+    stated, part = np.reshape(pads, (2, -1)), [slice(None)] * data.ndim
+    padded_axes = range(data.ndim) if axes is None else axes
+    for axis, (before, after) in zip(padded_axes, stated.T, strict=True):
+        part[axis] = slice(max(-before, 0), data.shape[axis] - max(-after, 0))
+    positive = np.maximum(stated, 0).ravel().tolist()
+    return np.asarray(original(data[tuple(part)], positive, mode, constant_values, axes))
+
+
+@replaces("op_unique.Unique._run")
+def _unique(
+    node: Any, original: Any, x: Array, axis: Any = None, **kwargs: Any
+) -> tuple[Array, ...]:
+    """Move the axis to the front: the reference takes first occurrences along the first axis."""
+    if axis is None or np.isnan(axis):
+        return tuple(original(node, x.ravel(), 0, **kwargs))
+    y, *indices = original(node, np.moveaxis(x, int(axis), 0), 0, **kwargs)
+    return (np.moveaxis(y, 0, int(axis)), *indices)
+
+
+@replaces("op_shape.Shape_15._run")
+def _shape_between(
+    _node: Any, _original: Any, x: Array, end: Any = None, start: Any = None
+) -> tuple[Array]:
+    """Clamp start and end to the axes of the input."""
+    last = None if end is None or np.isnan(end) else int(end)
+    return (np.array(x.shape[int(start or 0) : last], np.int64),)
+
+
+@replaces("op_squeeze.Squeeze_1._run")
+def _squeezed(_node: Any, _original: Any, x: Array, axes: Any = None) -> tuple[Array]:
+    """Interpret all axes as those of the input, in any order."""
+    return (np.squeeze(x, tuple(axes) if axes is not None and len(axes) else None),)
+
+
+@replaces("op_unsqueeze.Unsqueeze_1._run")
+def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]:
+    """Interpret all axes as those of the output, in any order."""
+    return (np.expand_dims(x, tuple(axes)),)
+
+
+@replaces("op_one_hot.OneHot._run")
+def _one_hot(
+    _node: Any, _original: Any, indices: Array, depth: Array, values: Array, axis: int = -1
+) -> tuple[Array]:
+    """Cast indices and depth to integers first; use the values without arithmetic."""
+    places, length = indices.astype(np.int64), int(np.asarray(depth).item())
+    places = np.expand_dims(np.where(places < 0, places + length, places), axis)
+    shape = [1] * places.ndim
+    shape[axis] = length
+    off, on = values
+    return (np.where(places == np.arange(length).reshape(shape), on, off).astype(values.dtype),)
+
+
+@replaces("op_non_max_suppression.NonMaxSuppression._run")
+def _suppressed(
+    node: Any,
+    original: Any,
+    boxes: Array,
+    scores: Array,
+    max_boxes: Any = None,
+    overlap: Any = None,
+    *score_threshold: Any,
+    **kwargs: Any,
+) -> Any:
+    """Default to no boxes and no overlap. The scalar operands may have rank 0."""
+    limits = [np.zeros(1, np.int64) if max_boxes is None else max_boxes]
+    limits += [np.zeros(1, boxes.dtype) if overlap is None else overlap, *score_threshold]
+    flat = (None if limit is None else np.reshape(limit, -1) for limit in limits)
+    return original(node, boxes, scores, *flat, **kwargs)
+
+
+@replaces("op_dropout.Dropout_7._run")
+def _dropout(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+    """Return a mask of the input's type before version 10."""
+    outputs = original(node, x, *args, **kwargs)
+    early = node.run_params["opsets"][""] < _BOOLEAN_MASK_VERSION
+    return tuple(output.astype(x.dtype) for output in outputs) if early else outputs

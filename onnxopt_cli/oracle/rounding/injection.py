@@ -1,0 +1,428 @@
+"""Roundings injected at the nodes of a model that runs in double.
+
+:class:`SiteRecorder` visits the exact run. For each node it records a :class:`RoundingSite`: the
+kind of the node, the unit roundoff u of its types and the scale s of its absolute error.
+:class:`Injector` visits a perturbed run and moves the operands x and the outputs y of each site:
+
+    x (1 + theta u_x),    u_x = u max(1, sqrt(n) / 4) in sums of n terms
+    y + theta u (|y| + s)
+
+theta, between -1 and 1, is the rounding of an element in this run, see
+:mod:`~onnxopt_cli.oracle.rounding.perturbations`. The scale is 0 unless a node mixes terms, as fast
+algorithms do. ``docs/conditioned.md`` gives the table of kinds and the reason of each rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from onnxopt_cli.core.values import Array, describe
+from onnxopt_cli.oracle.evaluator import Compute, Visitor, compute_only
+from onnxopt_cli.oracle.rounding.coordinates import (
+    GRIDS,
+    coordinate_errors,
+    moved_coordinates,
+)
+from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
+from onnxopt_cli.oracle.rounding.node_kinds import (
+    PRODUCTS,
+    NodeClass,
+    NodeKind,
+    classify,
+    may_jump,
+    movable_operands,
+)
+from onnxopt_cli.oracle.rounding.normalizations import moved_averages
+from onnxopt_cli.oracle.rounding.perturbations import roundings
+from onnxopt_cli.oracle.rounding.scales import (
+    convolution_scale,
+    determinant_scale,
+    transform_scale,
+)
+from onnxopt_cli.oracle.rounding.short_floats import (
+    InSingle,
+    accumulates_in_single,
+    takes_exact_operands,
+)
+from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide
+
+#: Unit roundoff of declared arithmetic: of operands of products, or of sums.
+MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
+#: The tolerance in units, where a unit is the movement by one rounding.
+UNITS = 16.0
+#: The same for outputs of 16 bits, which are computed in float32: 16 roundings would be too many.
+SHORT_UNITS = 4.0
+DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
+
+# A model of doubles is perturbed by 2^-26: movements by its own roundoff would be lost in the
+# roundings of the runs themselves.
+_DOUBLE_STEP = 2.0**27
+# A sum of n terms has an error of sqrt(n) / 4 roundings if that exceeds one. A sequential sum of
+# 10^6 terms has an error of 400.
+_ROOT_DIVISOR = 4.0
+# Statistics have smaller errors than their terms: no correct reformulation was observed to exceed
+# half of 8 roundings, so 8 are allowed.
+_STATISTICS_SHARE = 1 / 2
+# 16 units of this share of an activation's range are 4 roundings.
+_GATES_SHARE = 1 / 4
+# Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
+# units of this share of it are 4 roundings.
+_LARGEST_SHARE = 1 / 4
+# Elements of inputs and outputs of exact nodes that are kept. A loop may have many iterations.
+_MAX_KEPT_ELEMENTS = 1 << 24
+# The largest error of rounding a subnormal number, by the roundoff of its type.
+_SUBNORMAL_ERRORS = {
+    roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
+    for dtype, roundoff in ROUNDOFF.items()
+}
+_SCALES = {
+    NodeKind.CONVOLVE: convolution_scale,
+    NodeKind.DETERMINANT: determinant_scale,
+    NodeKind.TRANSFORM: transform_scale,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VisitedNode:
+    """A node as it ran in the model's own types.
+
+    Attributes:
+        op_type: its operator.
+        roundoff: the unit roundoff of its outputs, or of its inputs if they are coarser.
+        narrows: whether its outputs are coarser than its inputs.
+    """
+
+    op_type: str
+    roundoff: float
+    narrows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingSite:
+    """A node of the exact run, and how it rounds.
+
+    Attributes:
+        op_type: its operator.
+        node_class: its kind, and the number of terms that its outputs combine.
+        roundoff: the unit roundoff of its outputs; 0 if the node is exact.
+        operand_roundoff: the unit roundoff by which its operands are perturbed.
+        scales: for each output, the scale of its absolute error; empty if each perturbed run
+            derives it from the output.
+        exact_run: its inputs and outputs; None if it rounds, or if too many elements are kept.
+    """
+
+    op_type: str
+    node_class: NodeClass
+    roundoff: float
+    operand_roundoff: float
+    scales: Sequence[Any]
+    exact_run: tuple[Sequence[Any], Sequence[Any]] | None
+
+
+class SiteRecorder:
+    """The visitor of the exact run: records a rounding site for each node.
+
+    Args:
+        visited: the nodes, as they ran in the model's own types.
+        math: the declared arithmetic, see :data:`MATH`; or empty.
+    """
+
+    def __init__(self, visited: Sequence[VisitedNode], math: str) -> None:
+        self._visited = visited
+        self._math = math
+        self._coarsest = max((node.roundoff for node in visited), default=0.0)
+        #: The size of an injected rounding, in roundings of the model's types.
+        self.step = _DOUBLE_STEP if self._coarsest == DOUBLE_ROUNDOFF else 1.0
+        self.sites: list[RoundingSite] = []
+        #: Whether any node makes choices, so that outputs may jump.
+        self.may_jump = False
+        self._classes: dict[object, NodeClass] = {}
+        self._kept_elements = 0
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the model is a single node that rounds each element of its outputs once."""
+        site = self.sites[0] if len(self._visited) == 1 else None
+        return (
+            site is not None
+            and bool(site.roundoff)
+            and site.node_class.kind is NodeKind.ELEMENTWISE
+        )
+
+    @property
+    def accumulation(self) -> tuple[str, NodeKind] | None:
+        """The operator and kind of the only node, if it accumulates in float32; else None."""
+        nodes = [(site.op_type, site.node_class.kind) for site in self.sites]
+        single = len(self._visited) == 1 and accumulates_in_single(*nodes[0])
+        return nodes[0] if single else None
+
+    @property
+    def has_movements(self) -> bool:
+        """Whether perturbed runs would differ from the exact run."""
+        return not self.elementwise and any(site.roundoff for site in self.sites)
+
+    def native_visitor(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
+        """Return a visitor that runs nodes in the model's own types, 16-bit sums in float32.
+
+        Args:
+            types: for each visited node, the dtypes of its outputs.
+        """
+        if self._coarsest <= SINGLE_ROUNDOFF or self._math == "float16-sums":
+            return compute_only
+        return InSingle([(site.op_type, site.node_class.kind) for site in self.sites], types)
+
+    def __call__(
+        self, node: Any, compute: Compute, operands: Sequence[Any], index: int
+    ) -> Sequence[Any]:
+        """Compute a node and record its rounding site."""
+        outputs = compute(*operands)
+        self.may_jump = self.may_jump or may_jump(node, operands, outputs)
+        self.sites.append(self._site(node, compute, operands, outputs, index))
+        return outputs
+
+    def _site(
+        self,
+        node: Any,
+        compute: Compute,
+        operands: Sequence[Any],
+        outputs: Sequence[Any],
+        index: int,
+    ) -> RoundingSite:
+        # Control flow may depend on the types, so another node may have run at this index.
+        same_node = index < len(self._visited) and self._visited[index].op_type == node.op_type
+        visited = self._visited[index] if same_node else None
+        roundoff = visited.roundoff if visited else self._coarsest
+        key = (node.onnx_node.SerializeToString(), *map(describe, operands))
+        if key not in self._classes:
+            self._classes[key] = classify(node, compute, operands, outputs)
+        node_class = self._classes[key]
+        if (
+            visited
+            and visited.narrows
+            and node_class.kind is NodeKind.EXACT
+            and len(self._visited) > 1
+        ):
+            node_class = NodeClass(NodeKind.ELEMENTWISE)
+        if node_class.kind is NodeKind.EXACT:
+            roundoff = 0.0
+        operand_roundoff = _operand_roundoff(node.op_type, node_class, roundoff, self._math)
+        scales = self._scales(node, node_class.kind, compute, operands, outputs, roundoff)
+        exact_run = None
+        if not roundoff:
+            arrays = [v for v in (*operands, *outputs) if isinstance(v, np.ndarray)]
+            self._kept_elements += sum(array.size for array in arrays)
+            if self._kept_elements <= _MAX_KEPT_ELEMENTS:
+                exact_run = (operands, outputs)
+        return RoundingSite(node.op_type, node_class, roundoff, operand_roundoff, scales, exact_run)
+
+    def _scales(
+        self,
+        node: Any,
+        kind: NodeKind,
+        compute: Compute,
+        operands: Sequence[Any],
+        outputs: Sequence[Any],
+        roundoff: float,
+    ) -> Sequence[Any]:
+        """Return the scale of each output's error; empty if perturbed runs derive it."""
+        if kind is NodeKind.COORDINATES:
+            return compute(np.abs(operands[0]), *operands[1:])
+        scale = _SCALES.get(kind)
+        if scale is None or not outputs[0].size:
+            return ()
+        # 16-bit operands are accumulated in float32.
+        share = 1.0 if self._math == "float16-sums" else min(1.0, SINGLE_ROUNDOFF / roundoff)
+        return [share * scale(node, operands, outputs[0])]
+
+
+class Injector:
+    """The visitor of a perturbed run: injects a rounding at each site.
+
+    Args:
+        sites: the nodes of the exact run.
+        step: the size of the roundings, in roundings of the model's types.
+        run: the index of the run in the design.
+    """
+
+    def __init__(self, sites: Sequence[RoundingSite], step: float, run: int) -> None:
+        self._sites, self._step, self._run = sites, step, run
+        self._moved_elements = 0
+
+    def __call__(
+        self, node: Any, compute: Compute, operands: Sequence[Any], index: int
+    ) -> Sequence[Any]:
+        """Compute a node with injected roundings."""
+        site = self._sites[index] if index < len(self._sites) else None
+        if not site or site.op_type != node.op_type:
+            return compute(*operands)
+        if site.exact_run and [*map(id, operands)] == [*map(id, site.exact_run[0])]:
+            # No operand has moved.
+            return site.exact_run[1]
+        return (
+            self._perturbed(node, compute, operands, site) if site.roundoff else compute(*operands)
+        )
+
+    def _perturbed(
+        self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite
+    ) -> Sequence[Any]:
+        """Return a node's outputs with roundings at its operands, within it and at its outputs."""
+        kind, roundoff = site.node_class.kind, site.roundoff * self._step
+        moved = self._moved_operands(node, operands, site)
+        if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
+            selects = kind is NodeKind.SELECT
+            with moved_coordinates(
+                lambda size: roundoff * self._roundings(size) * size, selects=selects
+            ):
+                outputs = compute(*moved)
+            if selects:
+                return outputs
+        elif kind is NodeKind.NORMALIZE:
+            move = partial(self._average_error, site.operand_roundoff * self._step)
+            with moved_averages(move, partial(_mean_uncertainty, site.roundoff)):
+                outputs = compute(*moved)
+        elif node.op_type in SHARES:
+            inner = roundoff if site.roundoff <= SINGLE_ROUNDOFF else SINGLE_ROUNDOFF
+            with moved_logarithms(
+                lambda largest: inner * self._roundings(largest) * _LARGEST_SHARE * largest
+            ):
+                outputs = compute(*moved)
+        else:
+            outputs = compute(*moved)
+        # Two long sums in a graph have independent errors, however the terms of both move.
+        sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
+        if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
+            roundoff *= _accumulated(site.node_class, site.roundoff)
+        scales = site.scales or [
+            _mixing_scale(node, kind, output, site.roundoff)
+            if is_wide(output) and output.size
+            else 0.0
+            for output in outputs
+        ]
+        subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
+        return [
+            np.asarray(
+                output
+                + _output_error(output, self._roundings(output), roundoff, scale, subnormal_error)
+            )
+            if is_wide(output) and output.size
+            else output
+            for output, scale in zip(outputs, scales, strict=True)
+        ]
+
+    def _moved_operands(self, node: Any, operands: Sequence[Any], site: RoundingSite) -> list[Any]:
+        moved, kind = list(operands), site.node_class.kind
+        if not site.node_class.moves_operands:
+            return moved
+        for place in movable_operands(node.op_type, operands):
+            operand = operands[place]
+            # 16-bit scales and biases are as exact as they are stored; only accumulated operands
+            # are known more precisely than that.
+            parameter = kind is NodeKind.NORMALIZE and place > 0
+            if parameter and site.roundoff > SINGLE_ROUNDOFF:
+                operand_roundoff = site.roundoff * self._step
+            else:
+                operand_roundoff = site.operand_roundoff * self._step
+            errors = operand_roundoff * self._roundings(operand)
+            if place == GRIDS.get(node.op_type):
+                moved[place] = operand + errors * coordinate_errors(node.op_type, operand)
+            elif kind is not NodeKind.SELECT:
+                moved[place] = np.asarray(operand * (1 + errors))
+        return moved
+
+    def _average_error(self, roundoff: float, average: Array, spread: Array, terms: int) -> Array:
+        """Return the errors of averages of some terms, which differ by the spread."""
+        size = _root_of(terms) * np.abs(average) + spread
+        return roundoff * self._roundings(average) * np.where(np.isfinite(size), size, 0.0)
+
+    def _roundings(self, array: Array) -> Array:
+        """Return the next roundings of this run, one per element."""
+        values = roundings(self._run, self._moved_elements, array.size)
+        self._moved_elements += array.size
+        return values.reshape(array.shape)
+
+
+def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:
+    """Return by how much a node's operands are perturbed, relative to their size."""
+    if node_class.kind is NodeKind.NORMALIZE:
+        # 16-bit tensors are normalized in float32, with some of whose roundings they may differ.
+        computed = SINGLE_ROUNDOFF * UNITS if roundoff > SINGLE_ROUNDOFF else roundoff
+        in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
+        declared = MATH[math] if in_short else 0.0
+        # With given statistics, each of which belongs to one element, nothing is averaged.
+        averages = node_class.terms > 1 and roundoff <= SINGLE_ROUNDOFF
+        return max(computed, declared) * (_STATISTICS_SHARE if averages else 1.0)
+    if math == "float16-sums" and node_class.terms > 1 and roundoff > DOUBLE_ROUNDOFF:
+        return max(roundoff, MATH[math]) * _accumulated(node_class, SINGLE_ROUNDOFF)
+    if roundoff > SINGLE_ROUNDOFF and takes_exact_operands(op_type, node_class.kind):
+        return SINGLE_ROUNDOFF * _accumulated(node_class, SINGLE_ROUNDOFF) * UNITS / SHORT_UNITS
+    # Operands of exponentials round once, when they are scaled for a power of two. The exponentials
+    # are positive: their sum cancels nothing.
+    sums = node_class.kind is not NodeKind.EXPONENTIALS
+    computed = roundoff * (_accumulated(node_class, roundoff) if sums else 1.0)
+    products = math and op_type in PRODUCTS and roundoff == SINGLE_ROUNDOFF
+    return max(computed, MATH[math] if products and math != "float16-sums" else 0.0)
+
+
+def _accumulated(node_class: NodeClass, roundoff: float) -> float:
+    """Return the error of a node's sums in roundings; 1 if they round to 16 bits only once."""
+    return 1.0 if roundoff > SINGLE_ROUNDOFF else _root_of(node_class.terms)
+
+
+def _root_of(terms: float) -> float:
+    return max(1.0, terms**0.5 / _ROOT_DIVISOR)
+
+
+def has_long_sums(site: RoundingSite) -> bool:
+    """Return whether the sums of a site have an error of more than one rounding."""
+    return bool(site.roundoff) and _accumulated(site.node_class, site.roundoff) > 1
+
+
+def _mean_uncertainty(roundoff: float, mean: Array) -> Array:
+    """Return the largest error of means that are computed in float32 or a wider type."""
+    error = UNITS * _STATISTICS_SHARE * min(roundoff, SINGLE_ROUNDOFF) * np.abs(mean)
+    return np.asarray(np.where(np.isfinite(error), error, 0.0))
+
+
+def _output_error(
+    output: Array, moves: Array, roundoff: float, scale: Any, subnormal_error: float
+) -> Array:
+    """Return the movement of each element. That of a subnormal element does not cross zero."""
+    magnitude: Array = np.abs(output)
+    size = magnitude + abs(scale)
+    size = np.where(np.isfinite(size), size, 0.0)
+    subnormal = np.clip(moves * subnormal_error, -magnitude, magnitude)
+    return np.asarray(moves * roundoff * size + subnormal)
+
+
+def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> Any:
+    """Return the scale of an output's absolute error: the largest element mixed with it."""
+    if kind is NodeKind.GATES:
+        # In 16 bits, states and gates are rounded to the model's type at each step.
+        share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
+        return share * max(1.0, largest_magnitude(output))
+    if kind is NodeKind.EXPONENTIALS:
+        # The sum is 1 or more before its logarithm is taken.
+        return 0.0 if node.op_type == "Softmax" else 1.0
+    if kind is not NodeKind.MIX:
+        return 0.0
+    size = np.where(np.isfinite(output), np.abs(output), 0.0)
+    integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
+    if node.op_type == "DeformConv":
+        # No algorithm mixes images, or groups of channels.
+        parts = size.reshape(len(output), integers.get("group", 1), -1)
+        return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
+    return size.max(keepdims=True)
+
+
+def largest_magnitude(array: Any) -> float:
+    """Return the largest finite magnitude of a tensor of doubles; 0 if no element is finite."""
+    if not is_wide(array):
+        return 0.0
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max()) if finite.size else 0.0

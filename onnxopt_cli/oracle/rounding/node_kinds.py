@@ -1,0 +1,310 @@
+"""The kind of a node: where it rounds. These are the kinds of the table in ``docs/conditioned.md``.
+
+Most kinds are determined by running the node again with other inputs; some operators are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.rounding.exponentials import OPERATORS
+from onnxopt_cli.oracle.rounding.normalizations import NORMALIZE
+from onnxopt_cli.oracle.widen import is_wide
+
+
+class NodeKind(Enum):
+    """How a node computes its outputs, which decides where it rounds."""
+
+    #: Moves data: each output is bitwise an input or a constant.
+    EXACT = auto()
+    #: Computes each output element from one element of each operand.
+    ELEMENTWISE = auto()
+    #: Sums terms, which may cancel.
+    COMBINE = auto()
+    #: Mixes terms by an algorithm whose error is relative to the largest of them.
+    MIX = auto()
+    #: Convolves, possibly by Winograd's or Fourier's algorithm.
+    CONVOLVE = auto()
+    #: Computes a Fourier transform.
+    TRANSFORM = auto()
+    #: Computes coordinates, and interpolates there.
+    COORDINATES = auto()
+    #: Selects elements by coordinates that it computes.
+    SELECT = auto()
+    #: Multiplies: each operand only scales the output, and nothing cancels.
+    PRODUCT = auto()
+    #: Computes a recurrent cell with gates.
+    GATES = auto()
+    #: Divides by a sum of exponentials, or takes its logarithm.
+    EXPONENTIALS = auto()
+    #: Subtracts a mean and divides by a deviation.
+    NORMALIZE = auto()
+    #: Computes a determinant.
+    DETERMINANT = auto()
+
+
+_UNMOVED_OPERANDS = frozenset(
+    {NodeKind.EXACT, NodeKind.ELEMENTWISE, NodeKind.PRODUCT, NodeKind.TRANSFORM}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """The kind of a node at the inputs that it was run with.
+
+    Attributes:
+        kind: its kind.
+        terms: the number of elements that an output element depends on, on average.
+    """
+
+    kind: NodeKind
+    terms: float = 1.0
+
+    @property
+    def moves_operands(self) -> bool:
+        """Whether the operands of the node are perturbed besides its outputs."""
+        return self.kind not in _UNMOVED_OPERANDS
+
+
+#: Operators whose results are defined to the bit.
+DEFINED = frozenset(
+    {"BitCast", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "MaxPool"}
+)
+# Kinds that running the node would not determine, or only slowly. docs/conditioned.md gives the
+# reasons.
+_LISTED = {
+    **dict.fromkeys(DEFINED, NodeKind.EXACT),
+    # Most nodes of a network have these operators. Running them again would be slow and yield the
+    # same kinds.
+    **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
+    **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT),
+    **dict.fromkeys(
+        ("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), NodeKind.ELEMENTWISE
+    ),
+    # Fast algorithms: a zero that results from cancellation is zero only relative to the scale.
+    **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
+    **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
+    "DeformConv": NodeKind.MIX,
+    # One minus a gate that is nearly open has an error relative to the range of an activation, 1.
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
+    # Their terms are exponentials: an operand that rounds does not move them in proportion.
+    **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
+    # An error of the mean moves all elements alike, which moving single elements does not show.
+    **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
+    # A sum of products, which cancel if the rank is low.
+    "Det": NodeKind.DETERMINANT,
+    # Differences of cosines, or triangles of differences: zero only relative to the scale.
+    **dict.fromkeys(
+        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
+        NodeKind.MIX,
+    ),
+    # Coordinates round for any data.
+    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
+    # Their integers result from rounding a quotient that the node computes itself.
+    **dict.fromkeys(
+        ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
+        NodeKind.COMBINE,
+    ),
+    # They divide or take powers, which rounds even if an output depends on a single element.
+    **dict.fromkeys(
+        ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), NodeKind.COMBINE
+    ),
+    # Elementwise, but sums of many operands.
+    **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
+}
+
+#: Floating-point inputs that determine shapes. They are never perturbed.
+SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
+
+# Scales by which integers are divided and multiplied.
+_SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
+
+# Operators whose floating-point outputs are discontinuous. All others are continuous except at
+# poles. MaxRoiPool and MelWeightMatrix round coordinates.
+_DISCONTINUOUS = frozenset(
+    {"Ceil", "Compress", "Floor", "Hardmax", "MaxRoiPool", "MelWeightMatrix", "Mod", "Round"}
+    | {"Shrink", "Sign", "ThresholdedRelu", "Unique"}
+    | {"Resize", "Upsample", "GridSample", "RoiAlign"}
+)
+# The domain of trees and classifiers, which make choices.
+_CLASSIC_DOMAIN = "ai.onnx.ml"
+_SHAPE_OPERATORS = frozenset({"Shape", "Size"})
+
+#: Operators whose products tensor units compute from rounded operands.
+PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
+    | {"RNN", "LinearAttention", "CausalConvWithState"}
+)
+
+_MAX_ELEMENTWISE_OPERANDS = 2
+_PROPORTION_TOLERANCE = 1e-9
+# From here on, doubles that result from roundings may be integers by chance.
+_MAX_INTEGER = 2.0**40
+# Elements of an output that are compared before the remaining ones.
+_FIRST_ELEMENTS = 1000
+_GOLDEN_RATIO = 0.6180339887498949
+# Elements of an input that are moved, until this many moved an output.
+_MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
+
+
+def movable_operands(op_type: str, inputs: Sequence[Any]) -> list[int]:
+    """Return the indices of a node's floating-point inputs that may be perturbed."""
+    # A quotient by a power of two is exact, and so are its ties.
+    scales = [np.abs(np.frexp(inputs[index])[0]) for index in _SCALES.get(op_type, ())]
+    if scales and all((mantissa == 0.5).all() for mantissa in scales):  # noqa: PLR2004
+        return []
+    shapes = SHAPE_INPUTS.get(op_type, ())
+    return [
+        index
+        for index, operand in enumerate(inputs)
+        if is_wide(operand) and operand.size and index not in shapes
+    ]
+
+
+def classify(
+    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> NodeClass:
+    """Return the kind of a node at its inputs.
+
+    Args:
+        node: the node, as the evaluator has it.
+        compute: runs it with other inputs.
+        inputs: its inputs, floats as doubles.
+        outputs: its outputs.
+    """
+    places = movable_operands(node.op_type, inputs)
+    results = [output for output in outputs if is_wide(output) and output.size]
+    listed = _LISTED.get(node.op_type)
+    if listed is NodeKind.EXACT or (not results and listed in (None, NodeKind.ELEMENTWISE)):
+        return NodeClass(NodeKind.EXACT)
+    if not places or listed is NodeKind.ELEMENTWISE:
+        return NodeClass(listed or NodeKind.ELEMENTWISE)
+    if listed in {None, NodeKind.COORDINATES} and _moves_data(node, compute, inputs, outputs):
+        return NodeClass(NodeKind.EXACT if listed is None else NodeKind.SELECT)
+    terms, product = _terms(compute, inputs, outputs, places) if results else (1.0, False)
+    if listed is not None:
+        return NodeClass(listed, terms)
+    if terms <= 1 and len(places) <= _MAX_ELEMENTWISE_OPERANDS:
+        return NodeClass(NodeKind.ELEMENTWISE)
+    return NodeClass(NodeKind.PRODUCT if product else NodeKind.COMBINE, terms)
+
+
+def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Return whether a node is discontinuous: it makes choices, or discrete values of floats.
+
+    Args:
+        node: the node, as the evaluator has it.
+        inputs: its inputs, floats as doubles.
+        outputs: its outputs.
+    """
+    if node.op_type in _SHAPE_OPERATORS or not any(map(is_wide, inputs)):
+        return False
+    discrete = any(isinstance(output, np.ndarray) and not is_wide(output) for output in outputs)
+    classic = node.onnx_node.domain == _CLASSIC_DOMAIN
+    return discrete or node.op_type in _DISCONTINUOUS or classic
+
+
+def _moves_data(
+    node: Any, compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> bool:
+    """Return whether a node's outputs are its inputs, constants or integers, up to their sign.
+
+    Compared at the inputs themselves and at two generic points: near the inputs, and near zero.
+    """
+    attributes = node.onnx_node.attribute
+    constants = [attribute.f for attribute in attributes]
+    constants += [number for attribute in attributes for number in attribute.floats]
+    places = movable_operands(node.op_type, inputs)
+    generic_points = 0
+    for scale in (0.0, 1.0, 2.0**-7):
+        moved = list(inputs)
+        for place in places if scale else ():
+            moved[place] = _generic(inputs[place], place, scale)
+        try:
+            results = compute(*moved) if scale else outputs
+        except Exception:  # noqa: BLE001, S112 - the node may not be defined there
+            continue
+        wide = [result for result in results if is_wide(result) and result.size]
+        finite = all(np.isfinite(moved[place]).all() for place in places)
+        # An output of zeros, or one that overflows, says nothing.
+        if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
+            continue
+        generic_points += scale > 0
+        magnitudes = (np.abs(moved[place]).ravel() for place in places)
+        allowed = np.sort(np.concatenate([*magnitudes, [0.0], np.abs(constants)]))
+        for result in wide:
+            size = np.abs(result[np.isfinite(result)])
+            # Results that are rounded to integers are exact, too.
+            size = size[(size != np.floor(size)) | (size > _MAX_INTEGER)]
+            # The first elements usually suffice to show a difference.
+            for part in (size[:_FIRST_ELEMENTS], size[_FIRST_ELEMENTS:]):
+                nearest = allowed[np.searchsorted(allowed, part).clip(max=allowed.size - 1)]
+                if (nearest != part).any():
+                    return False
+    return generic_points > 0
+
+
+def _generic(array: Array, place: int, scale: float) -> Array:
+    """Return distinct numbers near those of an operand, times a scale."""
+    steps = (np.arange(array.size) * _GOLDEN_RATIO + 0.37 * place) % 1.0
+    factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
+    # A product with zero would stay zero.
+    moved: Array = np.where(array == 0, 0.013 * factors, array * factors)
+    return moved
+
+
+def _terms(
+    compute: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    places: Sequence[int],
+) -> tuple[float, bool]:
+    """Return how many elements of an input an output element depends on, and if as a product.
+
+    One element of each input is moved, and the output elements that change are counted. If none
+    changes, because the element is multiplied by zero or a pool omits it, another one is moved.
+    """
+    output_size = sum(output.size for output in outputs if is_wide(output))
+    most_terms, product = 1.0, True
+    for place in places:
+        counts = []
+        for element in _generic_elements(inputs[place].size):
+            moved = list(inputs)
+            moved[place] = inputs[place].copy()
+            flat, before = moved[place].reshape(-1), inputs[place].reshape(-1)[element]
+            flat[element] = before * 1.37 + 0.11
+            try:
+                results = compute(*moved)
+            except Exception:  # noqa: BLE001, S112 - the node may not be defined there
+                continue
+            count = 0
+            for old, new in zip(outputs, results, strict=True):
+                if is_wide(old) and is_wide(new) and old.shape == new.shape:
+                    changed = ~((old == new) | (np.isnan(old) & np.isnan(new)))
+                    count += int(np.count_nonzero(changed))
+                    if product:
+                        scaled = old[changed] * (flat[element] / before)
+                        difference = np.abs(new[changed] - scaled)
+                        product = bool((difference <= _PROPORTION_TOLERANCE * np.abs(scaled)).all())
+            counts += [count] * bool(count)
+            if len(counts) == _ENOUGH_EFFECTS:
+                break
+        if counts:
+            terms = inputs[place].size * float(np.mean(counts)) / output_size
+            most_terms = max(most_terms, terms)
+    return most_terms, product
+
+
+@lru_cache(1024)
+def _generic_elements(size: int) -> list[int]:
+    """Return indices that are generic along each axis. Each second one mirrors the one before."""
+    steps = (np.arange(1, 1 + _MAX_MOVED_ELEMENTS // 2) * _GOLDEN_RATIO) % 1.0
+    near = np.rint((size - 1) * np.stack([steps, 1 - steps], 1)).astype(int)
+    return list(dict.fromkeys(near.ravel().tolist()))

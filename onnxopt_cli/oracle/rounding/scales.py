@@ -1,0 +1,483 @@
+"""The scale of the absolute error of an output: convolutions, transforms and determinants.
+
+The error of an element is at most about u times the scale, even where the element itself is small.
+Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements that a direct sum
+keeps separate. The standard deviation of their error is derived from the algorithm, with
+independent roundings. ``docs/conditioned.md`` has the equations and their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from math import ceil, exp, lgamma, log, log2, prod, sqrt
+from operator import add, mul
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from onnxopt_cli.core.values import Array
+
+# A tolerance of 16 units is 4 standard deviations of Winograd's error if each rounding is as large
+# as possible. Roundings are spread evenly, so their actual deviation is about 0.4 of that.
+_STANDARD_DEVIATIONS = 4 / 16
+# The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
+_TRANSFORM_STAGE, _CONVOLUTION_STAGE = 1 / 3, 1 / 6
+# A transform that is computed as sums of n terms has an error of sqrt(n) / 10 roundings of the root
+# mean square, and of sqrt(n) / 40 roundings of the largest element.
+_ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
+# Interpolation points, besides infinity, of tiles with 6 elements, F(4, 3) and F(2, 5), and with 8
+# elements, F(6, 3) and F(4, 5).
+_HALF = Fraction(1, 2)
+_POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
+_LARGEST_KERNEL = 7
+# Binary digits of a float32 number.
+_DIGITS = 24
+# Winograd's error is computed for at most this many output channels of a group.
+_MAX_CHANNELS = 16
+# Tiles extend along the last axes; elements along other axes are summed as channels are.
+_TILED_AXES = 2
+# Times that the rows and columns of a matrix are balanced. If zeros leave no product, balancing
+# does not converge.
+_BALANCING_ROUNDS = 4
+# Reflections mix small rows with large ones, which increases their error by this factor at most.
+_MAX_MIXING = 64.0
+
+
+def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
+    """Return the scale of the error of a ``DFT`` or ``STFT``, for each line of its output.
+
+    It is a share of the root mean square of the line, or of its largest element, which two
+    algorithms leak into the others. Bluestein's algorithm, for lengths that are not powers of two,
+    computes angles in the model's type and may not reduce them. A sequential sum has partial sums
+    of up to 1 / pi of the largest element.
+
+    Args:
+        node: the node, as the evaluator has it.
+        inputs: its inputs.
+        output: its output.
+    """
+    axis = transformed_axis(node, inputs)
+    power = np.sum(_finite(output) ** 2, axis=-1, keepdims=True).mean(axis, keepdims=True)
+    terms = max(2, _transform_length(node, inputs, output, axis))
+    share = max(_TRANSFORM_STAGE * sqrt(log2(terms)), sqrt(terms) / _ROOT_MEAN_SQUARE_DIVISOR)
+    magnitudes = np.sqrt(np.sum(_finite(output) ** 2, axis=-1, keepdims=True))
+    largest = magnitudes.max(axis, keepdims=True, initial=0.0)
+    leaked = sqrt(terms) / _LARGEST_DIVISOR if terms & (terms - 1) == 0 else 1.0
+    return np.maximum(share * np.sqrt(power), leaked * largest)
+
+
+def _transform_length(node: Any, inputs: Sequence[Any], output: Array, axis: int) -> int:
+    """Return the length of the transform. With ``onesided``, the output has about half of it."""
+    if node.op_type == "STFT":
+        window, length = [*inputs, None, None][2:4]
+        return int(length.item()) if length is not None else len(window)
+    stated = inputs[1] if len(inputs) > 1 else None
+    length = inputs[0].shape[axis] if stated is None else int(stated.item())
+    return max(length, output.shape[axis])
+
+
+def transformed_axis(node: Any, inputs: Sequence[Any]) -> int:
+    """Return the axis along which the output of a ``DFT`` or ``STFT`` is a spectrum."""
+    if node.op_type == "STFT":
+        return -2
+    axis = inputs[2].item() if len(inputs) > 2 and inputs[2] is not None else -2  # noqa: PLR2004
+    integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
+    return int(integers.get("axis", axis))
+
+
+def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
+    """Return the scale of the error of a ``Conv`` or ``ConvTranspose`` by any known algorithm.
+
+    Args:
+        node: the node, as the evaluator has it.
+        inputs: its inputs.
+        output: its output.
+    """
+    x, w = map(_finite, inputs[:2])
+    attributes = {attribute.name: attribute for attribute in node.onnx_node.attribute}
+    transposed = node.op_type == "ConvTranspose"
+    convolution = (_transposed if transposed else _padded)(x, w, attributes)
+    scale = convolution.fourier_error()[(...,) + (None,) * (output.ndim - 2)]
+    tiled = convolution.winograd_error() if convolution.tiled else None
+    if tiled is not None:
+        error = tiled
+        if transposed and "output_shape" not in attributes:
+            # Its padding is cut off, before or after the output is divided into tiles.
+            starts = list(attributes["pads"].ints if "pads" in attributes else ())
+            starts = (starts or [0] * (output.ndim - 2))[: output.ndim - 2]
+            error = _part(tiled, starts, output.shape[2:])
+            if any(starts) and error.shape == output.shape:
+                cut = convolution.cut(starts, output.shape[2:]).winograd_error()
+                error = error if cut is None else np.maximum(error, cut)
+        if error.shape != output.shape:
+            # The borders that are cut off are unknown here, so the largest error counts.
+            error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
+        scale = np.maximum(scale, error)
+    # The scales of a network are all in memory at once, and few digits matter.
+    return np.broadcast_to(scale.astype(np.float32), output.shape)
+
+
+def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Array:
+    """Return the scale of the error of ``Det``: the root mean square of similar determinants.
+
+    If rows of n elements have independent directions, the mean of det^2 is n! / n^n times the
+    product of their squared lengths. A sum of n! products with random signs is as large, and so is
+    the error of an expansion by cofactors, in roundings. Factorizations have smaller errors if the
+    rank is low.
+
+    Elimination and cofactors have an error relative to the scale of the balanced matrix.
+    Reflections have one relative to the rows and columns as they are, which is accepted up to 64
+    times the former.
+
+    Args:
+        inputs: the matrices, in their last two axes.
+    """
+    matrices = inputs[0]
+    count = matrices.shape[-1]
+    if not count:
+        return np.ones(matrices.shape[:-2])
+    size = np.abs(_finite(matrices))
+    mixed = np.maximum(*(np.prod(_lengths(size, axis), axis=(-1, -2)) for axis in (-1, -2)))
+    balanced = np.ones(matrices.shape[:-2])
+    for axis in (-1, -2) * _BALANCING_ROUNDS:
+        lengths = _lengths(size, axis)
+        balanced = balanced * np.prod(lengths, axis=(-1, -2))
+        size = np.divide(size, lengths, out=np.zeros_like(size), where=lengths != 0)
+    share = exp((lgamma(count + 1) - count * log(count)) / 2)
+    return np.asarray(share * np.minimum(mixed, _MAX_MIXING * balanced))
+
+
+def _lengths(size: Array, axis: int) -> Array:
+    """Return the lengths of rows or columns. One of zeros may be mixed with the largest."""
+    lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
+    return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
+
+
+def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
+    """Return whether a fast algorithm may spread NaN or infinity in a node's operands."""
+    count = {"Conv": 2, "ConvTranspose": 2, "DFT": 1, "STFT": 1}.get(node.op_type, 0)
+    mixed = [operand for operand in inputs[:count] if operand.dtype.kind in "fV"]
+    return not all(np.isfinite(operand).all() for operand in mixed)
+
+
+def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
+    """Return an output with NaN, or an infinity, wherever a fast algorithm may yield it.
+
+    These are all elements that are mixed with an operand that is not finite. NaN stays NaN, and an
+    infinity may become NaN, but not the infinity of the other sign.
+    """
+    size = output.astype(np.float64)
+    if node.op_type in {"DFT", "STFT"}:
+        axes = (transformed_axis(node, inputs), -1)
+        mixed = ~np.isfinite(size).all(axes, keepdims=True) & ~np.isnan(size)
+    else:
+        x, w = (~np.isfinite(operand.astype(np.float64)) for operand in inputs[:2])
+        integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
+        group = integers.get("group", 1)
+        kernels = w.reshape(group, -1, *w.shape[1:])
+        if node.op_type == "ConvTranspose":
+            kernels = kernels.swapaxes(1, 2)
+        images = x.reshape(len(x), group, 1, -1).any(-1)
+        mixed = images | kernels.reshape(*kernels.shape[:2], -1).any(-1)
+        mixed = mixed.reshape(*output.shape[:2], *[1] * (output.ndim - 2))
+        if np.isinf(special):
+            mixed = mixed & np.isfinite(size)
+    return np.where(mixed, np.asarray(special, output.dtype), output)
+
+
+def _finite(array: Array) -> Array:
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Convolution:
+    """A convolution with stride 1, some of whose elements the node may omit.
+
+    Attributes:
+        x: the padded input: batch, channels, space.
+        w: the kernels: output channels, channels of the group, space.
+        group: the number of groups of channels.
+        dilations: the dilation along each axis of space.
+        tiled: whether Winograd's algorithm may compute it.
+    """
+
+    x: Array
+    w: Array
+    group: int
+    dilations: Sequence[int]
+    tiled: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """The lengths of the output along each axis of space."""
+        axes = zip(self.x.shape[2:], self.w.shape[2:], self.dilations, strict=True)
+        return [size - (kernel - 1) * dilation for size, kernel, dilation in axes]
+
+    def cut(self, starts: Sequence[int], sizes: Sequence[int]) -> _Convolution:
+        """Return the convolution that yields a part of the output."""
+        axes = zip(self.w.shape[2:], self.dilations, strict=True)
+        reach = ((kernel - 1) * dilation for kernel, dilation in axes)
+        return replace(self, x=_part(self.x, starts, [*map(add, sizes, reach)]))
+
+    def fourier_error(self) -> Array:
+        """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
+
+        The errors of both transformed operands are white, with the power of the operands. Those of
+        the inverse transform have the power of the output.
+        """
+        space = tuple(range(2, self.x.ndim))
+        norms = _by_group(np.sum(self.w**2, axis=space), self.group)
+        largest = np.max(self.x**2, axis=space).reshape(len(self.x), self.group, -1, 1)
+        power = np.mean(self._output() ** 2, axis=space)
+        operands = (norms @ largest).reshape(power.shape)
+        stages = log2(max(2, prod(self.sizes)))
+        return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
+
+    def _output(self) -> Array:
+        output = np.zeros((len(self.x), len(self.w), *self.sizes))
+        for place in np.ndindex(*self.w.shape[2:]):
+            terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)
+            terms = terms.reshape(len(self.x), self.group, -1, prod(self.sizes))
+            kernels = _by_group(self.w[(..., *place)], self.group)
+            output += (kernels @ terms).reshape(output.shape)
+        return output
+
+    def winograd_error(self) -> Array | None:
+        """Return the scale of the error by Winograd's algorithm, for each element.
+
+        If there are many output channels, the errors of some are computed, and the largest of them
+        is used for all, in proportion to the norms of their kernels.
+
+        Returns:
+            The scale, or None if no known implementation tiles a kernel of this size.
+        """
+        kernels = self.w.shape[2:][-_TILED_AXES:]
+        if max(kernels) == 1 or max(kernels) > _LARGEST_KERNEL:
+            return None
+        w = _by_group(self.w, self.group)
+        norms = np.sqrt(np.sum(w**2, axis=tuple(range(2, w.ndim)), keepdims=True))
+        w = np.divide(w, norms, out=np.zeros_like(w), where=norms > 0)
+        channels = np.unique(np.linspace(0, w.shape[1] - 1, _MAX_CHANNELS).astype(int))
+        if len(channels) < w.shape[1]:
+            w = w[:, channels]
+        # Few digits matter, and normalized squares stay within the range of float32.
+        largest = np.abs(self.x).max(initial=0.0) or 1.0
+        x, w = (self.x / largest).astype(np.float32), w.reshape(-1, *self.w.shape[1:])
+        w = w.astype(np.float32)
+        for _ in self.sizes[:-_TILED_AXES]:
+            # Treat each place along the axis as a batch, each term as a channel.
+            terms = np.moveaxis(sliding_window_view(x, w.shape[2], 2), (2, -1), (1, 3))
+            x = terms.reshape(-1, w.shape[2] * x.shape[1], *x.shape[3:])
+            w = w.reshape(len(w), -1, *w.shape[3:])
+        variances = []
+        for points in _POINTS:
+            if max(kernels) > len(points):
+                continue
+            axes = [_matrices(points, kernel) for kernel in kernels]
+            # A tile may be larger than the image: its outputs beyond the image are cut off.
+            exact = _transforms_exactly(self.x, axes)
+            variances.append(_tiled_variance(x, w, self.group, axes, exact=exact))
+        if not variances:
+            return None
+        error = _STANDARD_DEVIATIONS * largest * np.sqrt(np.maximum.reduce(variances))
+        error = error.reshape(len(self.x), *self.sizes[:-_TILED_AXES], *error.shape[1:])
+        # Batch, group, output channels of the group, space.
+        error = np.moveaxis(error, -1 - len(kernels), 1)
+        error = error.reshape(len(error), self.group, -1, *self.sizes)
+        if error.shape[2] < norms.shape[1]:
+            error = error.max(axis=2, keepdims=True)
+        error = error * norms.reshape(1, self.group, -1, *[1] * len(self.sizes))
+        return np.asarray(error.reshape(len(error), -1, *self.sizes))
+
+
+def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
+    """Return the convolution with stride 1 that includes all elements of a ``Conv``."""
+    rank = x.ndim - 2
+    strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
+    mode = attributes["auto_pad"].s.decode() if "auto_pad" in attributes else "NOTSET"
+    pads = np.zeros((2, rank), int)
+    if mode.startswith("SAME"):
+        sizes = np.array(x.shape[2:])
+        reach = (np.array(w.shape[2:]) - 1) * dilations + 1
+        total = np.maximum((-(-sizes // strides) - 1) * strides + reach - sizes, 0)
+        pads[:] = total // 2, total - total // 2
+        pads = pads if mode == "SAME_UPPER" else pads[::-1]
+    elif mode == "NOTSET" and "pads" in attributes:
+        pads[:] = np.reshape(attributes["pads"].ints, (2, rank))
+    x = np.pad(x, [(0, 0), (0, 0), *pads.T.tolist()])
+    group = attributes["group"].i if "group" in attributes else 1
+    return _Convolution(x, w, group, dilations, max(*strides, *dilations) == 1)
+
+
+def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
+    """Return the convolution with stride 1 that includes all elements of a ``ConvTranspose``."""
+    rank = x.ndim - 2
+    strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
+    group = attributes["group"].i if "group" in attributes else 1
+    sizes = (np.array(x.shape[2:]) - 1) * strides + 1
+    dilated = np.zeros((*x.shape[:2], *sizes))
+    places: tuple[Any, ...] = (..., *(slice(None, None, stride) for stride in strides))
+    dilated[places] = x
+    pads = (np.array(w.shape[2:]) - 1) * dilations
+    dilated = np.pad(dilated, [(0, 0), (0, 0), *zip(pads, pads, strict=True)])
+    kernels = np.concatenate([kernel.swapaxes(0, 1) for kernel in np.split(w, group)])
+    kernels = np.flip(kernels, tuple(range(2, w.ndim)))
+    return _Convolution(dilated, kernels, group, dilations, max(*strides, *dilations) == 1)
+
+
+def _along(attributes: Any, name: str, rank: int) -> list[int]:
+    return list(attributes[name].ints) if name in attributes else [1] * rank
+
+
+def _part(array: Array, starts: Sequence[int], sizes: Sequence[int]) -> Array:
+    """Return the part of an array with these starts and sizes along its last axes."""
+    slices = (slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+    index: tuple[Any, ...] = (..., *slices)
+    return array[index]
+
+
+def _by_group(kernels: Array, group: int) -> Array:
+    return kernels.reshape(group, -1, *kernels.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Axis:
+    """The matrices of Winograd's algorithm along an axis.
+
+    Attributes:
+        inverse: transforms the products back: A^T, with a row for each output of a tile.
+        kernel: transforms a kernel: G.
+        tile: transforms a tile of the input: B^T.
+        grain: a power of two that divides all elements of ``tile``.
+    """
+
+    inverse: Array
+    kernel: Array
+    tile: Array
+    grain: float
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a tile."""
+        return len(self.inverse)
+
+
+def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
+    """Return whether an input has few enough binary digits for its tiles to transform exactly."""
+    growth = prod(float(np.abs(axis.tile).sum(axis=1).max()) for axis in axes)
+    largest = growth * float(np.abs(x).max(initial=0.0))
+    if not 0 < largest < np.inf:
+        return not largest
+    # Multiples of a unit are exact in float32 up to 2^24 units.
+    unit = 2.0 ** ceil(log2(largest) - _DIGITS) / prod(axis.grain for axis in axes)
+    return bool(unit > 0 and (x % unit == 0).all())
+
+
+def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, exact: bool) -> Array:
+    """Return the variance of the error of each output, in units of u^2.
+
+    Args:
+        x: the input: batch, channels, space.
+        w: the kernels: output channels, channels of the group, space.
+        group: the number of groups of channels.
+        axes: the matrices along the axes of space.
+        exact: whether tiles of the input transform exactly.
+    """
+    batch, outputs, channels, rank = len(x), len(w), w.shape[1], len(axes)
+    sizes = [old - kernel + 1 for old, kernel in zip(x.shape[2:], w.shape[2:], strict=True)]
+    counts = [-(-size // axis.outputs) for size, axis in zip(sizes, axes, strict=True)]
+    tiled_sizes = [count * axis.outputs for count, axis in zip(counts, axes, strict=True)]
+    missing = [tiled - size for tiled, size in zip(tiled_sizes, sizes, strict=True)]
+    x = np.pad(x, [(0, 0), (0, 0), *((0, length) for length in missing)])
+    reach = [len(axis.tile) for axis in axes]
+    tiles = sliding_window_view(x, reach, tuple(range(2, x.ndim)))
+    tiles = tiles[(slice(None), slice(None), *(slice(None, None, axis.outputs) for axis in axes))]
+
+    # The elements of a tile come first, then group, channels and all tiles.
+    tile_axes = tuple(range(rank))
+    tiles = np.moveaxis(tiles, range(-rank, 0), tile_axes).swapaxes(rank, rank + 1)
+    v, v_variance = (
+        array.reshape(prod(reach), group, channels, -1)
+        for array in _transformed([axis.tile for axis in axes], tiles)
+    )
+    w = np.moveaxis(w, range(-rank, 0), tile_axes)
+    u, u_variance = (
+        array.reshape(prod(reach), group, -1, channels)
+        for array in _transformed([axis.kernel for axis in axes], w)
+    )
+    v_variance = np.zeros_like(v_variance) if exact else v_variance
+    # Each partial sum over the channels rounds.
+    variance = u**2 @ (v_variance + (1 + channels / 2) * v**2) + u_variance @ v**2
+    _, variance = _transformed(
+        [axis.inverse for axis in axes],
+        *(array.reshape(*reach, outputs, batch, *counts) for array in (u @ v, variance)),
+    )
+    # Batch and output channel, then for each axis: the tile, and the place within it.
+    order = [1 + rank, rank, *(at for axis in tile_axes for at in (2 + rank + axis, axis))]
+    variance = variance.transpose(order).reshape(batch, outputs, *tiled_sizes)
+    return _part(variance, [0] * rank, sizes)
+
+
+def _transformed(
+    matrices: Sequence[Array], value: Array, variance: Array | None = None
+) -> tuple[Array, Array]:
+    """Multiply each of the first axes by a matrix; return the result and its variance.
+
+    Each term of a sum rounds once, by u times its magnitude.
+    """
+    variance = np.zeros_like(value) if variance is None else variance
+    last = len(matrices) - 1
+    for matrix in reversed(matrices):
+        # Each contraction puts its axis first; after the last one the axes are in order again.
+        if matrix.size == 1:
+            value, variance = np.moveaxis(value, last, 0), np.moveaxis(variance, last, 0)
+        else:
+            variance = np.tensordot(matrix**2, variance + value**2, (1, last))
+            value = np.tensordot(matrix, value, (1, last))
+    return value, variance
+
+
+@cache
+def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
+    """Return the matrices of the algorithm that interpolates at points and infinity.
+
+    Row i of the tile's matrix has the coefficients of ``prod(x - p_j)`` over all points but p_i.
+    Row i of the kernel's has powers of p_i, divided by ``prod(p_i - p_j)``. The inverse has powers
+    of the points.
+    """
+    if kernel == 1:
+        identity = np.ones((1, 1), np.float32)
+        return _Axis(identity, identity, identity, 1.0)
+    places = [Fraction(point) for point in points]
+
+    def powers(count: int) -> Array:
+        infinity = [Fraction(0)] * (count - 1) + [Fraction(1)]
+        rows = [[place**power for power in range(count)] for place in places]
+        return np.array([*rows, infinity])
+
+    inverse, kernels, rows = powers(len(places) + 2 - kernel), powers(kernel), []
+    for index, place in enumerate(places):
+        roots = places[:index] + places[index + 1 :]
+        kernels[index] /= prod(place - root for root in roots)
+        rows.append([*_coefficients(roots), Fraction(0)])
+    rows.append(_coefficients(places))
+    # Denominators are powers of two, as those of the points are.
+    grain = 1 / max(coefficient.denominator for row in rows for coefficient in row)
+    inverse, kernels, tile = (
+        np.array(matrix).astype(np.float32) for matrix in (inverse.T, kernels, rows)
+    )
+    return _Axis(inverse, kernels, tile, grain)
+
+
+def _coefficients(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Return the coefficients of the monic polynomial with these roots, the lowest first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        scaled = [*(coefficient * root for coefficient in coefficients), Fraction(0)]
+        coefficients = [a - b for a, b in zip(shifted, scaled, strict=True)]
+    return coefficients
