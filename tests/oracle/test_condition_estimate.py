@@ -1,4 +1,4 @@
-"""What is right of a model without a formula of ours, and how far off it may be."""
+"""Condition estimates: correct outputs pass, and wrong outputs near them fail."""
 
 import hypothesis
 import ml_dtypes
@@ -21,26 +21,27 @@ from onnxopt_cli.oracle.condition_estimate import (
     condition,
 )
 from onnxopt_cli.oracle.corrections.corrected_reference import fast_loss
-from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.distributions import drawn
+from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.rounding.node_kinds import _LISTED
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
-    """A model of (operator, inputs, attributes) in a row; the last one yields the outputs."""
+    """Return a model of nodes (operator, inputs, attributes); the last one yields the outputs."""
     names = [f"y{place}" for place in range(outputs)]
-    made = []
-    for place, (name, given, attributes) in enumerate(nodes):
+    protos = []
+    for place, (name, operands, attributes) in enumerate(nodes):
         last = place == len(nodes) - 1
-        made.append(helper.make_node(name, given, names if last else [f"t{place}"], **attributes))
+        results = names if last else [f"t{place}"]
+        protos.append(helper.make_node(name, operands, results, **attributes))
     graph = helper.make_graph(
-        made,
+        protos,
         "g",
         [
             helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(np.asarray(it).dtype), np.shape(it)
+                name, helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), np.shape(value)
             )
-            for name, it in inputs.items()
+            for name, value in inputs.items()
         ],
         [
             helper.make_tensor_value_info(name, types[at] if types else TensorProto.FLOAT, None)
@@ -50,7 +51,7 @@ def model_of(nodes, inputs, outputs=1, opset=22, types=()):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def judged(model, inputs, value, at=0):
+def passes_estimate(model, inputs, value, at=0):
     conditioned_output = condition(model, inputs)[at]
     assert not conditioned_output.reason, conditioned_output.reason
     branch = None
@@ -62,9 +63,9 @@ def judged(model, inputs, value, at=0):
     return diff.agrees
 
 
-def one(name, inputs, value, **attributes):
-    inputs = {key: np.asarray(it) for key, it in inputs.items()}
-    return judged(model_of([(name, list(inputs), attributes)], inputs), inputs, value)
+def node_passes(name, inputs, value, **attributes):
+    inputs = {key: np.asarray(operand) for key, operand in inputs.items()}
+    return passes_estimate(model_of([(name, list(inputs), attributes)], inputs), inputs, value)
 
 
 def f32(*numbers):
@@ -72,7 +73,7 @@ def f32(*numbers):
 
 
 PROBIT = {"post_transform": "PROBIT"}
-WRONG = {
+WRONG_OUTPUTS = {
     "Erf loses small operands": ("Erf", [f32(1e-8, 0.5)], [0, 0.5204999]),
     "Log of almost 1 is 0": ("Log", [f32(1 + 2**-20)], [0]),
     "a difference vanishes": ("Sub", [f32(1.0000001), f32(1)], [0]),
@@ -95,18 +96,18 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_answers_fail(name):
-    operator, operands, answer = WRONG[name]
-    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+@pytest.mark.parametrize("name", WRONG_OUTPUTS)
+def test_wrong_output_fails(name):
+    operator, operands, output = WRONG_OUTPUTS[name]
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
     extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
-    value = np.reshape(answer, -1) if not extra else answer[0]
-    assert not one(operator, inputs, value, **extra)
+    value = np.reshape(output, -1) if not extra else output[0]
+    assert not node_passes(operator, inputs, value, **extra)
     with_reference = ReferenceEvaluator(model_of([(operator, list(inputs), extra)], inputs))
-    assert one(operator, inputs, with_reference.run(None, inputs)[0], **extra)
+    assert node_passes(operator, inputs, with_reference.run(None, inputs)[0], **extra)
 
 
-RIGHT = {
+CORRECT_OUTPUTS = {
     "Erf": ("Erf", [f32(1e-8, 0.5)], [1.1283792e-08, 0.5204999]),
     "a subnormal is flushed": ("Exp", [f32(-95)], [0]),
     "Gelu by the published body": (
@@ -120,22 +121,22 @@ RIGHT = {
 }
 
 
-def test_what_a_published_body_calls_may_cancel_as_its_own_body_does():
+def test_functions_called_by_a_published_body_may_cancel():
     x = f32(-2.9941268)
     sixth = x * np.float32(1 / 6) + np.float32(0.5)
-    assert one("HardSwish", {"x": x}, x * sixth)
-    assert not one("HardSwish", {"x": x}, x * sixth * 1.01)
-    # A sure class: of 30 nothing is left but a rounding.
+    assert node_passes("HardSwish", {"x": x}, x * sixth)
+    assert not node_passes("HardSwish", {"x": x}, x * sixth * 1.01)
+    # The class is almost certain: its logarithm is smaller than a rounding of 30.
     inputs = {"x": f32(0, 30, 5).reshape(1, 3), "label": np.array([1])}
-    assert one("SoftmaxCrossEntropyLoss", inputs, 0.0)
-    assert not one("SoftmaxCrossEntropyLoss", inputs, 1e-4)
-    # Softplus may lose all of what Mish is then without.
-    assert not one("Mish", {"x": f32(-20)}, [0])
+    assert node_passes("SoftmaxCrossEntropyLoss", inputs, 0.0)
+    assert not node_passes("SoftmaxCrossEntropyLoss", inputs, 1e-4)
+    # The published body of Softplus would lose all digits.
+    assert not node_passes("Mish", {"x": f32(-20)}, [0])
 
 
-# Right answers that each look wrong to a rule that is too simple, and a wrong one beside each.
-LIMITS = {
-    "x less its mean, where all are alike": (
+# Correct outputs that a simpler rule would reject, and a similar wrong output for each.
+SIMILAR_OUTPUTS = {
+    "equal elements minus their mean": (
         ("GroupNormalization", {"num_groups": 1}),
         {"x": np.full((1, 2, 4), 7.7, "f"), "s": f32(1, 1), "b": f32(0, 0)},
         (np.full((1, 2, 4), 2e-4), np.full((1, 2, 4), 0.1)),
@@ -155,7 +156,7 @@ LIMITS = {
         {"x": f32(3e-30, 4e-30)},
         (0, 4e-30),
     ),
-    "squares of which few digits are left": (
+    "subnormal squares": (
         ("ReduceL2", {"keepdims": 0}),
         {"x": f32(1e-21, 2e-21, 3e-21)},
         (3.741707e-21, 3.79e-21),
@@ -165,7 +166,7 @@ LIMITS = {
         {"x": f32(1e20, 1, 2, 3).reshape(1, 4), "s": np.ones(4, "f"), "b": np.full(4, 0.5, "f")},
         (np.full((1, 4), 0.5), np.full((1, 4), 0.51)),
     ),
-    "a type to compute in that is spelt out": (
+    "a stated stash type": (
         ("LayerNormalization", {"stash_type": 1}),
         {"x": f32(1, 2, 3, 4).reshape(1, 4), "s": np.ones(4, "f")},
         (
@@ -178,9 +179,9 @@ LIMITS = {
         {"x": f32(3e9, -3e9, np.inf), "scale": f32(1).reshape(()), "zero": np.int8(0)},
         ([127, -128, 127], [-128, -128, -128]),
     ),
-    "an operand that is subnormal": (("Div", {}), {"x": f32(1e-38), "y": f32(0.5)}, ([0], [1e-37])),
-    "its floor": (("Floor", {}), {"x": f32(-1e-40)}, ([0], [-2])),
-    "terms added up in order": (
+    "a subnormal operand": (("Div", {}), {"x": f32(1e-38), "y": f32(0.5)}, ([0], [1e-37])),
+    "the floor of a subnormal operand": (("Floor", {}), {"x": f32(-1e-40)}, ([0], [-2])),
+    "a sequential sum": (
         ("GlobalAveragePool", {}),
         {"x": np.full((1, 1, 300, 300), 0.1, "f")},
         (np.full((1, 1, 1, 1), 0.10002737), np.full((1, 1, 1, 1), 0.0995)),
@@ -216,13 +217,13 @@ LIMITS = {
         },
         ([[0.2, 0.9]], [[0.2, 0.90001]]),
     ),
-    "what version 16 called bilinear": (
+    "the mode bilinear of version 16": (
         ("GridSample", {"opset": 16, "mode": "bilinear", "align_corners": 1}),
         {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
         (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
     ),
-    # The first element of a row is in no other sum than its own, which float32 rounds.
-    "sums from the end on": (
+    # The first element of a row contributes only to its own sum, which float32 rounds.
+    "reverse sums": (
         ("CumSum", {"reverse": 1}),
         {"x": np.resize(f32(3.0001, -3.3, 0.1, 0.2), (6, 4)), "axis": np.array(1)},
         (
@@ -230,7 +231,7 @@ LIMITS = {
             np.resize([0.0002, -3, 0.3, 0.2], (6, 4)),
         ),
     ),
-    "a product of what is zero at many places": (
+    "a product of sparse operands": (
         ("MatMul", {}),
         {
             "x": f32(1.1, 0, 0, 0, 0, 1.3, 0, 0, 0, 0).reshape(1, 10),
@@ -238,43 +239,43 @@ LIMITS = {
         },
         ([f32(1.1) * f32(1.3) - f32(1.3) * f32(1.09999)], [[1.6e-5]]),
     ),
-    "one of a hundred, by fewer indices than rows": (
+    "a gathered element beyond the 32nd, with fewer indices than rows": (
         ("GatherElements", {"axis": 1}),
         {"x": np.arange(200, dtype="f").reshape(2, 100), "i": np.array([[99, -100, 5]])},
         ([[99, 0, 5]], [[99, 99, 5]]),
     ),
-    "what is padded by less than nothing": (
+    "negative padding": (
         ("Pad", {"mode": "edge"}),
         {"x": f32(1, 2, 3), "p": np.array([-1, 2])},
         ([2, 3, 3, 3], [1, 2, 3, 3]),
     ),
-    "the largest in three dimensions": (
+    "a global maximum in three dimensions": (
         ("GlobalMaxPool", {}),
         {"x": np.arange(16, dtype="f").reshape(1, 2, 2, 2, 2)},
         (np.reshape([7, 15], (1, 2, 1, 1, 1)), np.reshape([6, 15], (1, 2, 1, 1, 1))),
     ),
-    "a norm of all": (
+    "a global norm": (
         ("GlobalLpPool", {}),
         {"x": f32(3, -4).reshape(1, 1, 2)},
         (np.reshape(5, (1, 1, 1)), np.reshape(5.0001, (1, 1, 1))),
     ),
-    # Pixels are measured from their corners, and the last one goes on to its end.
-    "stretched from the corner, by scales that are an attribute": (
+    # Coordinates count from the corners of pixels, and the last pixel is extended.
+    "Upsample with scales as an attribute": (
         ("Upsample", {"opset": 7, "mode": "linear", "scales": [1.0, 1.0, 1.0, 2.0]}),
         {"x": f32(1, 2, 4).reshape(1, 1, 1, 3)},
         ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.25, 1.75, 2.5, 3.5, 4]]]]),
     ),
-    "stretched from the corner, by scales that are an input": (
+    "Upsample with scales as an input": (
         ("Upsample", {"opset": 9, "mode": "linear"}),
         {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 2)},
         ([[[[1, 1.5, 2, 3, 4, 4]]]], [[[[1, 1.50002, 2, 3, 4, 4]]]]),
     ),
-    "what version 10 called Resize": (
+    "Resize of version 10": (
         ("Resize", {"opset": 10, "mode": "linear"}),
         {"x": f32(1, 2, 4).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, 0.5)},
         ([[[[1]]]], [[[[1.00002]]]]),
     ),
-    "each pixel twice": (
+    "nearest pixels of Resize of version 10": (
         ("Resize", {"opset": 10, "mode": "nearest"}),
         {"x": f32(1, 2).reshape(1, 1, 1, 2), "s": f32(1, 1, 1, 2)},
         ([[[[1, 1, 2, 2]]]], [[[[1, 2, 2, 2]]]]),
@@ -285,22 +286,22 @@ LIMITS = {
         | {"r": f32(1).reshape(1, 1, 1)},
         (np.reshape(0.75, (1, 1, 1, 1)), np.reshape(0.7501, (1, 1, 1, 1))),
     ),
-    "a small share's logarithm": (
+    "the logarithm of a small softmax": (
         ("LogSoftmax", {}),
         {"x": f32(-1000, 0)},
         ([-1000, 0], [-np.inf, 0]),
     ),
-    "all axes from one on taken for one": (
+    "softmax over flattened axes": (
         ("Softmax", {"opset": 11}),
         {"x": np.zeros((1, 2, 2), "f")},
         (np.full((1, 2, 2), 0.25), np.full((1, 2, 2), 0.5)),
     ),
-    "a sum of nothing but zeros": (
+    "the logarithm of a sum of zeros": (
         ("ReduceLogSumExp", {"keepdims": 0}),
         {"x": f32(-np.inf, -np.inf)},
         (-np.inf, np.nan),
     ),
-    "normalized by given statistics": (
+    "normalization by given statistics": (
         ("BatchNormalization", {"opset": 9}),
         {"x": f32(1, 2, 3, 4).reshape(2, 2), "s": f32(1, 1), "b": f32(0, 0)}
         | {"mean": f32(0, 0), "var": f32(1, 1)},
@@ -309,35 +310,35 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
-def test_right_answers_pass_and_wrong_ones_beside_them_fail(name):
-    (operator, attributes), inputs, (right, wrong) = LIMITS[name]
+@pytest.mark.parametrize("name", SIMILAR_OUTPUTS)
+def test_correct_output_passes_and_similar_wrong_output_fails(name):
+    (operator, attributes), inputs, (right, wrong) = SIMILAR_OUTPUTS[name]
     attributes, opset = dict(attributes), attributes.get("opset", 22)
     attributes.pop("opset", None)
     model = model_of([(operator, list(inputs), attributes)], inputs, opset=opset)
-    assert judged(model, inputs, right)
-    assert not judged(model, inputs, wrong)
+    assert passes_estimate(model, inputs, right)
+    assert not passes_estimate(model, inputs, wrong)
 
 
-# The same of several nodes.
+# Outputs of graphs of several nodes, and whether they pass.
 GRAPHS = {
-    # The exponential is off by nearly nothing here, and by an ulp elsewhere.
-    "a small exponential less one": (
+    # The exponential has hardly any error here, and an ulp elsewhere.
+    "a small exponential minus one": (
         [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
         {"x": f32(-(2**-15))},
         [([2**-15 - 2**-24], True), ([2**-15 - 2**-19], False)],
     ),
-    "one and a small exponential under a logarithm": (
+    "the logarithm of one plus a small exponential": (
         [("Softplus", ["x"], {}), ("Neg", ["t0"], {})],
         {"x": f32(-16)},
         [([-1.1920929e-07], True), ([-1.1253517e-07], True), ([-2.0e-06], False)],
     ),
-    "the same inside Mish": (
+    "the same logarithm inside Mish": (
         [("Softplus", ["x"], {}), ("Tanh", ["t0"], {}), ("Mul", ["x", "t1"], {})],
         {"x": f32(-16)},
         [([-16 * 1.1920929e-07], False), ([-16 * 1.1253517e-07], True)],
     ),
-    "the logarithm of a large share": (
+    "the logarithm of a softmax near 1": (
         [("Neg", ["x"], {}), ("LogSoftmax", ["t0"], {})],
         {"x": f32(0, 11.7)},
         [
@@ -345,22 +346,22 @@ GRAPHS = {
             ([-8.2938e-6 + 4e-6, -11.700008], False),
         ],
     ),
-    "the logarithm of what is subnormal": (
+    "the logarithm of a subnormal number": (
         [("Exp", ["x"], {}), ("Log", ["t0"], {})],
         {"x": f32(-100, -3)},
         [([-99.98309, -3], True), ([-np.inf, -3], True), ([-95, -3], False), ([-100, -4], False)],
     ),
-    "a norm that overflows taken away": (
+    "a subtracted norm that overflows": (
         [("ReduceL2", ["x"], {}), ("Sub", ["x", "t0"], {})],
         {"x": f32(3e38, 1)},
         [([0, -3e38], True), ([-np.inf, -np.inf], True), ([1e34, -3e38], False)],
     ),
-    "a square that overflows, of 16 bits": (
+    "a 16-bit square that overflows": (
         [("Mul", ["x", "x"], {}), ("Sqrt", ["t0"], {}), ("Div", ["w", "t1"], {})],
         {"x": np.float16([300]), "w": np.float16([150])},
         [([0.5], True), ([0], True), ([0.51], False)],
     ),
-    "of 16 bits, a few roundings": (
+    "a few 16-bit roundings": (
         [("Neg", ["x"], {}), ("Mul", ["t0", "w"], {})],
         {"x": np.float16([1.5, -3]), "w": np.float16([0.7, 0.3])},
         [
@@ -373,32 +374,32 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_what_leaves_the_range_of_its_type_on_the_way_is_right_as_it_comes(name):
-    nodes, inputs, answers = GRAPHS[name]
+def test_intermediate_results_out_of_range_are_accepted(name):
+    nodes, inputs, outputs = GRAPHS[name]
     kind = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
     model = model_of(nodes, inputs, types=[kind])
-    found = [judged(model, inputs, value) for value, _ in answers]
-    assert found == [right for _, right in answers]
+    passes = [passes_estimate(model, inputs, value) for value, _ in outputs]
+    assert passes == [expected for _, expected in outputs]
 
 
-def test_windows_are_as_many_at_either_end():
+def test_same_padding_at_either_end_yields_the_same_number_of_windows():
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
     attributes = {"kernel_shape": [2], "strides": [2]}
-    assert one("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
-    assert one("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
-    # By the specification's formula there are two, by onnx's shape inference three.
+    assert node_passes("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
+    assert node_passes("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
+    # The formula of the specification yields two windows, onnx's shape inference three.
     with pytest.raises(NoReferenceError, match="has fewer windows than onnx's shape inference"):
-        one("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
+        node_passes("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
 
 
-def test_half_a_pixel_is_taken_away_from_version_16_on():
+def test_roi_align_shifts_by_half_a_pixel_from_version_16_on():
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 1, 4)
     inputs = {"x": x, "rois": f32(1, 0, 3, 1).reshape(1, 4), "batch": np.array([0])}
     attributes = {"output_height": 1, "output_width": 1, "sampling_ratio": 1}
     for opset, middle in ((10, 2), (16, 1.5)):
         model = model_of([("RoiAlign", list(inputs), attributes)], inputs, opset=opset)
-        assert judged(model, inputs, [[[[middle]]]])
-        assert not judged(model, inputs, [[[[3.5 - middle]]]])
+        assert passes_estimate(model, inputs, [[[[middle]]]])
+        assert not passes_estimate(model, inputs, [[[[3.5 - middle]]]])
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_half_a_pixel_is_taken_away_from_version_16_on():
         ("LSTM", 4, {}, {"input_forget": 0}, ""),
     ],
 )
-def test_what_the_reference_takes_no_notice_of_is_not_asked(
+def test_attributes_that_the_reference_ignores_are_not_estimated(
     operator, gates, more, attributes, what
 ):
     inputs = {"x": np.ones((2, 1, 1), np.float32)}
@@ -429,7 +430,7 @@ def test_what_the_reference_takes_no_notice_of_is_not_asked(
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e8m0fnu, np.float64])
-def test_a_cast_to_what_is_subnormal_may_be_flushed(dtype):
+def test_cast_to_subnormal_number_may_be_flushed(dtype):
     x = np.array([2.0**-127, 2.0**-126, 4]).astype(dtype)
     model = model_of([("Cast", ["x"], {"to": TensorProto.FLOAT})], {"x": x}, opset=24)
     for first, second, passes in (
@@ -438,53 +439,53 @@ def test_a_cast_to_what_is_subnormal_may_be_flushed(dtype):
         (2.0**-127, 0, False),
         (2.0**-126, 2.0**-126, False),
     ):
-        assert judged(model, {"x": x}, [first, second, 4]) == passes
+        assert passes_estimate(model, {"x": x}, [first, second, 4]) == passes
 
 
-def test_a_classifier_that_the_reference_gets_wrong_is_not_asked():
-    """Its chances of three classes are not those of libsvm; an inverse of erf is a rough one."""
+def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
+    """The reference deviates from libsvm for three classes, and approximates the inverse of erf."""
     x = np.array([[0.3]], np.float32)
-    lines = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
+    linear = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
     machine = {"classlabels_ints": [0, 1, 2], "vectors_per_class": [1, 1, 1]}
     machine |= {"support_vectors": [0.1, 0.5, 0.9], "coefficients": [1.0] * 6, "rho": [0.1] * 3}
-    for name, attributes, asked in (
+    for name, attributes, supported in (
         ("SVMClassifier", {**machine, "kernel_params": [1.0, 0, 0]}, True),
         ("SVMClassifier", {**machine, "prob_a": [-1.0] * 3, "prob_b": [0.0] * 3}, False),
-        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]}, True),
-        ("LinearClassifier", {**lines, "classlabels_ints": [0, 1, 2]} | PROBIT, False),
+        ("LinearClassifier", {**linear, "classlabels_ints": [0, 1, 2]}, True),
+        ("LinearClassifier", {**linear, "classlabels_ints": [0, 1, 2]} | PROBIT, False),
     ):
-        about = {**attributes, "domain": "ai.onnx.ml"}
-        model = model_of([(name, ["x"], about)], {"x": x}, 2, types=[TensorProto.INT64, 1])
+        node = (name, ["x"], {**attributes, "domain": "ai.onnx.ml"})
+        model = model_of([node], {"x": x}, 2, types=[TensorProto.INT64, 1])
         model.opset_import.add(domain="ai.onnx.ml", version=1)
-        if asked:
-            assert not any(it.reason for it in condition(model, {"x": x}))
+        if supported:
+            assert not any(output.reason for output in condition(model, {"x": x}))
         else:
             with pytest.raises(NoReferenceError, match=r"combines|erf"):
                 condition(model, {"x": x})
 
 
-def test_what_moves_by_a_root_does_not_leap():
+def test_movement_by_a_square_root_is_not_a_discontinuity():
     x = np.full((1, 4), 0.5, np.float32)
     nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]
     model = model_of(nodes, {"x": x}, outputs=1)
     for steps, passes in ((0, True), (1, True), (2, True), (2000, False)):
-        assert judged(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
+        assert passes_estimate(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
 
 
-def test_what_moves_by_a_square_does_not_leap():
+def test_movement_by_a_square_is_not_a_discontinuity():
     x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
     inputs = {"x": x, "s": ones}
     model = model_of([("LayerNormalization", ["x", "s"], {})], inputs, outputs=3, types=[1, 1, 1])
     for deviation, passes in ((316.2278, True), (315.992, True), (300, False)):
-        assert judged(model, inputs, [[deviation]], at=2) == passes
+        assert passes_estimate(model, inputs, [[deviation]], at=2) == passes
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_answers_pass(name):
-    operator, operands, answer = RIGHT[name]
-    inputs = {f"x{place}": it for place, it in enumerate(operands)}
+@pytest.mark.parametrize("name", CORRECT_OUTPUTS)
+def test_correct_output_passes(name):
+    operator, operands, output = CORRECT_OUTPUTS[name]
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
     extra = {"keepdims": 0} if operator.startswith("Reduce") else {}
-    assert one(operator, inputs, answer, **extra)
+    assert node_passes(operator, inputs, output, **extra)
 
 
 def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
@@ -492,9 +493,9 @@ def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
     nodes = [("Mul", ["x", "x"], {}), ("Mul", ["z", "z"], {}), ("Sub", ["t0", "t1"], {})]
     inputs = {"x": x, "z": z}
     model = model_of(nodes, inputs)
-    assert judged(model, inputs, [float(x[0]) ** 2 - 1])
-    assert judged(model, inputs, x * x - z * z)
-    assert not judged(model, inputs, [1e-5])
+    assert passes_estimate(model, inputs, [float(x[0]) ** 2 - 1])
+    assert passes_estimate(model, inputs, x * x - z * z)
+    assert not passes_estimate(model, inputs, [1e-5])
 
 
 def test_sums_of_many_terms_pass_in_any_order():
@@ -503,31 +504,32 @@ def test_sums_of_many_terms_pass_in_any_order():
     model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs)
     blocked = x.reshape(-1, 32).cumsum(axis=1)[:, -1].cumsum()[-1]
     for total in (x.cumsum()[-1], x[::-1].cumsum()[-1], blocked, x.sum()):
-        assert judged(model, inputs, total)
-    assert not judged(model, inputs, x.astype("f8").sum() * 1.2)
+        assert passes_estimate(model, inputs, total)
+    assert not passes_estimate(model, inputs, x.astype("f8").sum() * 1.2)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_of_16_bits_sums_are_added_up_in_float32(dtype):
+def test_16_bit_terms_are_summed_in_float32(dtype):
     x = np.random.default_rng(3).uniform(0, 0.01, 2048).astype(dtype)
     inputs, element = {"x": x}, helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model = model_of([("ReduceSum", ["x"], {"keepdims": 0})], inputs, types=[element])
     total = x.astype(np.float32).cumsum()[-1]
-    assert judged(model, inputs, total)
-    few = 24 * float(ml_dtypes.finfo(dtype).eps)
-    for wrong in (0, total * (1 + few), x.cumsum(dtype=dtype)[-1] if few > 0.1 else 0):
-        assert not judged(model, inputs, wrong)
+    assert passes_estimate(model, inputs, total)
+    error = 24 * float(ml_dtypes.finfo(dtype).eps)
+    for wrong in (0, total * (1 + error), x.cumsum(dtype=dtype)[-1] if error > 0.1 else 0):
+        assert not passes_estimate(model, inputs, wrong)
     if dtype is np.float16:
         expected, limit = condition(model, inputs, "float16-sums")[0].right[0]
         assert abs(float(expected) - float(x.cumsum(dtype=dtype)[-1])) < limit
     once = model_of([("Add", ["x", "x"], {})], inputs, types=[element])
-    assert judged(once, inputs, x + x)
-    assert not judged(once, inputs, ((x + x).astype("f4") * (1 + few / 4)).astype(dtype))
+    assert passes_estimate(once, inputs, x + x)
+    wrong = ((x + x).astype("f4") * (1 + error / 4)).astype(dtype)
+    assert not passes_estimate(once, inputs, wrong)
 
 
 @pytest.mark.parametrize("count", [1000, 30_000])
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
-def test_equal_terms_pass_when_they_are_summed_in_order_and_in_any_other(operator, count):
+def test_sums_of_equal_terms_pass_in_any_order(operator, count):
     x = np.full((1, count), 0.1, np.float32)
     inputs, attributes = {"x": x}, {"keepdims": 0}
     if operator == "MatMul":
@@ -539,95 +541,95 @@ def test_equal_terms_pass_when_they_are_summed_in_order_and_in_any_other(operato
     model = model_of([(operator, list(inputs), attributes)], inputs)
     scaled = (x * (1 / share)).cumsum(dtype=np.float32)[-1]
     for value in (total / share, pairs / share, scaled):
-        assert judged(model, inputs, np.reshape(value, shape))
-    assert not judged(model, inputs, np.reshape(pairs * 1.002 / share, shape))
+        assert passes_estimate(model, inputs, np.reshape(value, shape))
+    assert not passes_estimate(model, inputs, np.reshape(pairs * 1.002 / share, shape))
 
 
 @pytest.mark.parametrize(
     ("operator", "attributes"),
     [("LpNormalization", {"axis": 1, "p": 1}), ("LpNormalization", {"axis": 1}), ("ReduceL2", {})],
 )
-def test_an_operator_that_divides_or_takes_powers_rounds_even_one_element(operator, attributes):
+def test_operator_that_divides_or_takes_powers_rounds_a_single_element(operator, attributes):
     x = f32(3.3, 41, 49)[:, None]
     inputs = {"x": x} if operator == "LpNormalization" else {"x": x, "axes": np.array([1])}
     model = model_of([(operator, list(inputs), attributes)], inputs)
     value = np.ones_like(x) if operator == "LpNormalization" else x
     for steps, passes in ((0, True), (1, True), (-1, True), (200, False)):
-        assert judged(model, inputs, value * np.float32(1 + steps * 2.0**-23)) == passes
+        assert passes_estimate(model, inputs, value * np.float32(1 + steps * 2.0**-23)) == passes
 
 
-def test_a_quotient_of_two_long_sums_passes_when_both_are_summed_in_order():
+def test_quotient_of_two_sequential_sums_passes():
     random = np.random.default_rng(0)
     values = f32(0.11, 0.71, 0.32, 0.59, 0.13)[random.integers(0, 5, 6480)]
     inputs = {"x": values * random.uniform(-1, 0, 6480).astype("f"), "w": values}
     nodes = [("ReduceSum", [name], {"keepdims": 0}) for name in inputs]
     model = model_of([*nodes, ("Div", ["t0", "t1"], {})], inputs)
-    x, w = (it.cumsum(dtype=np.float32)[-1] for it in inputs.values())
-    assert judged(model, inputs, x / w)
+    x, w = (terms.cumsum(dtype=np.float32)[-1] for terms in inputs.values())
+    assert passes_estimate(model, inputs, x / w)
     right = inputs["x"].astype("f8").sum() / inputs["w"].astype("f8").sum()
-    assert not judged(model, inputs, right * (1 + 1e-3))
+    assert not passes_estimate(model, inputs, right * (1 + 1e-3))
 
 
-def test_a_tie_that_the_model_computes_may_fall_either_way_and_a_given_one_may_not():
+def test_computed_tie_may_round_either_way_and_exact_tie_may_not():
     node = ("QuantizeLinear", ["x", "s"], {})
     inputs = {"x": f32(0.75, 2.2), "s": np.array(0.3, np.float32)}
     model = model_of([node], inputs, types=[TensorProto.UINT8])
-    assert judged(model, inputs, np.uint8([2, 7]))
-    assert judged(model, inputs, np.uint8([3, 7]))
-    assert not judged(model, inputs, np.uint8([2, 8]))
-    # Divided by a power of two it is as exact as an input.
+    assert passes_estimate(model, inputs, np.uint8([2, 7]))
+    assert passes_estimate(model, inputs, np.uint8([3, 7]))
+    assert not passes_estimate(model, inputs, np.uint8([2, 8]))
+    # A quotient by a power of two is as exact as an input.
     halves = {"x": f32(3, 14.6), "s": np.array(2, np.float32)}
-    assert judged(model, halves, np.uint8([2, 7]))
-    assert not judged(model, halves, np.uint8([1, 7]))
+    assert passes_estimate(model, halves, np.uint8([2, 7]))
+    assert not passes_estimate(model, halves, np.uint8([1, 7]))
     inputs = {"x": f32(2.5, 7.3), "s": np.array(1, np.float32)}
     rounded = model_of([("Mul", ["x", "s"], {}), ("Round", ["t0"], {})], inputs)
-    assert judged(rounded, inputs, f32(3, 7))
-    assert judged(rounded, inputs, f32(2, 7))
-    assert not judged(rounded, inputs, f32(2, 8))
-    assert not judged(rounded, inputs, f32(2.5, 7))
+    assert passes_estimate(rounded, inputs, f32(3, 7))
+    assert passes_estimate(rounded, inputs, f32(2, 7))
+    assert not passes_estimate(rounded, inputs, f32(2, 8))
+    assert not passes_estimate(rounded, inputs, f32(2.5, 7))
 
 
 @pytest.mark.parametrize(("scale", "either"), [(0.5, False), (0.3, True)])
-def test_ties_of_integer_products_are_decided_where_scales_are_powers_of_two(scale, either):
+def test_ties_of_integer_products_are_exact_if_scales_are_powers_of_two(scale, either):
     zero, one = np.array(0, np.uint8), np.array(scale, np.float32)
     a, b = np.array([[9, 1]], np.uint8), np.array([[1], [0]], np.uint8)
     names = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
     product = np.array(2 * scale * scale, np.float32)
     inputs = dict(zip(names, (a, one, zero, b, one, zero, product, zero), strict=True))
     model = model_of([("QLinearMatMul", names, {})], inputs, types=[TensorProto.UINT8])
-    assert judged(model, inputs, np.uint8([[4]]))
-    assert judged(model, inputs, np.uint8([[5]])) == either
-    assert not judged(model, inputs, np.uint8([[3]]))
+    assert passes_estimate(model, inputs, np.uint8([[4]]))
+    assert passes_estimate(model, inputs, np.uint8([[5]])) == either
+    assert not passes_estimate(model, inputs, np.uint8([[3]]))
 
 
-def test_cancelling_terms_are_found_whatever_the_signs():
+def test_cancelling_terms_of_any_sign_widen_the_tolerance():
     x = np.array([[1e6, 1.0, -1e6, 1e-3]], np.float32)
     inputs = {"x": x, "w": np.ones((4, 1), np.float32)}
     model = model_of([("MatMul", ["x", "w"], {})], inputs)
-    assert judged(model, inputs, [[1.0625]])
-    assert not judged(model, inputs, [[30.0]])
+    assert passes_estimate(model, inputs, [[1.0625]])
+    assert not passes_estimate(model, inputs, [[30.0]])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_types_are_judged_by_their_own_roundings(dtype):
+def test_tolerance_follows_the_roundoff_of_the_type(dtype):
     x = np.array([[0.3, 1.7, -0.2]], dtype)
     inputs = {"x": x}
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model = model_of([("Softmax", ["x"], {})], inputs, types=[element])
     right = np.exp(x.astype("f8")) / np.exp(x.astype("f8")).sum()
     ulp = float(ml_dtypes.finfo(dtype).eps)
-    assert judged(model, inputs, right.astype(dtype))
-    assert judged(model, inputs, (right * (1 + ulp)).astype(dtype))
-    assert not judged(model, inputs, (right * (1 + 300 * ulp)).astype(dtype))
+    assert passes_estimate(model, inputs, right.astype(dtype))
+    assert passes_estimate(model, inputs, (right * (1 + ulp)).astype(dtype))
+    assert not passes_estimate(model, inputs, (right * (1 + 300 * ulp)).astype(dtype))
 
 
-def test_an_infinite_answer_is_not_one_of_many():
-    assert one("Exp", {"x": f32(100)}, [np.inf])
-    assert not one("Exp", {"x": f32(80)}, [np.inf])
-    assert not one("Log", {"x": f32(-1)}, [0])
+def test_infinity_passes_only_where_it_is_expected():
+    assert node_passes("Exp", {"x": f32(100)}, [np.inf])
+    assert not node_passes("Exp", {"x": f32(80)}, [np.inf])
+    assert not node_passes("Log", {"x": f32(-1)}, [0])
 
 
-def test_a_mask_of_attention_may_be_the_lowest_number():
+def test_masked_score_of_attention_may_be_the_lowest_number():
     shape = (1, 1, 3, 4)
     values = np.random.default_rng(0).uniform(size=shape).astype(np.float32)
     inputs = {"q": values, "k": values + 1, "v": values}
@@ -644,61 +646,63 @@ def test_a_mask_of_attention_may_be_the_lowest_number():
     scores = condition(model, inputs)[1].right[0][0]
     if np.isneginf(scores).any():
         lowest = np.where(np.isneginf(scores), np.finfo(np.float32).min, scores)
-        assert judged(model, inputs, lowest, at=1)
-    assert not judged(model, inputs, np.where(np.isneginf(scores), 0, scores + 1), at=1)
+        assert passes_estimate(model, inputs, lowest, at=1)
+    assert not passes_estimate(model, inputs, np.where(np.isneginf(scores), 0, scores + 1), at=1)
 
 
-def test_what_the_reference_lacks_cannot_be_asked():
+def test_operator_that_the_reference_lacks_is_not_estimated():
     inputs = {"x": f32(1)}
     with pytest.raises(NoReferenceError, match="NoSuchOperator"):
         condition(model_of([("NoSuchOperator", ["x"], {})], inputs), inputs)
 
 
-def _law(name, inputs, opset=22, outputs=1, **attributes):
+def distribution_test(name, inputs, opset=22, outputs=1, **attributes):
     model = model_of([(name, list(inputs), attributes)], inputs, opset=opset, outputs=outputs)
     return drawn(model, inputs)["y0"].test
 
 
-# Of so many elements 99 in 100 wrong samples are rejected.
+# For each fault the number of elements from which on 99 of 100 wrong samples are rejected.
 CONTINUOUS = {
-    "a mean that is off by 0.1": ("RandomNormalLike", 9000, lambda it: it[0] + 0.1),
-    "half the variance": ("RandomNormalLike", 450, lambda it: it[0] * 0.5**0.5),
-    "a narrow range": ("RandomUniformLike", 200, lambda it: (it[1] - 0.5) * 0.5**0.5 + 0.5),
-    "a range with an end that is cut off": ("RandomUniformLike", 9000, lambda it: it[1] * 0.97),
+    "a mean shifted by 0.1": ("RandomNormalLike", 9000, lambda x: x + 0.1),
+    "half the variance": ("RandomNormalLike", 450, lambda x: x * 0.5**0.5),
+    "a narrow range": ("RandomUniformLike", 200, lambda x: (x - 0.5) * 0.5**0.5 + 0.5),
+    "a truncated range": ("RandomUniformLike", 9000, lambda x: x * 0.97),
 }
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_samples_of_another_distribution_are_rejected_and_right_ones_are_not(name):
+def test_samples_of_another_distribution_are_rejected_and_correct_ones_pass(name):
     operator, count, wrong = CONTINUOUS[name]
-    test = _law(operator, {"x": np.zeros(count, np.float32)})
+    test = distribution_test(operator, {"x": np.zeros(count, np.float32)})
     random = np.random.default_rng(5)
-    at = operator == "RandomUniformLike"
     for _ in range(15):
-        drawn_both = random.standard_normal(count), random.uniform(size=count)
-        assert test(drawn_both[at].astype("f")) == ""
-        assert test(wrong(drawn_both).astype("f"))
+        normal, uniform = random.standard_normal(count), random.uniform(size=count)
+        sample = uniform if operator == "RandomUniformLike" else normal
+        assert test(sample.astype("f")) == ""
+        assert test(wrong(sample).astype("f"))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("count", [1, 1000, 100_000])
-def test_right_samples_of_few_digits_are_accepted(dtype, count):
+def test_correct_samples_of_16_bits_pass(dtype, count):
     random, x = np.random.default_rng(9), {"x": np.zeros(count, dtype)}
     bits = 11 if dtype is np.float16 else 8
-    whole = np.floor(random.uniform(size=count) * 2**bits) / 2**bits
-    for sample in (whole, random.uniform(size=count)):
-        assert _law("RandomUniformLike", x)(sample.astype(dtype)) == ""
+    truncated = np.floor(random.uniform(size=count) * 2**bits) / 2**bits
+    for sample in (truncated, random.uniform(size=count)):
+        assert distribution_test("RandomUniformLike", x)(sample.astype(dtype)) == ""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    near = _law("RandomUniformLike", x, low=0.3, high=0.7, dtype=element)
+    near = distribution_test("RandomUniformLike", x, low=0.3, high=0.7, dtype=element)
     assert near((0.3 + 0.4 * random.uniform(size=count)).astype(dtype)) == ""
-    assert _law("RandomNormalLike", x)(random.standard_normal(count).astype(dtype)) == ""
+    assert (
+        distribution_test("RandomNormalLike", x)(random.standard_normal(count).astype(dtype)) == ""
+    )
 
 
-def test_a_distribution_of_no_width_is_one_number():
+def test_distribution_of_scale_zero_is_a_constant():
     x = {"x": np.zeros(3, np.float32)}
     for test in (
-        _law("RandomNormalLike", x, mean=2.5, scale=0.0),
-        _law("RandomUniformLike", x, low=2.5, high=2.5),
+        distribution_test("RandomNormalLike", x, mean=2.5, scale=0.0),
+        distribution_test("RandomUniformLike", x, low=2.5, high=2.5),
     ):
         assert test(f32(2.5, 2.5, 2.5)) == ""
         assert test(f32(2.5, 2.5, 2.6))
@@ -718,17 +722,17 @@ def test_a_distribution_of_no_width_is_one_number():
         (0.99, 0.89, 400),
     ],
 )
-def test_coins_of_another_chance_are_rejected(chance, wrong, count):
-    test = _law("Bernoulli", {"x": np.full(count, chance, np.float32)})
+def test_bernoulli_samples_of_another_probability_are_rejected(chance, wrong, count):
+    test = distribution_test("Bernoulli", {"x": np.full(count, chance, np.float32)})
     random = np.random.default_rng(6)
     assert not any(test((random.uniform(size=count) < chance).astype("f")) for _ in range(50))
     assert all(test((random.uniform(size=count) < wrong).astype("f")) for _ in range(50))
     assert test(np.full(count, 0.4, "f")) == "has elements that are neither 0 nor 1"
 
 
-def test_coins_that_take_the_chances_of_others_are_rejected():
+def test_bernoulli_samples_with_exchanged_probabilities_are_rejected():
     chances = np.linspace(0.01, 0.99, 300, dtype=np.float32)
-    test = _law("Bernoulli", {"x": chances})
+    test = distribution_test("Bernoulli", {"x": chances})
     random = np.random.default_rng(6)
     for _ in range(20):
         levels = random.uniform(size=300)
@@ -737,11 +741,11 @@ def test_coins_that_take_the_chances_of_others_are_rejected():
         assert test((levels < chances[::-1]).astype("f"))
 
 
-def test_classes_of_other_chances_are_rejected_in_one_long_row_and_in_many_short_ones():
+def test_classes_of_other_probabilities_are_rejected_in_long_and_short_rows():
     random = np.random.default_rng(6)
     logits = np.log(f32(0.2, 0.3, 0.5))
     for rows, each in ((1, 3000), (3000, 1)):
-        test = _law("Multinomial", {"x": np.tile(logits, (rows, 1))}, sample_size=each)
+        test = distribution_test("Multinomial", {"x": np.tile(logits, (rows, 1))}, sample_size=each)
         for _ in range(5):
             right = random.choice(3, (rows, each), p=[0.2, 0.3, 0.5])
             assert not test(right.astype(np.int32))
@@ -751,43 +755,43 @@ def test_classes_of_other_chances_are_rejected_in_one_long_row_and_in_many_short
 
 def test_dropout_keeps_scaled_elements_at_the_stated_rate():
     x = np.linspace(1, 2, 4000, dtype=np.float32)
-    given = {"x": x, "r": np.array(0.25, np.float32), "t": np.asarray(True)}
-    test = _law("Dropout", given)
-    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
-    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
-    assert test(np.where(kept, x, 0).astype("f"))
-    assert test(np.where(kept[::-1] & kept, x / np.float32(0.75), 0).astype("f"))
+    inputs = {"x": x, "r": np.array(0.25, np.float32), "t": np.asarray(True)}
+    test = distribution_test("Dropout", inputs)
+    keep = np.random.default_rng(7).uniform(size=4000) < 0.75
+    assert not test(np.where(keep, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(keep, x, 0).astype("f"))
+    assert test(np.where(keep[::-1] & keep, x / np.float32(0.75), 0).astype("f"))
     assert drawn(model_of([("Dropout", ["x"], {})], {"x": x}), {"x": x}) == {}
-    mask = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)["y1"].beside
-    y = np.where(kept, x / np.float32(0.75), 0).astype("f")
-    assert not mask({"y0": y, "y1": kept})
-    assert mask({"y0": y, "y1": ~kept})
-    assert mask({"y0": y, "y1": np.roll(kept, 1)})
+    mask = drawn(model_of([("Dropout", list(inputs), {})], inputs, outputs=2), inputs)["y1"].beside
+    y = np.where(keep, x / np.float32(0.75), 0).astype("f")
+    assert not mask({"y0": y, "y1": keep})
+    assert mask({"y0": y, "y1": ~keep})
+    assert mask({"y0": y, "y1": np.roll(keep, 1)})
 
 
-def test_early_dropout_says_by_attributes_what_it_keeps_and_whether_it_drops():
+def test_early_dropout_has_attributes_for_ratio_and_inference():
     x = np.linspace(1, 2, 4000, dtype=np.float32)
-    kept = np.random.default_rng(7).uniform(size=4000) < 0.75
-    test = _law("Dropout", {"x": x}, opset=6, ratio=0.25)
-    assert not test(np.where(kept, x / np.float32(0.75), 0).astype("f"))
-    assert test(np.where(kept, x / np.float32(0.75), 0).astype("f")[::-1])
-    assert _law("Dropout", {"x": x}, opset=6)(np.where(kept, x * 2, 0).astype("f"))
+    keep = np.random.default_rng(7).uniform(size=4000) < 0.75
+    test = distribution_test("Dropout", {"x": x}, opset=6, ratio=0.25)
+    assert not test(np.where(keep, x / np.float32(0.75), 0).astype("f"))
+    assert test(np.where(keep, x / np.float32(0.75), 0).astype("f")[::-1])
+    assert distribution_test("Dropout", {"x": x}, opset=6)(np.where(keep, x * 2, 0).astype("f"))
     tested = model_of([("Dropout", ["x"], {"is_test": 1})], {"x": x}, opset=6)
     assert drawn(tested, {"x": x}) == {}
-    # What the mask holds the specification did not say then.
+    # This version of the specification does not define the mask.
     masked = drawn(model_of([("Dropout", ["x"], {})], {"x": x}, opset=6, outputs=2), {"x": x})
     assert masked["y1"].distribution == "any values of this type and shape"
 
 
-def test_dropout_of_what_is_not_finite_is_no_failure():
+def test_dropout_of_nan_and_infinity_passes():
     x = np.tile(f32(np.nan, np.inf, -np.inf, 1e-40), 1000)
-    given = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}
-    kept = np.random.default_rng(7).uniform(size=4000) < 0.5
-    laws = drawn(model_of([("Dropout", list(given), {})], given, outputs=2), given)
+    inputs = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}
+    keep = np.random.default_rng(7).uniform(size=4000) < 0.5
+    laws = drawn(model_of([("Dropout", list(inputs), {})], inputs, outputs=2), inputs)
     with np.errstate(all="ignore"):
-        for y in (x * kept * 2, np.where(kept, x * 2, 0), np.where(kept & (x > 1), x * 2, 0)):
+        for y in (x * keep * 2, np.where(keep, x * 2, 0), np.where(keep & (x > 1), x * 2, 0)):
             assert not laws["y0"].test(y.astype("f"))
-            assert not laws["y1"].beside({"y0": y, "y1": kept})
+            assert not laws["y1"].beside({"y0": y, "y1": keep})
 
 
 @hypothesis.given(
@@ -799,7 +803,7 @@ def test_dropout_of_what_is_not_finite_is_no_failure():
 )
 @hypothesis.example(shape=(3, 4), dtype="float64", reduction="mean", ignored=-1, weighted=False)
 @hypothesis.example(shape=(3, 4), dtype="float16", reduction="mean", ignored=None, weighted=False)
-def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, ignored, weighted):
+def test_fast_loss_equals_the_reference_bitwise(shape, dtype, reduction, ignored, weighted):
     random = np.random.default_rng(1)
     x = random.standard_normal(shape).astype(dtype)
     target = random.integers(0, shape[1], (shape[0], *shape[2:]))
@@ -807,64 +811,64 @@ def test_fast_losses_are_the_references_to_the_bit(shape, dtype, reduction, igno
         target.flat[::2] = ignored
     weight = random.uniform(0.5, 2, shape[1]).astype(dtype) if weighted else None
     slow = op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss
-    # Nothing is left where all are ignored: 0/0.
+    # The mean of no targets is 0/0.
     with np.errstate(invalid="ignore"):
-        (mine,) = fast_loss(slow, x, target, weight, reduction, ignored)
-        (theirs,) = slow(x, target, weight, reduction, ignored)
-    assert mine.dtype == theirs.dtype
-    assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+        (loss,) = fast_loss(slow, x, target, weight, reduction, ignored)
+        (expected,) = slow(x, target, weight, reduction, ignored)
+    assert loss.dtype == expected.dtype
+    assert np.asarray(loss).tobytes() == np.asarray(expected).tobytes()
 
 
 @st.composite
 def windows(draw):
-    """Attributes of windows none of which lies beside all elements, and the elements."""
+    """Draw attributes of windows that all contain elements, and the elements."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]
         for limits in ((3, 8), (1, 3), (1, 3), (1, 2))
     )
-    reach = [(size - 1) * apart + 1 for size, apart in zip(kernel, dilations, strict=True)]
-    pads = [draw(st.integers(0, min(it - 1, 2))) for it in (*reach, *reach)]
-    widest = [it + a + b for it, a, b in zip(sizes, pads[:rank], pads[rank:], strict=True)]
-    hypothesis.assume(all(it >= size for it, size in zip(widest, reach, strict=True)))
+    extents = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
+    pads = [draw(st.integers(0, min(extent - 1, 2))) for extent in (*extents, *extents)]
+    padded = np.add(sizes, np.reshape(pads, (2, -1)).sum(axis=0))
+    hypothesis.assume((padded >= extents).all())
     x = np.random.default_rng(draw(st.integers(0, 99))).standard_normal((2, 2, *sizes))
-    about = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
-    return about, x.astype(draw(st.sampled_from(["float32", "float64"])))
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    return attributes, x.astype(draw(st.sampled_from(["float32", "float64"])))
 
 
-def at_once(model, inputs):
-    """What onnx's reference yields, and what it yields of all windows at once."""
+def reference_and_corrected_outputs(model, inputs):
+    """Return dtype, shape and bytes of the outputs without and with the corrections."""
     slow = ReferenceEvaluator(model).run(None, inputs)
     with replaced(*replacements()):
         fast = ReferenceEvaluator(model).run(None, inputs)
-    return [(it.dtype, it.shape, it.tobytes()) for it in (*slow, *fast)]
+    return [(output.dtype, output.shape, output.tobytes()) for output in (*slow, *fast)]
 
 
 @hypothesis.given(windows(), st.sampled_from([1, 2]))
-def test_columns_of_all_windows_at_once_are_the_references_to_the_bit(drawn, group):
+def test_fast_convolution_equals_the_reference_bitwise(drawn, group):
     attributes, x = drawn
     w = np.ones((2, 2 // group, *attributes["kernel_shape"]), x.dtype) / 3
     inputs = {"x": x, "w": w}
-    slow, fast = at_once(
+    slow, fast = reference_and_corrected_outputs(
         model_of([("Conv", ["x", "w"], attributes | {"group": group})], inputs), inputs
     )
     assert slow == fast
 
 
 @hypothesis.given(windows(), st.booleans())
-def test_columns_are_added_up_at_once_as_the_reference_does_to_the_bit(drawn, biased):
+def test_fast_transposed_convolution_equals_the_reference_bitwise(drawn, biased):
     attributes, x = drawn
     w = np.random.default_rng(3).standard_normal((2, 2, *attributes["kernel_shape"]))
     inputs = {"x": x, "w": w.astype(x.dtype), "b": np.ones(2, x.dtype) / 3}
-    given = list(inputs)[: 2 + biased]
-    inputs = {name: inputs[name] for name in given}
-    model = model_of([("ConvTranspose", given, attributes)], inputs)
-    # What pads cut off may be more than there is.
+    operands = list(inputs)[: 2 + biased]
+    inputs = {name: inputs[name] for name in operands}
+    model = model_of([("ConvTranspose", operands, attributes)], inputs)
+    # The padding must not remove the whole output.
     names = "strides", "kernel_shape", "dilations"
-    strides, kernel, apart = (np.array(attributes[name]) for name in names)
-    whole = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * apart + 1
-    hypothesis.assume((whole > np.reshape(attributes["pads"], (2, -1)).sum(axis=0)).all())
-    slow, fast = at_once(model, inputs)
+    strides, kernel, dilations = (np.array(attributes[name]) for name in names)
+    sizes = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * dilations + 1
+    hypothesis.assume((sizes > np.reshape(attributes["pads"], (2, -1)).sum(axis=0)).all())
+    slow, fast = reference_and_corrected_outputs(model, inputs)
     assert slow == fast
 
 
@@ -885,8 +889,8 @@ LISTED = {
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_what_is_listed_of_common_operators_is_what_asking_finds(monkeypatch, name):
-    inputs = {f"x{at}": np.asarray(it) for at, it in enumerate(LISTED[name])}
+def test_listed_kinds_yield_the_same_estimate_as_determined_kinds(monkeypatch, name):
+    inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(LISTED[name])}
     attributes = {"Concat": {"axis": 2}, "Gather": {"axis": 2}, "Split": {"num_outputs": 1}}
     node = name, list(inputs), attributes.get(name, {})
     for nodes in ([node], [node, ("Softmax", ["t0"], {})]):
@@ -894,29 +898,31 @@ def test_what_is_listed_of_common_operators_is_what_asking_finds(monkeypatch, na
         listed = condition(model, inputs)
         with monkeypatch.context() as patch:
             patch.delitem(_LISTED, name)
-            asked = condition(model, inputs)
-        for mine, theirs in zip(listed[0].right, asked[0].right, strict=True):
-            assert [it.tobytes() for it in mine] == [it.tobytes() for it in theirs]
+            determined = condition(model, inputs)
+        for first, second in zip(listed[0].right, determined[0].right, strict=True):
+            assert [array.tobytes() for array in first] == [array.tobytes() for array in second]
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_sums_of_16_bits_are_added_up_in_float32(operator, dtype):
+def test_matrix_products_of_16_bits_are_summed_in_float32(operator, dtype):
     ones = np.ones((1, 5000)).astype(dtype)
     inputs = {"x": ones, "w": ones.reshape(5000, 1)}
-    _, fast = at_once(model_of([(operator, ["x", "w"], {})], inputs), inputs)
+    _, fast = reference_and_corrected_outputs(
+        model_of([(operator, ["x", "w"], {})], inputs), inputs
+    )
     assert np.frombuffer(fast[2], dtype) == dtype(5000)
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-def test_interpolated_values_may_be_off_by_roundings_of_coordinates_alone(mode):
+def test_interpolation_tolerates_roundings_of_coordinates_alone(mode):
     x = np.random.default_rng(9).standard_normal((1, 1, 9, 31)).astype(np.float32)
     inputs = {"x": x, "sizes": np.array([1, 1, 7, 29], np.int64)}
     model = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], inputs)
     exact = condition(model, inputs)[0].right[0][0].astype(np.float64)
-    assert judged(model, inputs, exact * (1 + 1e-7))
-    assert not judged(model, inputs, exact * (1 + 1e-5))
-    # A reference that computes coefficients in float32 is off by more than a rounding of double.
+    assert passes_estimate(model, inputs, exact * (1 + 1e-7))
+    assert not passes_estimate(model, inputs, exact * (1 + 1e-5))
+    # The error of coefficients that are computed in float32 is larger than a rounding of double.
     twice = {**inputs, "x": x.astype(np.float64)}
     double = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], twice)
     expected, limit = condition(double, twice)[0].right[0]
@@ -924,7 +930,7 @@ def test_interpolated_values_may_be_off_by_roundings_of_coordinates_alone(mode):
     assert np.median(limit / np.abs(expected)) < 1e-12
 
 
-def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
+def test_nearest_pixel_is_exact_unless_rounding_decides():
     x = np.arange(12, dtype=np.float32).reshape(1, 1, 1, 12)
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}
     for scale, at, either in ((1 / 3, 1, True), (1 / 3, 0, False), (2.0, 2, False)):
@@ -934,7 +940,7 @@ def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
         for change, passes in ((0, True), (1, either), (-1, False), (1e-4, False)):
             wrong = right.copy()
             wrong[0, 0, 0, at] += change
-            assert judged(model, inputs, wrong) == passes
+            assert passes_estimate(model, inputs, wrong) == passes
 
 
 @pytest.mark.parametrize(
@@ -942,33 +948,33 @@ def test_nearest_pixels_are_exact_and_either_where_rounding_decides():
     [
         # 1.5 (1 - 2 / 2.1) + (x + 0.5) / 0.7 - 0.5 = 0.286 and 1.714
         ("half_pixel_symmetric", 0.7, [0.28571427, 1.7142857]),
-        # Of one element it is the first.
+        # The coordinate of a single element is 0.
         ("pytorch_half_pixel", 0.4, [0]),
     ],
 )
-def test_coordinates_are_those_of_the_specification(mode, scale, right):
+def test_resize_uses_the_coordinates_of_the_specification(mode, scale, right):
     inputs = {"x": f32(0, 1, 2).reshape(1, 1, 1, 3), "s": f32(1, 1, 1, scale)}
     attributes = {"mode": "linear", "coordinate_transformation_mode": mode}
     model = model_of([("Resize", ["x", "", "s"], attributes)], inputs)
-    assert judged(model, inputs, np.reshape(right, (1, 1, 1, -1)))
-    assert not judged(model, inputs, np.reshape(right, (1, 1, 1, -1)) + 1e-3)
+    assert passes_estimate(model, inputs, np.reshape(right, (1, 1, 1, -1)))
+    assert not passes_estimate(model, inputs, np.reshape(right, (1, 1, 1, -1)) + 1e-3)
     nearest = model_of([("Resize", ["x", "", "s"], attributes | {"mode": "nearest"})], inputs)
-    assert judged(nearest, inputs, np.reshape(np.round(right), (1, 1, 1, -1)))
+    assert passes_estimate(nearest, inputs, np.reshape(np.round(right), (1, 1, 1, -1)))
 
 
-def test_a_product_is_off_by_roundings_of_its_own_however_many_its_factors():
+def test_product_of_many_factors_tolerates_only_its_own_roundings():
     x = np.random.default_rng(9).uniform(0.5, 2, 100).astype(np.float32)
     model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": x})
     exact = np.prod(x.astype(np.float64))
-    assert judged(model, {"x": x}, np.multiply.accumulate(x)[-1])
-    assert judged(model, {"x": x}, np.prod(x[:50]) * np.prod(x[50:]))
-    assert not judged(model, {"x": x}, exact * (1 + 1e-5))
+    assert passes_estimate(model, {"x": x}, np.multiply.accumulate(x)[-1])
+    assert passes_estimate(model, {"x": x}, np.prod(x[:50]) * np.prod(x[50:]))
+    assert not passes_estimate(model, {"x": x}, exact * (1 + 1e-5))
     alike = np.full(100_000, 1 - 2.0**-24, np.float32)
     model = model_of([("ReduceProd", ["x"], {"keepdims": 0})], {"x": alike})
-    assert judged(model, {"x": alike}, np.multiply.accumulate(alike)[-1])
+    assert passes_estimate(model, {"x": alike}, np.multiply.accumulate(alike)[-1])
 
 
-def test_the_largest_elements_may_come_in_any_order_where_none_is_stated():
+def test_unsorted_largest_elements_may_have_any_order():
     inputs = {"x": f32(3, 1, 4, 4, 5)[None], "k": np.array([3], np.int64)}
     laws = {}
     for is_sorted in (0, 1):
@@ -987,27 +993,28 @@ def test_the_largest_elements_may_come_in_any_order_where_none_is_stated():
     assert drawn(model_of([("TopK", ["x", "k"], {"sorted": 0})], inputs, outputs=2), {}) == {}
 
 
-def test_the_mean_of_nothing_may_be_anything():
-    for name, shape, known in (("ReduceMean", (0, 2), 1), ("ReduceMean", (1, 2), 0)):
+def test_mean_of_no_elements_may_have_any_value():
+    for shape, law_count in (((0, 2), 1), ((1, 2), 0)):
         inputs = {"x": np.zeros(shape, np.float32), "axes": np.array([0])}
-        found = drawn(model_of([(name, ["x", "axes"], {"keepdims": 0})], inputs), inputs)
-        assert len(found) == known
-        assert not any(distribution.test(f32(7, np.nan)) for distribution in found.values())
+        node = ("ReduceMean", ["x", "axes"], {"keepdims": 0})
+        laws = drawn(model_of([node], inputs), inputs)
+        assert len(laws) == law_count
+        assert not any(law.test(f32(7, np.nan)) for law in laws.values())
 
 
-def test_what_is_not_subnormal_is_not_excused_by_flushing():
+def test_flushing_does_not_excuse_errors_of_normal_numbers():
     x = np.array([0.010002136, -9.0], np.float16)
     square = x.astype(np.float64) ** 2
-    assert one_of_halves("Mul", {"a": x, "b": x}, square)
+    assert float16_node_passes("Mul", {"a": x, "b": x}, square)
     # Half the smallest normal number: 30 % of the first square.
-    assert not one_of_halves("Mul", {"a": x, "b": x}, square + 3e-5)
+    assert not float16_node_passes("Mul", {"a": x, "b": x}, square + 3e-5)
     small = np.array([2.0**-15, 0.5], np.float16)
-    assert one_of_halves("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
+    assert float16_node_passes("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
 
 
-def one_of_halves(name, inputs, value):
+def float16_node_passes(name, inputs, value):
     model = model_of([(name, list(inputs), {})], inputs, types=[TensorProto.FLOAT16])
-    return judged(model, inputs, value)
+    return passes_estimate(model, inputs, value)
 
 
 @pytest.mark.parametrize(
@@ -1019,28 +1026,28 @@ def one_of_halves(name, inputs, value):
         ("STFT", {"step": np.array(4), "window": np.ones(4, "f")}, {}),
     ],
 )
-def test_a_small_image_is_not_excused_by_a_large_one(operator, others, attributes):
+def test_large_image_does_not_widen_the_tolerance_of_a_small_one(operator, others, attributes):
     random = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
     x = random * np.float32([[[1e6]], [[1]]])
     x = x if "Conv" in operator else x.reshape(2, 8, 1)
     inputs = {"x": x, **others}
     model = model_of([(operator, list(inputs), attributes)], inputs)
     (right,) = ReferenceEvaluator(model).run(None, inputs)
-    assert judged(model, inputs, right)
+    assert passes_estimate(model, inputs, right)
     wrong = right.copy()
     wrong[1] *= np.float32(1.001)
-    assert not judged(model, inputs, wrong)
+    assert not passes_estimate(model, inputs, wrong)
 
 
-def test_a_small_logarithm_is_not_excused_by_a_large_one():
+def test_large_logarithm_does_not_widen_the_tolerance_of_a_small_one():
     inputs = {"x": np.array([[1e6, 1e6], [0.5, 0.7]], np.float32), "axes": np.array([1])}
     right = np.logaddexp.reduce(inputs["x"].astype(np.float64), axis=1)
-    assert one("ReduceLogSumExp", inputs, right, keepdims=0)
-    assert not one("ReduceLogSumExp", inputs, right + np.array([0, 1e-4]), keepdims=0)
+    assert node_passes("ReduceLogSumExp", inputs, right, keepdims=0)
+    assert not node_passes("ReduceLogSumExp", inputs, right + np.array([0, 1e-4]), keepdims=0)
 
 
 def cubic_weights(ratio, form):
-    """Return what a cubic interpolation weighs four pixels by, in float32."""
+    """Return the weights of four pixels in a cubic interpolation, in float32."""
     a, one_, x = np.float32(-0.75), np.float32(1), np.float32(ratio)
     far, near = [x + one_, 2 - x], [x, one_ - x]
     if form == "Horner":
@@ -1053,18 +1060,19 @@ def cubic_weights(ratio, form):
 
 
 @pytest.mark.parametrize(("form", "seed"), [("Horner", 0), ("expanded", 13), ("expanded", 25)])
-def test_weights_of_a_cubic_resize_may_be_rounded(form, seed):
+def test_cubic_weights_may_be_rounded(form, seed):
     pixels = np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)
     scales = f32(1.7, 2.3)
     weights = []
     for scale in scales:
-        at = (np.arange(int(8 * scale), dtype="f") + np.float32(0.5)) / scale - np.float32(0.5)
-        whole = np.zeros((len(at), 8), np.float32)
-        for row, place in zip(whole, at, strict=True):
-            near = np.clip(int(np.floor(place)) + np.arange(-1, 3), 0, 7)
-            np.add.at(row, near, cubic_weights(place - np.floor(place), form))
-        weights.append(whole)
+        pixel = np.arange(int(8 * scale), dtype="f") + np.float32(0.5)
+        coordinates = pixel / scale - np.float32(0.5)
+        matrix = np.zeros((len(coordinates), 8), np.float32)
+        for row, x in zip(matrix, coordinates, strict=True):
+            near = np.clip(int(np.floor(x)) + np.arange(-1, 3), 0, 7)
+            np.add.at(row, near, cubic_weights(x - np.floor(x), form))
+        weights.append(matrix)
     right = (weights[0] @ (pixels @ weights[1].T))[None, None]
     inputs = {"x": pixels[None, None], "roi": np.zeros(0, "f"), "scales": f32(1, 1, *scales)}
-    assert one("Resize", inputs, right, mode="cubic")
-    assert not one("Resize", inputs, right * (1 + 3e-5), mode="cubic")
+    assert node_passes("Resize", inputs, right, mode="cubic")
+    assert not node_passes("Resize", inputs, right * (1 + 3e-5), mode="cubic")
