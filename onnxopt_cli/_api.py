@@ -175,7 +175,7 @@ class NotConformingError(AssertionError):
     """A case does not conform; the message has the differences.
 
     Attributes:
-        result: what came of it.
+        result: the result of the case.
     """
 
     def __init__(self, result: Result) -> None:
@@ -198,20 +198,20 @@ def load_cases(
     """Return the cases of files, folders, suites and ids, in a stable order.
 
     Args:
-        targets: none means the folder ``cases`` or, where there is none, our own suites.
+        targets: by default the folder ``cases`` or, if it does not exist, the suites of onnxopt.
         patterns: ids, globs or pieces of ids, one of which a case must match.
-        operators: names, one of which must be in the model of a case.
+        operators: names, one of which the model of a case must contain.
         tags: words, one of which a case must carry.
         without: capabilities that no case may need.
         memory: bytes that a case of a case file may take; 0 for no limit.
-        invalid: called with all that is wrong with case files, which are left out.
-        tell: called with what matches nothing.
-        telling: opens what takes note how many files are read, or cases made, and of how many.
+        invalid: called with the faults of case files, which are left out.
+        tell: called with a message on each pattern without a match.
+        telling: opens a display of progress.
 
     Raises:
-        InvalidCase: with all that is wrong with case files, if nothing else is to be done.
-        UsageError: if a target, an operator, a tag or a capability is not there.
-        NothingSelected: if no case is left, and nothing is wrong with files.
+        InvalidCase: with the faults of case files, unless ``invalid`` handles them.
+        UsageError: if a target, an operator, a tag or a capability does not exist.
+        NothingSelected: if no case is selected, and all files are valid.
     """
     collection = collect([str(target) for target in targets], memory, telling=telling)
     filters = Filters(*map(_several, (patterns, operators, tags, without)))
@@ -232,8 +232,8 @@ def run(
 ) -> Iterator[Result]:
     """Yield the results of cases, those of a case on all backends together, in order.
 
-    What backends do outside of any case comes last, as results of the suite ``worker``. Backends
-    are ended when the iterator is, or is closed.
+    Failures of backends outside of any case are yielded last, as results of the suite ``worker``.
+    The backends end when the iterator ends or is closed.
 
     Args:
         cases: from :func:`load_cases`.
@@ -245,7 +245,7 @@ def run(
     Raises:
         UsageError: if a backend, an expectation file or a setting is wrong.
         BackendUnavailable: if no backend starts; cases of one that does not are not run.
-        TypeError: if what is given are no cases, or no backends.
+        TypeError: if an argument is not a case, or not a backend.
     """
     found, named = Collection(_cases(cases), ()), _backends(backends) or ("numpy",)
     config = RunConfig(backends=named, execution=execution, judging=judging, expect=_files(expect))
@@ -271,7 +271,7 @@ def check(
         NotConformingError: if it does not; with ``expect``, if that was not expected.
         UsageError: if the backend, an expectation file or a setting is wrong.
         BackendUnavailable: if the backend does not start.
-        TypeError: if what is given is no case, or no backend.
+        TypeError: if an argument is not a case, or not a backend.
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
     (one,), (name,) = _cases([case]), _backends([backend])
@@ -309,23 +309,23 @@ def explain(
     """Return which known mistakes reproduce the failures among results.
 
     Args:
-        results: of a run, the passing ones too: a mistake that fails what passes is none.
-        cases: those that ran; None for what is found again where the results say.
+        results: of a run, passing ones too: a mistake that fails a passing case is ruled out.
+        cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged them.
         seconds: how long to look; None for a fifth of the run's time, 10 at least.
-        progress: called now and then with what is going on.
+        progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
     from onnxopt_cli.analysis.explain import explain, least_seconds
 
     results = _all(Result, results, "results that run() has yielded")
-    known = {it.id: it for it in cases or ()}
+    cases_by_id = {case.id: case for case in cases or ()}
     if cases is None:
-        known = find_again({it.case: it.location for it in results})
+        cases_by_id = find_again({result.case: result.location for result in results})
     if seconds is None:
         seconds = least_seconds(sum(it.seconds for it in results))
-    explanations = explain(results, known, judging, seconds=seconds, progress=progress)
-    return [*explanations, *explain_by_attributes(results, known, _formula_names())]
+    explanations = explain(results, cases_by_id, judging, seconds=seconds, progress=progress)
+    return [*explanations, *explain_by_attributes(results, cases_by_id, _formula_names())]
 
 
 def explain_session(
@@ -338,7 +338,7 @@ def explain_session(
     Args:
         session: which has run.
         seconds: how long to look; None for a fifth of the time that it took, 10 at least.
-        progress: called now and then with what is going on.
+        progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -380,7 +380,7 @@ def audit(
         jobs: number of processes.
         thorough: whether to look for redundant cases, too, which takes many times as long.
         progress: called with how many implementations are done, and how many there are.
-        invalid: called with what is wrong with cases, which are left out.
+        invalid: called with the faults of cases, which are left out.
         cluster: the machines that do it; None for this one.
         shard: the part of the implementations to look at; None for all.
         join: what audits of all shards have written: nothing else is looked at.
@@ -456,15 +456,15 @@ def fuzz(
 
 
 def load_configuration(path: Path | str | None = None) -> Configuration:
-    """Return what a configuration file says; it changes nothing that other functions do.
+    """Return the content of a configuration file, which does not affect other functions.
 
     Args:
         path: of the file; None for that of the current folder, or in a repository of the nearest
             above it.
 
     Raises:
-        UsageError: with everything that is wrong with the file, or if there is none, or nobody has
-            named it and another user may have written it.
+        UsageError: with all faults of the file, if there is no file, or if another user may have
+            written it and it is not named explicitly.
     """
     found = known_configuration() if path is None else read_configuration(Path(path))
     if found is None:

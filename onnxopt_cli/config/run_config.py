@@ -56,7 +56,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """Which tolerance applies to all cases, whatever they say themselves."""
+    """The tolerance of all cases, which precedes the tolerances that cases state."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -219,7 +219,7 @@ class Execution(Settings):
         "Run backends in processes of their own, or all in this one.  "
         "[default: process, but none for our own formulas]",
         OneOf(members=Isolation),
-        # A log, which anybody may have written, must not weaken it.
+        # Not taken from a log, which may come from another user: it must not weaken isolation.
         repeated=True,
     )
     limits: Limits = group(Limits)
@@ -283,10 +283,10 @@ class Judging(Settings):
     """How outputs are judged. A tolerance given here precedes those of cases.
 
     Attributes:
-        tolerance: the rule that yields the tolerance of all cases; None for what cases say.
-        rtol: relative tolerance; None for what cases say.
-        atol: absolute tolerance; None for what cases say.
-        ulp: distance in ulp; None for what cases say.
+        tolerance: the rule that yields the tolerance of all cases; None for those of the cases.
+        rtol: relative tolerance; None for those of the cases.
+        atol: absolute tolerance; None for those of the cases.
+        ulp: distance in ulp; None for the tolerances of the cases.
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
         examine: whether to count what cases cannot judge among equal elements, too; it has no
@@ -296,7 +296,7 @@ class Judging(Settings):
     tolerance: ToleranceRule | None = setting(
         None,
         "--tolerance",
-        "Judge by this rule, whatever the cases say.",
+        "Judge all cases by this rule instead of their own tolerances.",
         OneOf(members=ToleranceRule),
         **_VERDICTS,
     )
@@ -323,12 +323,12 @@ class Judging(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (
+        alternatives = (
             (self.rtol, self.atol) != (None, None),
             self.ulp is not None,
             self.tolerance is not None,
         )
-        if sum(given) > 1:
+        if sum(alternatives) > 1:
             raise UsageError("--rtol and --atol, --ulp, and --tolerance exclude each other")
 
 
@@ -342,7 +342,7 @@ class RunConfig(Settings):
         failed_only: whether only cases run that failed when they last ran here.
         failed_first: whether these run first.
         shard: which part of the selected cases runs; None for all.
-        backends: what is tested.
+        backends: the backends under test.
         execution: how backends are run.
         machines: the cluster on which they run, if any.
         judging: how outputs are judged.
@@ -351,7 +351,7 @@ class RunConfig(Settings):
         max_fail: stop after this number of cases that do not conform; None for never.
         rerun: how often a case that does not conform runs again; None for never.
         log: the log to write; None for none.
-        resume: the log to go on with; None for none.
+        resume: the log to resume; None for none.
         verbose: whether every output is shown.
         quiet: whether only failing cases and the summary are shown.
         durations: how many of the slowest cases are shown; None for none.
@@ -400,7 +400,7 @@ class RunConfig(Settings):
     expect: tuple[Path, ...] = setting(
         (),
         "--expect FILE",
-        "What is expected to fail; a later file precedes an earlier one.",
+        "Expectation file; a later file precedes an earlier one.",
         File(),
         many=True,
         section="Expectations",
@@ -513,8 +513,8 @@ class RunConfig(Settings):
         update = self.update_expect
         if update is None:
             return self.expect
-        others = [path for path in self.expect if not _is_same(path, update)]
-        return (*others, update) if update.exists() else (*others,)
+        other_files = [path for path in self.expect if not _is_same(path, update)]
+        return (*other_files, update) if update.exists() else (*other_files,)
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -41,7 +41,7 @@ class Text:
         """Return a value as the setting holds it.
 
         Raises:
-            ValueError: saying what is expected.
+            ValueError: with a description of valid values.
         """
         if not isinstance(value, str):
             raise ValueError("text")  # noqa: TRY004 - one error for all wrong values
@@ -127,12 +127,12 @@ class OneOf(Text):
 
 
 class Size(Text):
-    """A number of bytes, typed as in 2GiB; 0, typed ``none``, is no limit."""
+    """A number of bytes, typed as in 2GiB; 0, typed ``none``, stands for unlimited."""
 
     __slots__ = ()
 
     #: Less is not enough for a worker to start.
-    LEAST = 64 << 20
+    MIN_BYTES = 64 << 20
     _UNITS: ClassVar = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
     _TYPED: ClassVar = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
 
@@ -154,7 +154,7 @@ class Size(Text):
         if match is None:
             raise ValueError(f"{written!r} is not a size; write it as in 2GiB, or none")
         size = int(match[1]) * self._UNITS[match[2].upper()]
-        if size < self.LEAST:
+        if size < self.MIN_BYTES:
             raise ValueError("a worker cannot start with less than 64MiB")
         return size
 
@@ -211,12 +211,12 @@ class File(Text):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The command line's view of a setting, and what may be done with it.
+    """The command line's view of a setting, and its uses.
 
     Attributes:
         written: the spellings, and a name for the value, as the help shows them: ``-j, --jobs N``.
             One that begins with ``[`` is an argument.
-        about: what it does.
+        about: the help text.
         kind: of its value, or of each value.
         many: True if it may be given several times, 3 if it takes three values; the setting is a
             tuple.
@@ -224,7 +224,7 @@ class Option:
         from_log: whether ``--resume`` without targets takes the value from the log.
         repeated: whether the command that repeats a case states it, because it changes verdicts.
         typed_default: the default of the command line, if it is not that of the field.
-        shorthand: another spelling that stands for a value: (spelling, value, what it does).
+        shorthand: another spelling that stands for a value: (spelling, value, help text).
     """
 
     written: str
@@ -247,7 +247,7 @@ class Option:
         """Return a value, or several, as the setting holds it.
 
         Raises:
-            ValueError: saying what is expected.
+            ValueError: with a description of valid values.
         """
         if not self.many:
             return self.kind.check(value)
@@ -255,18 +255,18 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return what is typed for a value, which need not be valid; nothing for None."""
+        """Return the words that are typed for a value, valid or not; no words for None."""
         if isinstance(self.kind, Flag):
             # A pair of flags is named by the one for false, which is not the default.
             return [self.flag] if value is ("/" not in self.written) else []
         if value is None:
             return []
         values = value if self.many and isinstance(value, list | tuple) else [value]
-        typed = [self.kind.word(one) for one in values]
+        typed = [self.kind.word(item) for item in values]
         if self.written.startswith("["):
             return typed
         if self.many is True:
-            return [word for one in typed for word in (self.flag, one)]
+            return [word for typed_word in typed for word in (self.flag, typed_word)]
         return [self.flag, *typed] if typed else []
 
     def json(self, value: Any) -> Any:
@@ -337,16 +337,16 @@ class Settings:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, option = getattr(self, one.name), one.metadata.get(_OPTION)
-            if option is None or (value is None and one.default is None):
+        for member in fields(self):
+            value, option = getattr(self, member.name), member.metadata.get(_OPTION)
+            if option is None or (value is None and member.default is None):
                 continue
             try:
                 checked = option.check(value)
             except ValueError as error:
-                shown = printable(repr(value))
-                raise UsageError(f"{one.name}={shown}: expected {error}") from None
-            object.__setattr__(self, one.name, checked)
+                printed = printable(repr(value))
+                raise UsageError(f"{member.name}={printed}: expected {error}") from None
+            object.__setattr__(self, member.name, checked)
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
@@ -364,28 +364,28 @@ class Settings:
             UsageError: if a value is not one that its setting takes.
         """
         given: dict[str, Any] = {}
-        for one in fields(cls):
-            if inner := one.metadata.get(_GROUP):
-                given[one.name] = inner.of(values)
-            elif _OPTION in one.metadata and values.get(one.name) is not None:
-                given[one.name] = values[one.name]
+        for member in fields(cls):
+            if inner := member.metadata.get(_GROUP):
+                given[member.name] = inner.of(values)
+            elif _OPTION in member.metadata and values.get(member.name) is not None:
+                given[member.name] = values[member.name]
         return cls(**given)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the settings that JSON holds, which may be anybody's.
+        """Return the settings of JSON, which need not be trusted.
 
         Unknown names, values that no setting takes, and values of a group that contradict each
         other are ignored.
         """
         groups: dict[str, Any] = {}
         valid: dict[str, Any] = {}
-        for one in fields(cls):
-            if inner := one.metadata.get(_GROUP):
-                groups[one.name] = inner.from_json(data)
-            elif option := one.metadata.get(_OPTION):
+        for member in fields(cls):
+            if inner := member.metadata.get(_GROUP):
+                groups[member.name] = inner.from_json(data)
+            elif option := member.metadata.get(_OPTION):
                 with suppress(KeyError, ValueError, UsageError):
-                    valid[one.name] = option.check(data[one.name])
+                    valid[member.name] = option.check(data[member.name])
         try:
             return cls(**groups, **valid)
         except UsageError:
@@ -394,37 +394,41 @@ class Settings:
     def values(self) -> dict[str, Any]:
         """Return the values by name, groups' among them."""
         found: dict[str, Any] = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if _GROUP in one.metadata:
+        for member in fields(self):
+            value = getattr(self, member.name)
+            if _GROUP in member.metadata:
                 found |= value.values()
-            elif _OPTION in one.metadata:
-                found[one.name] = value
+            elif _OPTION in member.metadata:
+                found[member.name] = value
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the values by name as JSON holds them."""
         values = self.values()
-        return {one.name: one.option.json(values[one.name]) for one in self.declared()}
+        return {
+            declared.name: declared.option.json(values[declared.name])
+            for declared in self.declared()
+        }
 
     def argv(self) -> list[str]:
         """Return the words of the command line for every value that is not a default."""
         values = self.values()
         stated = [
-            one
-            for one in self.declared()
-            if one.option.typed_default is not None or values[one.name] != one.default
+            declared
+            for declared in self.declared()
+            if declared.option.typed_default is not None
+            or values[declared.name] != declared.default
         ]
         return words_of(stated, values)
 
 
 def _settings_of(cls: type[Settings], section: str) -> Iterator[Declared]:
-    for one in fields(cls):
-        section = one.metadata.get(_SECTION) or section
-        if inner := one.metadata.get(_GROUP):
+    for member in fields(cls):
+        section = member.metadata.get(_SECTION) or section
+        if inner := member.metadata.get(_GROUP):
             yield from _settings_of(inner, section)
-        elif option := one.metadata.get(_OPTION):
-            yield Declared(one.name, option, one.default, section)
+        elif option := member.metadata.get(_OPTION):
+            yield Declared(member.name, option, member.default, section)
 
 
 def words_of(settings: Iterable[Declared], values: Mapping[str, Any]) -> list[str]:
@@ -436,9 +440,9 @@ def words_of(settings: Iterable[Declared], values: Mapping[str, Any]) -> list[st
     """
     words: list[str] = []
     arguments: Sequence[str] = ()
-    for one in settings:
-        typed = one.option.words(values.get(one.name))
-        if one.option.written.startswith("["):
+    for declared in settings:
+        typed = declared.option.words(values.get(declared.name))
+        if declared.option.written.startswith("["):
             arguments = typed
         else:
             words += typed

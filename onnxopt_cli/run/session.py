@@ -1,4 +1,4 @@
-"""A run with its log: what a log already has, what runs, what runs again, and the end of it."""
+"""A run with its log: resumed results, new results, reruns, and the footer."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _failed_last(config: RunConfig) -> FailedLast | None:
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
-    """Wait until the backends have started; one that does not start stops none of the others.
+    """Wait until the backends have started; the others run if some do not start.
 
     Raises:
         UsageError: if there is no such backend.

@@ -1,8 +1,8 @@
-"""Whether a backend has earned a pass that one which computes nothing would get, too.
+"""The vacuity check: whether a backend that computes nothing would pass, too.
 
-Who refuses everything refuses what must be refused; who returns its inputs, zeros or NaN is right
-wherever these are the answer. Such a pass counts only if the backend computes the operator: it is
-asked for a node like the one of the case, without what is wrong or trivial in it.
+A backend that rejects every model also passes the rejection cases; one that returns its inputs,
+zeros or NaN passes each case whose expected outputs are just these. Such a pass counts only if the
+backend computes the operator: it runs a similar node whose inputs are valid and not trivial.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from onnxopt_cli.suites.plain_node import (
     plain_pair,
 )
 
-# As many cases of an operator without a formula are run to see it computed.
+# Cases of an operator without a formula that are run at most, until the backend computes one.
 _TRIES = 20
 _NO_CASE = "no other case shows whether it runs; put one beside this case"
 
 
 class NotSubmittedError(Exception):
-    """A backend was not asked, in the words of why: the run ends, or the backend has ended."""
+    """A probe was not run, because the run or the backend has ended; the message says which."""
 
 
 @dataclass(eq=False)
 class VacuityCheck:
-    """What backends have shown of operators; each is asked once for each node.
+    """Knows which operators backends compute; each backend runs each probe once.
 
     Attributes:
-        neighbours: cases among which those of operators without a formula are looked for.
+        neighbours: cases that serve as probes of operators without a formula.
     """
 
     neighbours: Iterable[Case] = ()
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def lacking(self, executor: Executor, problem: Problem, response: Response) -> str:
-        """Say why a pass is not earned; nothing if it is.
+        """Return why a pass is vacuous; empty if it is not.
 
         Args:
-            executor: the backend, which may be asked for other nodes.
-            problem: of the case that it has passed.
-            response: with which it has.
+            executor: the backend, which may have to run probes.
+            problem: the problem of the case that passed.
+            response: the backend's response to it.
 
         Raises:
             NotSubmittedError: if that cannot be found out any more.
