@@ -29,7 +29,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class Operand(Protocol):
-    """What the checks need to know of an operand."""
+    """The properties of an operand that the checks need."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One node, ready to be computed in any reading.
+    """One node, ready for any interpretation.
 
     Attributes:
         operator: whose formula it is.
@@ -142,7 +142,7 @@ class Call(Generic[T]):
     @property
     def in_a_row(self: Call[Array]) -> Call[Array]:
         """The call of the first group with the elements of all groups, one after the other."""
-        full = [[_flat(it, group[0].shape) for it in group] for group in self.groups]
+        full = [[_flat(tensor, group[0].shape) for tensor in group] for group in self.groups]
         joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
         return replace(self.group(0), groups=(joined,))
 
@@ -228,26 +228,28 @@ def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int
     for place, (name, operand) in enumerate(zip(names, operands, strict=True)):
         scalar = place < count
         allowed = operator.scalars[place].dtypes if scalar else operator.dtypes
-        found = dtype_name(operand.dtype)
-        if found not in allowed:
-            raise NodeError(f"{operator.name}: {name} is {found}; allowed: {', '.join(allowed)}")
+        dtype = dtype_name(operand.dtype)
+        if dtype not in allowed:
+            raise NodeError(f"{operator.name}: {name} is {dtype}; allowed: {', '.join(allowed)}")
         # A scalar has one element; a tensor must not enlarge the first of its group.
         first = place if scalar else count + (place - count) % groups
-        whole = operands[first].shape
-        if operand.shape is None or whole is None or (not scalar and operand.shape == whole):
+        first_shape = operands[first].shape
+        if operand.shape is None or first_shape is None:
+            continue
+        if not scalar and operand.shape == first_shape:
             continue
         if scalar and any(size not in (None, 1) for size in operand.shape):
             raise NodeError(
-                f"{operator.name}: {name} must have one element; its shape is {_text(whole)}"
+                f"{operator.name}: {name} must have one element; its shape is {_text(first_shape)}"
             )
-        padded = (1,) * (len(whole) - len(operand.shape)) + operand.shape
-        if len(padded) > len(whole) or any(
-            mine not in (1, size) and None not in (mine, size)
-            for mine, size in zip(padded, whole, strict=True)
+        padded = (1,) * (len(first_shape) - len(operand.shape)) + operand.shape
+        if len(padded) > len(first_shape) or any(
+            length not in (1, size) and None not in (length, size)
+            for length, size in zip(padded, first_shape, strict=True)
         ):
             raise NodeError(
                 f"{operator.name}: {name} of shape {_text(operand.shape)} does not broadcast to "
-                f"{names[first]}'s shape {_text(whole)}"
+                f"{names[first]}'s shape {_text(first_shape)}"
             )
 
 
@@ -291,16 +293,16 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
     Raises:
         NodeError: if one is unknown, missing or of the wrong type; says which are known.
     """
-    known = {attribute.name: attribute for attribute in operator.attributes}
+    by_name = {attribute.name: attribute for attribute in operator.attributes}
     for name in given:
-        if name not in known:
+        if name not in by_name:
             raise NodeError(
                 f"{operator.name} has no attribute {name}",
-                hint="it has " + ", ".join(sorted(known)),
+                hint="it has " + ", ".join(sorted(by_name)),
             )
     return {
         name: attribute_value(operator, attribute, given.get(name))
-        for name, attribute in known.items()
+        for name, attribute in by_name.items()
     }
 
 
@@ -334,7 +336,7 @@ def _number(attribute: Attribute, given: object, where: str) -> float:
         with np.errstate(over="ignore"):
             rounded = float(np.float32(given))
     except OverflowError:
-        # An integer that not even a double holds.
+        # An integer beyond the range of double.
         rounded = math.inf
     if math.isinf(rounded) and abs(given) != math.inf:
         raise NodeError(f"{where} is {given!r}, out of float32's range")

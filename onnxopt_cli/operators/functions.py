@@ -1,4 +1,4 @@
-"""Model-local functions with their attributes put in: one function for each set of values."""
+"""Specialize model-local functions: one function for each set of attribute values."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from onnx import AttributeProto, helper
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import plain_domain, subgraphs
 
-#: The domain of the functions whose attributes are put in.
+#: Domain of the specialized functions.
 BOUND = "onnxopt.bound"
-# Functions that call each other twice grow by two to the power of their number.
-_MOST_NODES = 100_000
-_DEEPEST = 100
+# Functions that each call the next one twice grow exponentially.
+_MAX_NODES = 100_000
+_MAX_DEPTH = 100
 
 
 def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose functions refer to no attributes of their calls.
+    """Return a model whose functions do not refer to attributes of their calls.
 
-    Every call gets a function of its own name in which references to attributes are replaced by
-    the values that the call gives, or by the function's defaults. What neither gives is left out.
-    Functions that nothing calls are dropped, and each stands behind those that it calls, because
-    onnx's reference needs them in this order. The model itself is returned if it has no functions.
+    Each distinct call gets a specialized function, in which references to attributes are replaced
+    by the call's values or the function's defaults. Attributes without a value are omitted. Unused
+    functions are dropped, and each function follows those that it calls, as onnx's reference
+    requires. A model without functions is returned itself.
 
     Raises:
-        NodeError: if functions call each other in a circle, too deep or without measure.
+        NodeError: if functions are recursive, too deeply nested, or have too many nodes.
     """
     if not model.functions:
         return model
@@ -35,77 +35,90 @@ def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     del bound.functions[:]
     binder = _Binder(model.functions)
     binder.bind(bound.graph.node, None)
-    bound.functions.extend(binder.found)
+    bound.functions.extend(binder.functions)
     bound.opset_import.append(helper.make_opsetid(BOUND, 1))
     return bound
 
 
 class _Binder:
-    """Makes functions for calls.
+    """Specializes functions.
 
     Args:
-        functions: of the model.
+        functions: functions of the model.
+
+    Attributes:
+        functions: the specialized functions.
     """
 
     def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
-        self._functions = {
+        self._originals = {
             (plain_domain(function.domain), function.name, function.overload): function
             for function in functions
         }
         self._names: dict[object, str] = {}
         self._callers: list[object] = []
         self._nodes = 0
-        self.found: list[onnx.FunctionProto] = []
+        self.functions: list[onnx.FunctionProto] = []
 
     def bind(
         self, nodes: Iterable[onnx.NodeProto], values: Mapping[str, AttributeProto] | None
     ) -> None:
-        """Put values into nodes in place of references; None where nothing can be referred to."""
+        """Replace references to attributes in nodes, and specialize the functions they call.
+
+        Args:
+            nodes: the nodes, which are changed.
+            values: values of the function's attributes; None outside of a function.
+        """
         for node in nodes:
             self._nodes += 1
-            if self._nodes > _MOST_NODES:
-                raise NodeError(f"the model's functions amount to more than {_MOST_NODES} nodes")
+            if self._nodes > _MAX_NODES:
+                raise NodeError(f"the model's functions amount to more than {_MAX_NODES} nodes")
             for graph in subgraphs(node):
                 self.bind(graph.node, values)
             if values is not None:
-                _put_in(node, values)
+                _replace_references(node, values)
             key = plain_domain(node.domain), node.op_type, node.overload
-            if key in self._functions:
-                self._call(node, self._functions[key])
+            if key in self._originals:
+                self._call(node, self._originals[key])
 
     def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
-        own = (function.domain, function.name, function.overload)
-        if own in self._callers:
+        function_id = (function.domain, function.name, function.overload)
+        if function_id in self._callers:
             raise NodeError(f"the model's function {function.name} calls itself")
-        if len(self._callers) > _DEEPEST:
-            raise NodeError(f"the model's functions call each other more than {_DEEPEST} deep")
-        values = {it.name: it for it in (*function.attribute_proto, *node.attribute)}
-        said = {name: it.SerializeToString(deterministic=True) for name, it in values.items()}
-        key = (own, *sorted(said.items()))
+        if len(self._callers) > _MAX_DEPTH:
+            raise NodeError(f"the model's functions call each other more than {_MAX_DEPTH} deep")
+        attributes = (*function.attribute_proto, *node.attribute)
+        values = {attribute.name: attribute for attribute in attributes}
+        serialized = {
+            name: attribute.SerializeToString(deterministic=True)
+            for name, attribute in values.items()
+        }
+        key = (function_id, *sorted(serialized.items()))
         if key not in self._names:
-            made = onnx.FunctionProto()
-            made.CopyFrom(function)
-            self._callers.append(own)
-            self.bind(made.node, values)
+            specialized = onnx.FunctionProto()
+            specialized.CopyFrom(function)
+            self._callers.append(function_id)
+            self.bind(specialized.node, values)
             self._callers.pop()
             for field in ("attribute", "attribute_proto", "overload"):
-                made.ClearField(field)
-            made.domain, made.name = BOUND, f"{function.name}.{len(self.found)}"
-            made.opset_import.append(helper.make_opsetid(BOUND, 1))
-            self._names[key] = made.name
-            self.found.append(made)
+                specialized.ClearField(field)
+            specialized.domain = BOUND
+            specialized.name = f"{function.name}.{len(self.functions)}"
+            specialized.opset_import.append(helper.make_opsetid(BOUND, 1))
+            self._names[key] = specialized.name
+            self.functions.append(specialized)
         node.domain, node.op_type = BOUND, self._names[key]
-        # The reference counts what is left out at the end as missing.
+        # The reference evaluator does not accept omitted trailing inputs and outputs.
         node.input.extend([""] * (len(function.input) - len(node.input)))
         node.output.extend([""] * (len(function.output) - len(node.output)))
         for field in ("attribute", "overload"):
             node.ClearField(field)
 
 
-def _put_in(node: onnx.NodeProto, values: Mapping[str, AttributeProto]) -> None:
-    if not any(it.ref_attr_name for it in node.attribute):
+def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProto]) -> None:
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
         return
-    kept = []
+    attributes = []
     for attribute in node.attribute:
         value = attribute
         if attribute.ref_attr_name:
@@ -114,7 +127,8 @@ def _put_in(node: onnx.NodeProto, values: Mapping[str, AttributeProto]) -> None:
             value = AttributeProto()
             value.CopyFrom(values[attribute.ref_attr_name])
             value.name = attribute.name
-        kept.append(value)
-    others = onnx.NodeProto(attribute=kept)
+        attributes.append(value)
+    # The copies stay valid when the field is cleared.
+    copies = onnx.NodeProto(attribute=attributes)
     node.ClearField("attribute")
-    node.attribute.extend(others.attribute)
+    node.attribute.extend(copies.attribute)

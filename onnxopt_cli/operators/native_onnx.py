@@ -1,16 +1,16 @@
 """onnx's checker, shape inference and inliner, in a process that may die.
 
-They are C++ that trusts its input: a model of a few bytes can end the process with a signal, loop
-for ever, or fill the memory. So they run in a helper process, under limits of time and memory. The
-helper is kept until a model ends it. It is asked about a model that ended it once more, in a fresh
-process: an earlier model may have damaged its memory.
+They are C++ code that trusts its input: a model of a few bytes can crash the process, loop forever,
+or exhaust the memory. Therefore they run in a helper process under limits of time and memory, which
+serves until a model ends it. That model is tried once more in a new process, since an earlier model
+may have corrupted the memory of the old one.
 
-The helper is a fork of a command on Linux, otherwise a program of its own. On Windows, where
-backends run in the command's process, too, there is none.
+The helper is a fork of a command on Linux, otherwise a separate program. On Windows, where backends
+run in the command's process, too, no helper is used.
 
-No other module calls these parts of onnx; ``tests/test_architecture.py`` sees to it. What workers
-call is the exception: they are processes that may die, and a helper of theirs would count as a
-process that the backend has left behind.
+No other module calls these parts of onnx (``tests/test_architecture.py`` checks that), except code
+in workers: these are processes that may die, and their helper would count as a process that the
+backend has left behind.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from onnxopt_cli.core.helper_process import (
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-#: How long onnx may take over a model, and how many bytes it may get for it.
+#: Limits of onnx for one model: seconds and bytes.
 TIME_SECONDS = 60
 MEMORY_BYTES = 4 << 30
 
 _Model: TypeAlias = onnx.ModelProto | bytes
 
-# How much longer than the helper itself its parent waits for it to end.
+# Time beyond the helper's own limit that its parent waits.
 _GRACE_SECONDS = 5
-# onnx takes no larger models; what it infers is in one, too.
+# onnx does not accept or return larger models.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
-# How an answer begins.
+# The first byte of a response.
 _ACCEPTED, _REFUSED = b"+", b"-"
-# The program of a helper that is not forked. It knows the same operators.
+# The program of a helper that is not forked, with the same operators.
 _PROGRAM = (
     "import sys; descriptor, *sys.path = sys.argv[1:]; "
     "from onnxopt_cli.operators.registry import registry; registry().register_schemas(); "
@@ -67,46 +67,46 @@ _PROGRAM = (
 
 
 class OnnxRefusal(Exception):
-    """onnx refuses a model, or did not survive it; the message says why."""
+    """onnx refuses a model, or crashes on it; the message has the reason."""
 
 
 class TooLargeForOnnx(OnnxRefusal):
-    """The model is larger than any that onnx takes."""
+    """The model exceeds onnx's size limit."""
 
 
 def check_model(model: _Model, *, full: bool = False) -> None:
-    """Have onnx's checker look at a model.
+    """Check a model with onnx's checker.
 
     Args:
         model: the model, or its bytes.
-        full: whether types and shapes are inferred, too.
+        full: whether to infer types and shapes, too.
 
     Raises:
-        OnnxRefusal: if it finds something, or does not survive the model.
+        OnnxRefusal: if the checker finds a fault, or crashes.
     """
     _require("checker", model, full_check=full)
 
 
-def check_shapes(model: _Model, **how: bool) -> None:
-    """Infer types and shapes as :func:`infer_shapes` does, only to see whether they agree.
+def check_shapes(model: _Model, **options: bool) -> None:
+    """Check by inference that the types and shapes of a model agree; see :func:`infer_shapes`.
 
     Raises:
-        OnnxRefusal: if they do not, or onnx does not survive the model.
+        OnnxRefusal: if they do not agree, or onnx crashes.
     """
-    _require("shape inference", model, **how)
+    _require("shape inference", model, **options)
 
 
-def infer_shapes(model: _Model, **how: bool) -> onnx.ModelProto:
+def infer_shapes(model: _Model, **options: bool) -> onnx.ModelProto:
     """Return a model with the types and shapes that onnx infers.
 
     Args:
         model: the model, or its bytes.
-        how: ``check_type``, ``strict_mode`` and ``data_prop`` of ``onnx.shape_inference``.
+        options: ``check_type``, ``strict_mode`` and ``data_prop`` of ``onnx.shape_inference``.
 
     Raises:
-        OnnxRefusal: if it finds a contradiction, or does not survive the model.
+        OnnxRefusal: if onnx finds a contradiction, or crashes.
     """
-    return onnx.ModelProto.FromString(_HELPER.ask("shape inference", _bytes(model), how))
+    return onnx.ModelProto.FromString(_HELPER.perform("shape inference", _bytes(model), options))
 
 
 def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onnx.ModelProto:
@@ -117,42 +117,46 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
         functions: domain and name of each.
 
     Raises:
-        OnnxRefusal: if that cannot be done, or onnx does not survive the model.
+        OnnxRefusal: if onnx cannot inline the functions, or crashes.
     """
-    how = {"functions": [*functions]}
-    return onnx.ModelProto.FromString(_HELPER.ask("inliner", _bytes(model), how))
+    options = {"functions": [*functions]}
+    return onnx.ModelProto.FromString(_HELPER.perform("inliner", _bytes(model), options))
 
 
 def die_with_models() -> None:
-    """Say that this process may die of a model: it is a worker, and needs no helper."""
+    """Declare that this process may die of a model, as a worker may, and needs no helper."""
     _HELPER.needless = True
 
 
 def renew() -> None:
-    """Let the next model meet a fresh helper, which knows what this process has learnt since."""
-    _remembered.clear()
+    """Start a new helper for the next model, which knows all operators registered until then."""
+    _refusals.clear()
     _HELPER.end()
 
 
-# What onnx has said of models, by what was asked and the digest of the model; empty if nothing.
-_remembered: dict[tuple[Any, ...], str] = {}
+# Refusals of models by part of onnx, digest of the model and options; empty for accepted models.
+_refusals: dict[tuple[Any, ...], str] = {}
 
 
-def _require(what: str, model: _Model, **how: bool) -> None:
-    """Ask where no answer is needed; what was asked before is not asked again."""
+def _require(part: str, model: _Model, **options: bool) -> None:
+    """Check a model with a part of onnx, unless the result is known.
+
+    Raises:
+        OnnxRefusal: if onnx refuses the model.
+    """
     data = _bytes(model)
-    key = what, sha256(data).digest(), *sorted(how.items())
-    if key not in _remembered:
+    key = part, sha256(data).digest(), *sorted(options.items())
+    if key not in _refusals:
         refusal = ""
         try:
-            _HELPER.ask(what, data, how, answer=False)
+            _HELPER.perform(part, data, options, needs_result=False)
         except OnnxRefusal as error:
             refusal = str(error)
-        if len(_remembered) >= _MAX_REMEMBERED:
-            _remembered.clear()
-        _remembered[key] = refusal
-    if _remembered[key]:
-        raise OnnxRefusal(_remembered[key])
+        if len(_refusals) >= _MAX_REMEMBERED:
+            _refusals.clear()
+        _refusals[key] = refusal
+    if _refusals[key]:
+        raise OnnxRefusal(_refusals[key])
 
 
 def _bytes(model: _Model) -> bytes:
@@ -166,10 +170,10 @@ def _bytes(model: _Model) -> bytes:
 
 
 class _Helper:
-    """A process that asks onnx about one model after the other.
+    """A process in which onnx handles one model after the other.
 
     Attributes:
-        needless: whether this process asks onnx itself.
+        needless: whether onnx runs in this process instead.
     """
 
     def __init__(self) -> None:
@@ -179,39 +183,41 @@ class _Helper:
         self._program: subprocess.Popen[bytes] | None = None
         self._process = self._parent = 0
 
-    def ask(self, what: str, model: bytes, how: dict[str, Any], *, answer: bool = True) -> bytes:
-        """Return what onnx makes of a model.
+    def perform(
+        self, part: str, model: bytes, options: dict[str, Any], *, needs_result: bool = True
+    ) -> bytes:
+        """Return the model that a part of onnx makes from a model.
 
         Args:
-            what: of what part of onnx.
+            part: the part of onnx.
             model: the model.
-            how: it is asked.
-            answer: whether more is wanted than that it refuses nothing.
+            options: arguments of the part.
+            needs_result: whether to return the resulting model, or only to check for a refusal.
 
         Raises:
-            OnnxRefusal: if it refuses the model, or ends of it.
+            OnnxRefusal: if onnx refuses the model, or crashes.
         """
         if self.needless:
-            return _perform(what, model, how)
-        # JSON has no line breaks.
-        request = json.dumps([what, how, answer]).encode() + b"\n" + model
+            return _perform(part, model, options)
+        # The JSON has no line breaks.
+        request = json.dumps([part, options, needs_result]).encode() + b"\n" + model
         with self._lock:
-            ended = self._exchange(request)
-            if isinstance(ended, str) and ended != _TOOK_LONG:
-                ended = self._exchange(request)
-        if isinstance(ended, str):
-            raise OnnxRefusal(f"onnx's {what} {ended}")
-        if ended[:1] == _REFUSED:
-            raise OnnxRefusal(ended[1:].decode("utf-8", "replace"))
-        return ended[1:]
+            response = self._exchange(request)
+            if isinstance(response, str) and response != _TOOK_LONG:
+                response = self._exchange(request)
+        if isinstance(response, str):
+            raise OnnxRefusal(f"onnx's {part} {response}")
+        if response[:1] == _REFUSED:
+            raise OnnxRefusal(response[1:].decode("utf-8", "replace"))
+        return response[1:]
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it runs."""
         with self._lock:
             self._end()
 
     def _exchange(self, request: bytes) -> bytes | str:
-        """Return an answer; in words how the process has ended if it has."""
+        """Return the response, or a description of the process's end."""
         try:
             if self._connection is None or self._parent != os.getpid():
                 self._start()
@@ -226,16 +232,16 @@ class _Helper:
             code = self._end()
             return _words(code) if code else f"cannot be asked: {error or 'it ended'}"
         except BaseException:
-            # It may still answer, and not to what it is asked next.
+            # A late response would be taken for that of the next request.
             self._end()
             raise
 
     def _start(self) -> None:
         from multiprocessing.connection import Pipe
 
-        self._connection, theirs = Pipe()
+        self._connection, helper_end = Pipe()
         self._parent = os.getpid()
-        descriptor = theirs.fileno()
+        descriptor = helper_end.fileno()
         try:
             if sys.platform == "linux" and claimed():
                 self._process = fork_helper(partial(_serve_forked, descriptor))
@@ -250,20 +256,20 @@ class _Helper:
                 self._process = self._program.pid
                 STARTED.add(self._process)
         finally:
-            theirs.close()
+            helper_end.close()
 
     def _end(self) -> int:
-        """Kill the process if it has not ended, and return its exit code; 0 if that is unknown."""
+        """Kill the process if it still runs, and return its exit code; 0 if unknown."""
         connection, self._connection = self._connection, None
         process, self._process = self._process, 0
         program, self._program = self._program, None
         if connection is not None:
             connection.close()
         if not process or self._parent != os.getpid():
-            # A fork of the process that it belongs to has its own.
+            # The helper belongs to the process that forked this one.
             return 0
         STARTED.discard(process)
-        # Where whoever started us ignores the end of children, nothing is left of one.
+        # waitpid fails if our parent process has set SIGCHLD to be ignored.
         with suppress(OSError):
             ended, status = os.waitpid(process, os.WNOHANG)
             if not ended:
@@ -271,7 +277,7 @@ class _Helper:
                 _, status = os.waitpid(process, 0)
             code = os.waitstatus_to_exitcode(status)
             if program is not None:
-                # Python would complain that nobody has waited for it.
+                # Python would otherwise warn that the process is still running.
                 program.returncode = code
             return code
         return 0
@@ -282,7 +288,7 @@ atexit.register(_HELPER.end)
 
 
 def _words(code: int) -> str:
-    """Say how a process has ended."""
+    """Describe the end of a process."""
     if code == -signal.SIGALRM:
         return _TOOK_LONG
     if code < 0:
@@ -292,14 +298,14 @@ def _words(code: int) -> str:
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Answer questions about models until nobody asks any more."""
+    """Serve requests until the connection is closed."""
     from multiprocessing.connection import Connection
 
     with suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # On top of what a fork has from its parent.
+        # Beyond the data of the parent that a fork shares.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()
@@ -307,20 +313,20 @@ def serve(descriptor: int) -> NoReturn:
     connection = Connection(descriptor)
     while True:
         request, _, model = connection.recv_bytes().partition(b"\n")
-        what, how, answer = json.loads(request)
-        # It ends this process wherever that is.
+        part, options, needs_result = json.loads(request)
+        # The alarm ends this process, also within C++ code.
         signal.setitimer(signal.ITIMER_REAL, TIME_SECONDS)
         try:
-            made = _perform(what, model, how)
-            said = _ACCEPTED + made if answer else _ACCEPTED
+            result = _perform(part, model, options)
+            response = _ACCEPTED + result if needs_result else _ACCEPTED
         except OnnxRefusal as error:
-            said = _REFUSED + str(error).encode("utf-8", "replace")
+            response = _REFUSED + str(error).encode("utf-8", "replace")
         signal.setitimer(signal.ITIMER_REAL, 0)
-        connection.send_bytes(said)
+        connection.send_bytes(response)
 
 
 def _serve_forked(descriptor: int) -> NoReturn:
-    # Nothing else that the parent has open, and nothing to print to: allocators complain there.
+    # Close everything else that the parent has open. Allocators write errors to stderr.
     for before, after in pairwise([-1, descriptor, os.sysconf("SC_OPEN_MAX")]):
         os.closerange(before + 1, after)
     while os.open(os.devnull, os.O_RDWR) < 2:  # noqa: PLR2004 - standard error
@@ -328,27 +334,27 @@ def _serve_forked(descriptor: int) -> NoReturn:
     serve(descriptor)
 
 
-def _perform(what: str, model: bytes, how: dict[str, Any]) -> bytes:
-    """Have onnx do something with a model in this process.
+def _perform(part: str, model: bytes, options: dict[str, Any]) -> bytes:
+    """Run a part of onnx on a model in this process.
 
     Raises:
-        OnnxRefusal: if it refuses the model.
+        OnnxRefusal: if onnx refuses the model.
     """
     from onnx import checker, inliner, shape_inference
 
-    made = b""
     try:
-        if what == "checker":
-            checker.check_model(model, **how)
-        elif what == "inliner":
-            functions = [(domain, name) for domain, name in how["functions"]]
+        if part == "checker":
+            checker.check_model(model, **options)
+            return b""
+        if part == "inliner":
+            functions = [(domain, name) for domain, name in options["functions"]]
             parsed = onnx.ModelProto.FromString(model)
-            made = inliner.inline_selected_functions(parsed, functions).SerializeToString()
+            result = inliner.inline_selected_functions(parsed, functions).SerializeToString()
         else:
-            made = shape_inference.infer_shapes(model, **how).SerializeToString()
+            result = shape_inference.infer_shapes(model, **options).SerializeToString()
     except MemoryError:
-        what = f"onnx's {what} needs more than {MEMORY_BYTES >> 20} MiB of memory"
-        raise OnnxRefusal(what) from None
-    except Exception as error:  # noqa: BLE001 - onnx raises its own and protobuf's, of no common base
+        message = f"onnx's {part} needs more than {MEMORY_BYTES >> 20} MiB of memory"
+        raise OnnxRefusal(message) from None
+    except Exception as error:  # noqa: BLE001 - errors of onnx and protobuf have no common base
         raise OnnxRefusal((str(error) or type(error).__name__)[:_MAX_MESSAGE_CHARS]) from None
-    return made
+    return result

@@ -1,4 +1,4 @@
-"""Going through all nodes of a model: its graph, subgraphs and model-local functions."""
+"""Iterate over all nodes of a model: its graph, subgraphs and model-local functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plain_domain(domain: str) -> str:
 
 def imported_versions(model: onnx.ModelProto) -> dict[str, int]:
     """Return the version of each domain that a model imports, by its plain name."""
-    return {plain_domain(it.domain): it.version for it in model.opset_import}
+    return {plain_domain(entry.domain): entry.version for entry in model.opset_import}
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -47,10 +47,10 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose functions have no default attributes, since every call gives them.
+    """Return a model in which every call of a function states the function's default attributes.
 
-    onnx's reference evaluator raises where a call relies on such a default, and its inliner takes
-    the called operator's default for the function's. The model itself is returned if it has none.
+    onnx's reference evaluator raises an error for a call that relies on such a default, and its
+    inliner uses the called operator's default instead. A model without defaults is returned itself.
     """
     if not any(function.attribute_proto for function in model.functions):
         return model
@@ -58,9 +58,9 @@ def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     for function in explicit.functions:
         for node in all_nodes(explicit):
             if (node.domain, node.op_type) == (function.domain, function.name):
-                given = {attribute.name for attribute in node.attribute}
+                present = {attribute.name for attribute in node.attribute}
                 node.attribute.extend(
-                    default for default in function.attribute_proto if default.name not in given
+                    default for default in function.attribute_proto if default.name not in present
                 )
         function.attribute.extend(default.name for default in function.attribute_proto)
         del function.attribute_proto[:]

@@ -21,16 +21,16 @@ from onnxopt_cli.operators.rewrite import Formula, rewrite
 
 @dataclass(frozen=True, slots=True)
 class KnownMistake:
-    """How a wrong implementation that a person would name differs from the formula.
+    """A wrong implementation, defined by its difference from the formula.
 
     Attributes:
-        name: what is wrong, in a few words; unique in an operator. It takes the place of one that
-            is generated for every operator under the same name; with neither ``replace`` nor
-            ``defaults``, it says about that one where it was seen.
-        about: one sentence.
-        seen_in: public implementations known to do so.
-        replace: expressions or statements of the formula, and what stands in their place.
-        defaults: values of attributes that a node leaves out, where they differ.
+        name: name of the mistake, unique in an operator. It replaces a mistake of the same name
+            that is generated for every operator; with neither ``replace`` nor ``defaults``, it only
+            adds a description to the generated one.
+        about: description in one sentence.
+        seen_in: public implementations with this mistake.
+        replace: replacements of expressions or statements of the formula.
+        defaults: wrong values of attributes that a node omits.
     """
 
     name: str
@@ -43,16 +43,16 @@ class KnownMistake:
 def mistake_table(table: str) -> tuple[KnownMistake, ...]:
     """Return the known mistakes of a table.
 
-    Each begins with a line of its name. The lines indented below it say what is wrong in a
-    sentence, and then, as far as they apply::
+    Each mistake begins with a line that has its name. The indented lines below it have a sentence
+    of description and then, as far as they apply::
 
         seen in PyTorch SGD; TensorFlow
         X - R * V_new -> X - R * V
         epsilon = 1e-7
 
-    An arrow stands between what the formula has and what takes its place. A number is the default
-    of an attribute. Where a line goes on in the next one it ends with a backslash, as in any string
-    of Python.
+    An arrow separates an expression of the formula from its replacement. A number is the wrong
+    default of an attribute. A line that ends with a backslash continues in the next one, as in any
+    Python string.
     """
     return tuple(
         KnownMistake(name, about, **_fields(details)) for name, about, *details in _rows(table)
@@ -60,9 +60,10 @@ def mistake_table(table: str) -> tuple[KnownMistake, ...]:
 
 
 def reformulation_table(table: str) -> tuple[Reformulation, ...]:
-    """Return the reformulations of a table that is written like one of mistakes, without sentences.
+    """Return the reformulations of a table in the format of :func:`mistake_table`.
 
-    Below its name, a form that is not as accurate as the formula everywhere says where it is::
+    The rows have no descriptions. A reformulation that is not as accurate as the formula for all
+    attributes states a condition::
 
         accurate if alpha != 1
     """
@@ -78,34 +79,35 @@ def _fields(details: Sequence[str]) -> dict[str, Any]:
     """Return the fields that the lines of a row state."""
     seen_in: tuple[str, ...] = ()
     replace: dict[str, str] = {}
-    others: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for detail in details:
         if detail.startswith("seen in "):
             seen_in += tuple(detail.removeprefix("seen in ").split("; "))
         elif detail.startswith("accurate if "):
-            others["accurate"] = detail.removeprefix("accurate if ")
+            fields["accurate"] = detail.removeprefix("accurate if ")
         elif " -> " in detail:
             old, new = detail.split(" -> ")
             replace[old] = new
         else:
             attribute, default = detail.split(" = ")
-            others.setdefault("defaults", {})[attribute] = float(default)
-    return {"seen_in": seen_in, "replace": replace, **others}
+            fields.setdefault("defaults", {})[attribute] = float(default)
+    return {"seen_in": seen_in, "replace": replace, **fields}
 
 
-#: What ``accurate`` is in a form that never is as accurate as the formula.
+#: Value of ``accurate`` for a reformulation that is never as accurate as the formula.
 NOWHERE = "False"
 
 
-# Compared by identity, so that what is made from one can be kept.
+# Compared by identity, so that derived objects can be cached.
 @dataclass(frozen=True, slots=True, eq=False)
 class Reformulation:
-    """A right way to write a formula that rounds differently: no tolerance may reject it.
+    """A correct way to write a formula that rounds differently and must be accepted.
 
-    A form is as accurate as the formula where it says so; elsewhere the tolerance is that of the
-    form. Some reformulations subtract infinity from itself: where an input is infinite, that is
-    right, too (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`). They keep NaN in an
-    input. These are not reformulations, because of what they lose:
+    Where the reformulation is less accurate than the formula, the tolerance follows from the
+    reformulation. Some reformulations subtract infinity from itself; for infinite inputs, the
+    resulting NaN is accepted, too (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`).
+    NaN in an input must remain NaN. The following are not reformulations, since they lose accuracy
+    or special values:
 
     - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
     - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
@@ -113,12 +115,12 @@ class Reformulation:
     - powers by repeated multiplication: the error grows with T, to a tenth at a million in float32.
 
     Attributes:
-        name: what is done, in a few words; unique in an operator.
-        replace: expressions or statements of the formula, and what stands in their place.
-        seen_in: public implementations known to compute it so.
-        accurate: where the form is as good as the formula for finite inputs, an expression of the
-            attributes; all of ``replace`` are then expressions. Empty if it is so everywhere, and
-            :data:`NOWHERE` if it never is.
+        name: name of the reformulation, unique in an operator.
+        replace: replacements of expressions or statements of the formula.
+        seen_in: public implementations that compute this way.
+        accurate: expression of the attributes that is true where the reformulation is as accurate
+            as the formula for finite inputs; it requires all of ``replace`` to be expressions.
+            Empty if it is as accurate everywhere, :data:`NOWHERE` if it never is.
     """
 
     name: str
@@ -127,27 +129,27 @@ class Reformulation:
     accurate: str = ""
 
     def is_accurate(self, attributes: Mapping[str, AttributeValue]) -> bool:
-        """Tell whether the form is as good as the formula with these attributes."""
-        # As trusted as the formula that stands beside it.
+        """Return whether the reformulation is as accurate as the formula with these attributes."""
+        # The expression is as trusted as the formula in the same file.
         return not self.accurate or bool(eval(self.accurate, {}, dict(attributes)))  # noqa: S307
 
     @lru_cache  # noqa: B019 - reformulations live as long as their operators
     def written(self, formula: Formula) -> Formula:
-        """Return the formula as this form writes it, whatever the attributes are.
+        """Return the rewritten formula, for all values of the attributes.
 
         Raises:
-            ValueError: if the formula lacks what is to be replaced.
+            ValueError: if the formula lacks an expression to be replaced.
         """
         return rewrite(formula, self.replace)
 
     @lru_cache  # noqa: B019 - as above
     def written_where_accurate(self, formula: Formula) -> Formula:
-        """Return the formula as this form writes it where it is as accurate, or as it is.
+        """Return the formula rewritten only where the reformulation is as accurate.
 
-        A form that never is as accurate is written everywhere.
+        A reformulation that is never as accurate is used everywhere.
 
         Raises:
-            ValueError: if the formula lacks what is to be replaced.
+            ValueError: if the formula lacks an expression to be replaced.
         """
         if self.accurate in ("", NOWHERE):
             return self.written(formula)
@@ -157,10 +159,10 @@ class Reformulation:
         )
 
 
-#: Element types that the training operators take for R and the tensors.
+#: Element types of R and the tensors in the training operators.
 FLOATS = ("float32", "float64")
 
-#: An attribute's value; a tuple is one number for all groups, or one for each.
+#: An attribute's value; a tuple has one number for all groups, or one for each.
 AttributeValue = float | str | tuple[float, ...]
 
 
@@ -170,7 +172,7 @@ class Scalar:
 
     Attributes:
         name: the specification's name.
-        dtypes: allowed element types, the first being what a bare number in a case becomes.
+        dtypes: allowed element types; a plain number in a case becomes the first one.
     """
 
     name: str
@@ -183,13 +185,12 @@ class Attribute:
 
     Attributes:
         name: the specification's name.
-        default: used where the node leaves it out, rounded to float32 as the node would hold it;
-            None if the attribute is required, as one of strings is.
+        default: value if the node omits the attribute, rounded to float32 as in a node; None for a
+            required attribute, as one of strings is.
         choices: the allowed strings; empty if the attribute is a number.
-        limits: the least and the largest allowed number, rounded likewise; None if every number is
-            allowed.
-        each: True for a list of numbers, one for all groups or one for each; the formula gets the
-            number of its group.
+        limits: smallest and largest allowed number, rounded likewise; None if all are allowed.
+        each: whether it is a list of numbers, one for all groups or one for each; the formula gets
+            the number of its group.
     """
 
     name: str
@@ -210,49 +211,49 @@ class Attribute:
         if self.limits is not None:
             least, largest = (float(np.float32(limit)) for limit in self.limits)
             if not -math.inf < least < largest < math.inf:
-                said = f"limits={self.limits}, expected two finite float32 numbers, the least first"
-                raise ValueError(f"attribute {self.name}: {said}")
+                message = f"limits={self.limits}, expected two finite ascending float32 numbers"
+                raise ValueError(f"attribute {self.name}: {message}")
             object.__setattr__(self, "limits", (least, largest))
 
     @property
     def kind(self) -> int:
-        """The type that it has in a node, an ``AttributeProto.AttributeType``."""
+        """Its type in a node, an ``AttributeProto.AttributeType``."""
         if self.each:
             return AttributeProto.FLOATS
         return AttributeProto.STRING if self.choices else AttributeProto.FLOAT
 
     @property
     def required(self) -> bool:
-        """True if a node must carry it."""
+        """True if a node must have the attribute."""
         return self.default is None
 
 
-# Compared by identity: two operators are never the same by accident, and results can be cached.
+# Compared by identity, so that results can be cached by operator.
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """An operator: one formula, and everything needed to apply it to a node.
 
-    The node's inputs are ``scalars``, then for each name in ``tensors`` one tensor a group; its
-    outputs are, for each name in ``outputs``, one tensor a group. An output that is like a scalar
-    is one for the whole node: what the formula yields for a group is that scalar for the next one.
+    The node's inputs are ``scalars``, then for each name in ``tensors`` one tensor per group. Its
+    outputs are, for each name in ``outputs``, one tensor per group. An output that is like a scalar
+    exists once: the formula's result for a group is that scalar for the next group.
 
     Attributes:
         name: the node's op_type.
         domain: the node's domain.
         version: the domain's version that defines it.
-        formula: called as ``formula(*scalars, *tensors, **attributes)`` for each group, returns
-            the group's outputs; plain NumPy, written as in the specification.
-        scalars: the inputs that all groups share.
+        formula: a plain NumPy function, written as in the specification, that is called as
+            ``formula(*scalars, *tensors, **attributes)`` for each group and returns its outputs.
+        scalars: inputs that all groups share.
         tensors: names of a group's tensors; all others broadcast to the shape of the first.
-        outputs: name of each output and of the tensor whose element type it has; it has the shape
-            of the group's first tensor. Or of the scalar whose element type and shape it has.
+        outputs: for each output, the tensor whose element type it has, with the shape of the
+            group's first tensor; or the scalar whose element type and shape it has.
         attributes: the node's attributes.
-        dtypes: allowed element types of the tensors, each tensor on its own.
-        known_mistakes: wrong formulas that a person would name.
-        reformulations: right formulas that round differently.
-        about: one sentence.
-        source: where the specification stands.
-        suite: the suite that its generated cases belong to; empty for the last word of the domain.
+        dtypes: allowed element types of each tensor; the tensors may have different ones.
+        known_mistakes: wrong formulas with a name.
+        reformulations: correct formulas that round differently.
+        about: description in one sentence.
+        source: reference to the specification.
+        suite: suite of its generated cases; empty for the last word of the domain.
     """
 
     name: str
@@ -271,16 +272,16 @@ class Operator:
     suite: str = ""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        """Pickle the operator by its name: the other process has the same ones.
+        """Pickle the operator by its name; the receiving process has the same operators.
 
         Raises:
             PicklingError: if the registry has another operator of this name.
         """
-        # The registry imports this module.
-        known = import_module("onnxopt_cli.operators.registry")
-        if known.registry().find(self.domain, self.name) is not self:
-            raise PicklingError(f"{self.name} is changed, and would be found as it was")
-        return known.unpickled, (self.domain, self.name)
+        # Imported late, since the registry imports this module.
+        registry_module = import_module("onnxopt_cli.operators.registry")
+        if registry_module.registry().find(self.domain, self.name) is not self:
+            raise PicklingError(f"{self.name} differs from the registered operator of this name")
+        return registry_module.unpickled, (self.domain, self.name)
 
     @property
     def suite_name(self) -> str:
@@ -298,11 +299,11 @@ class Operator:
         return f"{self.domain}:{self.name}"
 
     def input_names(self, groups: int) -> list[str]:
-        """Names of the inputs of a node with so many groups: R, T, X1, X2, G1, G2, ..."""
+        """Names of the inputs of a node by its number of groups: R, T, X1, X2, G1, G2, ..."""
         return [scalar.name for scalar in self.scalars] + self._numbered(self.tensors, groups)
 
     def output_names(self, groups: int) -> list[str]:
-        """Names of the outputs of a node with so many groups: X1_new, X2_new, V1_new, ..."""
+        """Names of the outputs of a node by its number of groups: X1_new, X2_new, V1_new, ..."""
         return [
             name
             for output in self.outputs
@@ -315,7 +316,7 @@ class Operator:
         return any("int64" in scalar.dtypes for scalar in self.scalars)
 
     def carries(self, output: str) -> bool:
-        """Tell whether a node has the output once, carried from group to group."""
+        """Return whether a node has the output once, carried from group to group."""
         return self.outputs[output] not in self.tensors
 
     @lru_cache  # noqa: B019 - operators live as long as the process

@@ -1,4 +1,4 @@
-"""Operators in Python files, ours and the user's: found, and what a user may get wrong checked."""
+"""Load operators from Python files and packages, and check their definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.operator import FLOATS, Operator
 from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 
-#: Where installed packages say that they have operators.
+#: Group of the entry points by which packages declare operators.
 GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -30,12 +30,9 @@ _RESERVED_SUITE_NAMES = frozenset(
 
 
 def operators_in(module: ModuleType) -> list[Operator]:
-    """Return the operators that a module has at its top, in the order of their definition."""
-    return list(
-        {
-            id(value): value for value in vars(module).values() if isinstance(value, Operator)
-        }.values()
-    )
+    """Return the operators at the top level of a module, in the order of their definition."""
+    operators = (value for value in vars(module).values() if isinstance(value, Operator))
+    return list(dict.fromkeys(operators))
 
 
 def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
@@ -43,23 +40,23 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
 
     Args:
         path: a Python file. Its code runs, with the rights of this process.
-        known: operators that there are already.
+        known: operators that exist already.
 
     Raises:
-        UsageError: naming file and line, if the file does not run, defines no operator, or one
-            that contradicts itself or has the name of another.
+        UsageError: naming file and line, if the file fails, defines no operator, or defines an
+            invalid one.
     """
     module = _run(path)
     if sys.stdout and sys.stdout.closed:
         raise UsageError(f"{printable(shown_path(path))} closes the standard output")
-    found = operators_in(module)
-    if not found:
+    operators = operators_in(module)
+    if not operators:
         raise UsageError(
             f"{printable(shown_path(path))} defines no operator",
             hint="LION = Operator(...) at the top of the file defines one",
         )
-    _require_right(found, known, shown_path(path))
-    return found
+    _require_valid(operators, known, shown_path(path))
+    return operators
 
 
 def installed_operators(known: Iterable[Operator]) -> list[Operator]:
@@ -68,12 +65,12 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
     An entry point is an operator, or a module with operators at its top.
 
     Args:
-        known: operators that there are already.
+        known: operators that exist already.
 
     Raises:
-        UsageError: naming the entry point, if it cannot be loaded, or is wrong.
+        UsageError: naming the entry point, if it cannot be loaded, or is invalid.
     """
-    found: list[Operator] = []
+    operators: list[Operator] = []
     for entry_point in entry_points(group=GROUP):
         where = f"the entry point {entry_point.name} = {entry_point.value}"
         try:
@@ -84,32 +81,32 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
                 hint="update or uninstall the package that it belongs to",
             ) from error
         new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
-        if not new or not all(isinstance(it, Operator) for it in new):
+        if not new or not all(isinstance(operator, Operator) for operator in new):
             raise UsageError(
                 f"{printable(where)} of {GROUP} is not an operator, nor a module with one"
             )
-        _require_right(new, [*known, *found], where)
-        found += new
-    return found
+        _require_valid(new, [*known, *operators], where)
+        operators += new
+    return operators
 
 
-def _require_right(found: Sequence[Operator], known: Iterable[Operator], where: str) -> None:
+def _require_valid(operators: Sequence[Operator], known: Iterable[Operator], where: str) -> None:
     names = {operator.name.lower() for operator in known}
-    for operator in found:
+    for operator in operators:
         try:
-            wrong = next(_faults(operator, names), "")
+            fault = next(_faults(operator, names), "")
         except Exception as error:  # noqa: BLE001 - its fields may hold anything
-            wrong = exception_text(error)
-        if wrong:
+            fault = exception_text(error)
+        if fault:
             place = f"{printable(where)}{_first_line(operator, where)}"
-            raise UsageError(f"{place}: {printable(str(operator.name))}: {wrong}")
+            raise UsageError(f"{place}: {printable(str(operator.name))}: {fault}")
         names.add(operator.name.lower())
 
 
 def _run(path: Path) -> ModuleType:
     where = printable(shown_path(path))
     if not path.is_file():
-        raise UsageError(f"there is no operator file {where}")
+        raise UsageError(f"no operator file {where}")
     full = path.resolve()
     try:
         return run_file(full, f"onnxopt_operators_{sha256(bytes(full)).hexdigest()[:16]}")
@@ -121,18 +118,19 @@ def _run(path: Path) -> ModuleType:
 
 
 def failing_line(error: BaseException, path: str) -> str:
-    """Return where in a file its code has failed, as it stands after the path; empty if nowhere."""
+    """Return the line of a file at which its code failed, as ``:line``; empty for other files."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f":{error.lineno}"
-    # Not worth importing before something is wrong.
+    # Imported late: only errors need it.
     from traceback import extract_tb
 
-    lines = [it.lineno for it in extract_tb(error.__traceback__) if it.filename == path]
+    frames = extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
     return f":{lines[-1]}" if lines else ""
 
 
 def fault_in(operator: Operator, error: BaseException) -> str:
-    """Say that a formula has failed, at which line and why."""
+    """Return a message about the failure of a formula, with its line."""
     code = operator.formula.__code__
     line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
     return f"{printable(code.co_filename + line)}: {operator.name}: {exception_text(error)}"
@@ -146,7 +144,7 @@ def _first_line(operator: Operator, where: str) -> str:
 
 
 def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong with an operator, the first things first."""
+    """Yield the faults of an operator, basic ones first."""
     yield from _naming(operator, names)
     for part in ("scalars", "tensors", "attributes", "dtypes", "known_mistakes", "reformulations"):
         if not isinstance(getattr(operator, part), (tuple, list)):
@@ -160,11 +158,11 @@ def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
     yield from _operands(operator)
     yield from _signature(operator)
     yield from _scalars(operator)
-    for what, given in (
+    for kind, definitions in (
         ("known mistake", operator.known_mistakes),
-        ("form", operator.reformulations),
+        ("reformulation", operator.reformulations),
     ):
-        yield from _replacements(operator, what, given)
+        yield from _replacements(operator, kind, definitions)
 
 
 def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
@@ -190,7 +188,7 @@ def _signature(operator: Operator) -> Iterator[str]:
         "the tensors": operator.dtypes
     }
     for name, allowed in types.items():
-        unknown = [it for it in allowed if it not in DTYPES]
+        unknown = [dtype for dtype in allowed if dtype not in DTYPES]
         if unknown or not allowed:
             yield f"{name}: {', '.join(unknown) or 'nothing'} is not an element type"
     parameters = inspect.signature(operator.formula).parameters.values()
@@ -216,9 +214,9 @@ def _signature(operator: Operator) -> Iterator[str]:
         if like not in expected:
             yield f"the output {output} is like {like}, which is not a scalar or tensor"
     for groups in (1, 2):
-        both = {*operator.input_names(groups)} & {*operator.output_names(groups)}
-        if both:
-            yield f"{_listed(sorted(both))}: an output has the name of an input; rename it"
+        shared = {*operator.input_names(groups)} & {*operator.output_names(groups)}
+        if shared:
+            yield f"{_listed(sorted(shared))}: an output has the name of an input; rename it"
     if not operator.outputs:
         yield "it has no outputs"
 
@@ -242,20 +240,20 @@ def _scalars(operator: Operator) -> Iterator[str]:
                 yield f"the output {output} is like {like}, which counts; outputs have float types"
 
 
-def _replacements(operator: Operator, what: str, given: Sequence[object]) -> Iterator[str]:
-    seen: set[str] = set()
+def _replacements(operator: Operator, kind: str, definitions: Sequence[object]) -> Iterator[str]:
+    names: set[str] = set()
     attributes = {attribute.name for attribute in operator.attributes}
-    for it in given:
-        name = str(getattr(it, "name", it))
-        if name in seen:
-            yield f"two {what}s are named {name!r}"
-        seen.add(name)
-        for unknown in {*getattr(it, "defaults", ())} - attributes:
-            yield f"the {what} {name!r}: there is no attribute {unknown}"
+    for definition in definitions:
+        name = str(getattr(definition, "name", definition))
+        if name in names:
+            yield f"two {kind}s are named {name!r}"
+        names.add(name)
+        for unknown in {*getattr(definition, "defaults", ())} - attributes:
+            yield f"the {kind} {name!r}: unknown attribute {unknown}"
         try:
-            rewrite(operator.formula, getattr(it, "replace"))  # noqa: B009 - either class has it
+            rewrite(operator.formula, getattr(definition, "replace"))  # noqa: B009 - of both classes
         except ValueError as error:
-            yield f"the {what} {name!r}: {error}"
+            yield f"the {kind} {name!r}: {error}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Percentiles with linear interpolation, defined also where NumPy's are NaN: beside infinity."""
+"""Percentiles with linear interpolation, also next to infinity, where NumPy yields NaN."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from typing import Any
 
 import numpy as np
 
-# So many are a sample, as a power of two.
-_SAMPLE = 14
+# Binary logarithm of the number of sampled elements.
+_SAMPLE_BITS = 14
 
 
 def percentile(values: Any, percent: Any) -> Any:
-    """Return the value below which the given percent of all elements lie.
+    """Return a percentile of all elements, with linear interpolation.
 
     With the n elements sorted and h = (n - 1) * percent / 100, it is the element of rank h (counted
-    from 0), or for a fractional h what lies between its neighbours a and b in a straight line::
+    from 0), or for a fractional h the interpolation between its neighbours a and b::
 
         a + (b - a) * (h - floor(h))
 
-    It is exactly a where h is whole or a = b, whatever is infinite. It is NaN if any element is,
-    and if there is none. Finite elements give what ``numpy.percentile`` gives by default.
+    If h is integral or a = b, it is exactly a, also for infinite elements. It is NaN if an element
+    is NaN, and for an empty tensor. For finite elements it equals the default of
+    ``numpy.percentile``.
 
-    Other operands than arrays join in through ``__array_function__``, as in NumPy's functions.
+    Operands that are not arrays take part through ``__array_function__``, as in NumPy's functions.
 
     Args:
-        values: of any shape.
-        percent: from 0 to 100.
+        values: a tensor of any shape.
+        percent: a number from 0 to 100.
 
     Raises:
         ValueError: if percent is out of range.
@@ -42,15 +43,15 @@ def percentile(values: Any, percent: Any) -> Any:
 
 
 def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
-    """Return the elements of the whole ranks below and above one that may be fractional.
+    """Return the elements of the integral ranks below and above a rank.
 
-    Of many elements only those are put in order that are between two of a sample.
+    For many elements, only those between two elements of a sample are partitioned.
     """
     lower = int(rank)
-    upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE)
+    upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)
     if step > 1:
         sample = np.sort(elements[::step])
-        place, margin = lower // step, 1 << _SAMPLE // 2 + 2
+        place, margin = lower // step, 1 << _SAMPLE_BITS // 2 + 2
         least, most = sample[max(place - margin, 0)], sample[min(place + margin, sample.size - 1)]
         below = int(np.count_nonzero(elements < least))
         between = elements[(elements >= least) & (elements <= most)]
@@ -61,6 +62,6 @@ def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
 
 
 def interpolated(a: Any, b: Any, rank: Any) -> Any:
-    """Return what has a rank, which may be fractional, between its neighbours."""
+    """Return the interpolation between two neighbours at a rank."""
     fraction = rank - int(rank)
     return a if fraction == 0 or a == b else a + (b - a) * fraction

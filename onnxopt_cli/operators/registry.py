@@ -36,8 +36,8 @@ class Registry:
         operators: the first ones.
 
     Attributes:
-        operators: all of them; those of files come last.
-        files: the files that some of them are from.
+        operators: all operators; those from files come last.
+        files: the files from which operators were added.
     """
 
     def __init__(self, operators: Iterable[Operator] = ()) -> None:
@@ -86,32 +86,33 @@ class Registry:
             UsageError: naming file and line, if it defines no operator, or one that is wrong.
         """
         path = Path(os.path.realpath(path))
-        others = [operator for operator in self.operators if operator.file != path]
-        found = read_operators(path, others)
+        from_elsewhere = [operator for operator in self.operators if operator.file != path]
+        operators = read_operators(path, from_elsewhere)
         if path not in self.files:
             self.files.append(path)
-        return self.add(found)
+        return self.add(operators)
 
     def find(self, domain: str, name: str) -> Operator | None:
         """Return the operator of a node's domain and op_type; None if it has no formula."""
         return self._by_name.get((domain, name))
 
     def named(self, name: str) -> Operator | None:
-        """Return the operator with this name, in any capitals."""
+        """Return the operator with this name, ignoring case; None if it is unknown."""
         lowered = name.lower()
-        return next((one for one in self.operators if one.name.lower() == lowered), None)
+        matches = (operator for operator in self.operators if operator.name.lower() == lowered)
+        return next(matches, None)
 
     def register_schemas(self) -> None:
-        """Let onnx's checker and type inference accept the nodes of all operators.
+        """Register the schemas of all operators with onnx, for its checker and type inference.
 
-        Call it before onnx inspects a model. The first call takes a while, as onnx builds its own
-        schemas then; a run of formulas does without.
+        Call this before onnx inspects a model. The first call is slow, since onnx then builds its
+        own schemas; a run that only evaluates formulas does not need it.
         """
         register(self.operators)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Make it the registry of this process, and of those that it starts, for a while."""
+        """Use this registry in this process, and in processes started meanwhile."""
         global _in_use  # noqa: PLW0603 - one registry is in use at a time
         before, variable = _in_use, os.environ.get(VARIABLE)
         _in_use = self
@@ -127,16 +128,16 @@ class Registry:
             self._forget_schemas(before)
 
     def export(self) -> None:
-        """Let the processes to come know the operators of the files."""
+        """Let future child processes load the operators of the files."""
         if self.files:
             os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
 
     def _forget_schemas(self, kept: Registry | None) -> None:
         """Remove the schemas of files' operators from onnx, except those of another registry."""
-        others = kept.operators if kept else []
+        kept_operators = kept.operators if kept else []
         for operator in self.operators:
-            is_own = operator.file in self.files and operator not in others
-            if is_own and defs.has(operator.name, operator.domain):
+            is_unused = operator.file in self.files and operator not in kept_operators
+            if is_unused and defs.has(operator.name, operator.domain):
                 defs.deregister_schema(operator.name, operator.version, operator.domain)
 
 
@@ -159,9 +160,9 @@ def unpickled(domain: str, name: str) -> Operator:
     """Return the operator that another process has pickled.
 
     Raises:
-        LookupError: if this process does not know it.
+        LookupError: if this process does not have the operator.
     """
-    found = registry().find(domain, name)
-    if found is None:
+    operator = registry().find(domain, name)
+    if operator is None:
         raise LookupError(f"the operator {name} of the domain {domain!r} is not known")
-    return found
+    return operator

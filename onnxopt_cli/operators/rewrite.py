@@ -1,7 +1,7 @@
-"""Formulas made from formulas: expressions of the syntax tree exchanged for others.
+"""Rewrite formulas by replacing expressions of their syntax trees.
 
-What differs from a formula in one place (a wrong implementation, or a right one that rounds
-otherwise) is written as that difference instead of as a second copy of the formula.
+Mutants and reformulations that differ from a formula in one place are defined by that difference
+instead of a second copy of the formula.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _TREES: WeakKeyDictionary[Formula, ast.FunctionDef] = WeakKeyDictionary()
 
 
 def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
-    """Return the formula with expressions or statements exchanged for others.
+    """Return the formula with replaced expressions or statements.
 
-    All replacements see the formula as it was; where two overlap, the larger expression wins.
+    All replacements apply to the original formula; where two overlap, the larger expression wins.
 
     Args:
-        formula: a plain function with source, or one that this module made.
-        replace: for each old expression or single statement, in any formatting, what stands in its
-            place: an expression, or for a statement any number of statements, also none.
+        formula: a plain function with source, or a function that this module has made.
+        replace: for each old expression or single statement, in any formatting, its replacement: an
+            expression, or for a statement any number of statements, including none.
 
     Raises:
         ValueError: if an old expression or statement does not occur, or a text is not Python.
@@ -44,7 +44,7 @@ def formula_tree(formula: Formula) -> ast.FunctionDef:
     """Return a copy of the formula's syntax tree, for the caller to change.
 
     Raises:
-        ValueError: if the formula's source is not at hand, or is not a plain function's.
+        ValueError: if the formula's source is not available, or is not that of a plain function.
     """
     if formula not in _TREES:
         _TREES[formula] = _parse_function(formula)
@@ -53,7 +53,10 @@ def formula_tree(formula: Formula) -> ast.FunctionDef:
 
 
 def compile_tree(tree: ast.FunctionDef, like: Formula) -> Formula:
-    """Return the function that a tree, now its own, defines among another function's globals."""
+    """Return the function that a tree defines, with the globals of another function.
+
+    The function takes ownership of the tree.
+    """
     module = ast.fix_missing_locations(ast.Module(body=[tree], type_ignores=[]))
     code = compile(module, f"<rewritten {like.__module__}.{like.__qualname__}>", "exec")
     names: dict[str, Formula] = {}
@@ -72,33 +75,37 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
         tree = ast.parse(source).body[0]
     except SyntaxError as error:
         raise ValueError(f"{formula!r} is not a function written with def") from error
-    # For a lambda, the source may be that of the function whose decorator it stands in.
+    # The source of a lambda may be that of the function that it decorates.
     if not isinstance(tree, ast.FunctionDef) or tree.name != formula.__name__:
         raise ValueError(f"{formula!r} is not a function written with def")
     if inspect.getclosurevars(formula).nonlocals:
         raise ValueError(f"{formula!r} takes names from the function around it")
-    # Whatever decorated the original was applied to it alone.
+    # Decorators of the original do not apply to rewritten functions.
     tree.decorator_list = []
     return tree
 
 
 class _Replacement(ast.NodeTransformer):
-    """Exchanges the nodes that equal an old one in structure; remembers which never occurred."""
+    """Replaces the nodes that equal an old one in structure.
+
+    Attributes:
+        unseen: old expressions and statements that have not occurred.
+    """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # By the dump of what is old: its text, and what takes its place.
+        # By the dump of the old node: its text, and its replacement.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)
             if len(statements) != 1:
                 raise ValueError(f"{old!r} is not one expression or statement")
-            found = statements[0]
-            if isinstance(found, ast.Expr):
-                self._new[ast.dump(found.value)] = old, _parse_expression(new)
+            statement = statements[0]
+            if isinstance(statement, ast.Expr):
+                self._new[ast.dump(statement.value)] = old, _parse_expression(new)
             else:
-                self._new[ast.dump(found)] = old, _parse(new)
+                self._new[ast.dump(statement)] = old, _parse(new)
         self.unseen = set(replace)
-        # A dump takes long, and most nodes are of other kinds than the old ones.
+        # Dumping a node is slow, and most nodes are of other kinds than the old ones.
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def visit(self, node: ast.AST) -> Any:
@@ -111,12 +118,12 @@ class _Replacement(ast.NodeTransformer):
 
 
 def _copied(part: Any) -> Any:
-    """Return a copy of a syntax tree, or of a part of one; copy.deepcopy takes far longer."""
+    """Return a copy of a syntax tree, or of a part of one, much faster than copy.deepcopy."""
     if isinstance(part, list):
-        return [_copied(each) for each in part]
+        return [_copied(item) for item in part]
     if not isinstance(part, ast.AST) or not part._fields:
         return part
-    # Newer Pythons make no syntax without its parts.
+    # Newer versions of Python warn if a node is constructed without its fields.
     new = part.__new__(type(part))
     for name, value in part.__dict__.items():
         setattr(new, name, _copied(value) if isinstance(value, (list, ast.AST)) else value)

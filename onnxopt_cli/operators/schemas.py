@@ -1,4 +1,4 @@
-"""Schemas of our own operators, so that onnx's checker and type inference accept their nodes."""
+"""Schemas of operators with a formula, for onnx's checker and type inference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _ONNX = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 def register(operators: Iterable[Operator]) -> None:
     """Register the schema of every operator that onnx does not know.
 
-    Types are inferred, and shapes as far as those of the inputs are known. What a schema cannot say
-    is checked when a node is computed or lowered: that the number of tensors is a multiple, and
-    that operands broadcast.
+    Types are inferred, and shapes as far as those of the inputs are known. A schema cannot express
+    that the number of tensors is a multiple and that operands broadcast; these are checked when a
+    node is computed or lowered.
     """
     for operator in operators:
         if not defs.has(operator.name, operator.domain):
             if any(defs.has(operator.name, domain) for domain in _ONNX):
-                # It tells schemas apart by name alone, and reads them when it is imported.
+                # onnx.reference identifies schemas by their names alone, and reads them at import.
+                # It must be imported before a schema with the name of onnx's own is registered.
                 import_module("onnx.reference")
             defs.register_schema(_schema(operator))
             renew()
@@ -42,9 +43,9 @@ def _schema(operator: Operator) -> OpSchema:
     inputs.append(_variadic("inputs", operator.tensors))
     carried = [name for name in operator.outputs if operator.carries(name)]
     outputs = [OpSchema.FormalParameter(name, f"T{operator.outputs[name]}") for name in carried]
-    others = [name for name in operator.outputs if name not in carried]
-    if others:
-        outputs.append(_variadic("outputs", others))
+    per_group = [name for name in operator.outputs if name not in carried]
+    if per_group:
+        outputs.append(_variadic("outputs", per_group))
     schema = OpSchema(
         operator.name,
         operator.domain,
@@ -66,7 +67,7 @@ def _schema(operator: Operator) -> OpSchema:
 
 
 def _infer(operator: Operator, context: InferenceContext) -> None:
-    """Give each output the element type and the shape of the inputs that it has them from."""
+    """Set the element type and the shape of each output."""
     groups, rest = divmod(context.get_num_inputs() - len(operator.scalars), len(operator.tensors))
     if rest or context.get_num_outputs() > len(operator.output_names(groups)):
         return

@@ -1,4 +1,4 @@
-"""Wrong ways to write what the formulas of several operators have in common."""
+"""Known mistakes in expressions that the formulas of several operators have in common."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onnxopt_cli.operators.operator import (
 
 _GRADIENT = "norm_coefficient * X + G"
 
-#: Of every formula with the regularised gradient, ``norm_coefficient * X + G``.
+#: Mistakes of formulas with the regularized gradient, ``norm_coefficient * X + G``.
 REGULARIZED_GRADIENT = mistake_table(f"""
     no regularisation
-        There is no norm_coefficient: G is taken as it is, even where X is infinite.
+        norm_coefficient is ignored: G is used unchanged, even where X is infinite.
         {_GRADIENT} -> G
     regularisation of twice the strength
         The gradient of norm_coefficient * ||X||^2, without the half.
@@ -59,7 +59,7 @@ REGULARIZED_GRADIENT = mistake_table(f"""
 #: The denominator of formulas that divide by the root of a second moment.
 ROOT = "np.sqrt(H_new) + epsilon"
 
-#: Of every formula with this adaptive denominator.
+#: Mistakes of formulas with this adaptive denominator.
 ROOT_AND_EPSILON = mistake_table(f"""
     root taken in float32
         H_new is rounded to float32 before its root is taken, also where it is double.
@@ -96,7 +96,7 @@ RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
 #: The same where there is a correction.
 CORRECTION = f"np.where(T > 0, {RATE}, R)"
 
-#: Of every formula where R carries the correction for averages that start at zero.
+#: Mistakes of formulas in which R carries the bias correction of averages that start at zero.
 BIAS_CORRECTION = mistake_table(f"""
     no bias correction
         R is used as given.
@@ -166,7 +166,7 @@ def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
     magnitude = f"np.abs({tensor})"
     size = f"np.size({tensor})"
     last = f"np.maximum({size} - 1, 1)"
-    found = f"percentile({magnitude}, percent)"
+    threshold = f"percentile({magnitude}, percent)"
     below = f"{magnitude} < threshold"
     pruned = f"np.where({below}, 0, {tensor})"
     order = f"np.argsort({magnitude}, axis=None, kind='stable')"
@@ -178,34 +178,34 @@ def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
     return mistake_table(f"""
         percentile of signed values
             The threshold is a percentile of the values instead of their magnitudes.
-            {found} -> percentile({tensor}, percent)
+            {threshold} -> percentile({tensor}, percent)
         percent taken as a fraction
             The percentile of percent / 100 is taken, so that next to nothing is pruned.
-            {found} -> percentile({magnitude}, percent / 100)
+            {threshold} -> percentile({magnitude}, percent / 100)
         percent multiplied by 100
             It is taken for a fraction, and more than 1 for everything.
-            {found} -> percentile({magnitude}, np.minimum(100, 100 * percent))
-        percent of what stays
+            {threshold} -> percentile({magnitude}, np.minimum(100, 100 * percent))
+        percent of unpruned elements
             The percent are kept instead of pruned.
-            {found} -> percentile({magnitude}, 100 - percent)
+            {threshold} -> percentile({magnitude}, 100 - percent)
         percentile of the elements that are not zero
             Zeros do not count.
-            {found} -> percentile({magnitude}[{tensor} != 0], percent)
+            {threshold} -> percentile({magnitude}[{tensor} != 0], percent)
         percent of the largest magnitude
             The threshold is a share of the maximum.
-            {found} -> percent / 100 * np.max({magnitude}, initial=0)
+            {threshold} -> percent / 100 * np.max({magnitude}, initial=0)
         percentile without interpolation, lower neighbour
             The rank is rounded down.
-            {found} -> {of_rank(f"np.floor(({size} - 1) * percent / 100)")}
+            {threshold} -> {of_rank(f"np.floor(({size} - 1) * percent / 100)")}
         percentile without interpolation, nearest neighbour
             The rank is rounded to the nearest.
-            {found} -> {of_rank(f"np.rint(({size} - 1) * percent / 100)")}
+            {threshold} -> {of_rank(f"np.rint(({size} - 1) * percent / 100)")}
         rank counted from one
             The rank is n * percent / 100 - 1.
-            {found} -> {of_rank(f"({size} * percent / 100 - 1)")}
+            {threshold} -> {of_rank(f"({size} * percent / 100 - 1)")}
         rank of n instead of n - 1
             The rank is n * percent / 100.
-            {found} -> {of_rank(f"({size} * percent / 100)")}
+            {threshold} -> {of_rank(f"({size} * percent / 100)")}
         threshold pruned, too
             Magnitudes equal to the threshold become zero.
             {below} -> {magnitude} <= threshold
@@ -222,12 +222,12 @@ def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
             Ties are broken by position.
             {below} -> {position} < np.ceil(({size} - 1) * percent / 100)
         soft threshold
-            What stays is moved towards zero by the threshold.
+            Unpruned elements are moved towards zero by the threshold.
             {pruned} -> np.sign({tensor}) * np.maximum({magnitude} - threshold, 0)
         threshold in the place of zero
-            What is pruned becomes the threshold.
+            Pruned elements become the threshold.
             {pruned} -> np.where({below}, threshold, {tensor})
         magnitudes kept
-            What stays loses its sign.
+            Unpruned elements lose their signs.
             {pruned} -> np.where({below}, 0, {magnitude})
     """)

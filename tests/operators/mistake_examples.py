@@ -190,10 +190,10 @@ U subtracted from W | U=[5,1] | Z_new=[-4,0] U_new=[10,5]
 
 MAGNITUDE_PRUNE = """
 base | W=[1,2,3] percent=50 |
-mask of what is not zero | W=[0,0,0,0,2] percent=60 | W_new=[0,0,0,0,2] mask=[0,0,0,0,1]
-mask of what reaches the threshold | W=[nan,1] | W_new=[nan,1] mask=[0,0]
-mask of what exceeds the threshold | | W_new=[0,2,3] mask=[0,0,1]
-mask of what was pruned | | W_new=[0,2,3] mask=[1,0,0]
+mask of nonzero elements | W=[0,0,0,0,2] percent=60 | W_new=[0,0,0,0,2] mask=[0,0,0,0,1]
+mask of elements at or above the threshold | W=[nan,1] | W_new=[nan,1] mask=[0,0]
+mask of elements above the threshold | | W_new=[0,2,3] mask=[0,0,1]
+mask of pruned elements | | W_new=[0,2,3] mask=[1,0,0]
 mask with signs | W=[1,-2,3] | W_new=[0,-2,3] mask=[0,-1,1]
 weights not pruned | | W_new=[1,2,3] mask=[0,1,1]
 """
@@ -234,7 +234,7 @@ THRESHOLDS = """
 percentile of signed values | W=[-5,1,3] percent=50 | pruned=[-5,1,3]
 percent taken as a fraction | W=[1,2,3,4,5] percent=50 | pruned=[0,2,3,4,5]
 percent multiplied by 100 | W=[1,2,3,4,5] percent=1/2 | pruned=[0,0,3,4,5]
-percent of what stays | W=[1,2,3,4,5] percent=25 | pruned=[0,0,0,4,5]
+percent of unpruned elements | W=[1,2,3,4,5] percent=25 | pruned=[0,0,0,4,5]
 percentile of the elements that are not zero | W=[0,0,1,2,3] percent=50 | pruned=[0,0,0,2,3]
 percent of the largest magnitude | W=[1,2,3,8] percent=50 | pruned=[0,0,0,8]
 percentile without interpolation, lower neighbour | W=[1,2,3,4] percent=50 | pruned=[0,2,3,4]

@@ -131,7 +131,7 @@ def test_a_threshold_of_zero_masks_nothing():
     W = [0, 0, 0, 0, 2]
     assert pruned(W, 60) == [W, [1] * 5]
     call = call_of("MagnitudePrune", W, percent=60)
-    assert deviating(call, "mask of what is not zero")[1].tolist() == [0, 0, 0, 0, 1]
+    assert deviating(call, "mask of nonzero elements")[1].tolist() == [0, 0, 0, 0, 1]
 
 
 def test_percent_100_keeps_the_largest_magnitude():
@@ -149,7 +149,7 @@ def test_nan_in_a_layer_prunes_nothing_in_it():
     assert W_new[1:] == [1, 2]
     assert mask == [1, 1, 1]
     call = call_of("MagnitudePrune", [math.nan, 1, 2], percent=60)
-    assert deviating(call, "mask of what reaches the threshold")[1].tolist() == [0, 0, 0]
+    assert deviating(call, "mask of elements at or above the threshold")[1].tolist() == [0, 0, 0]
 
 
 def test_infinite_elements_are_the_largest():

@@ -162,7 +162,7 @@ KNOWN_MISTAKES = (
         norm_coefficient * X + G -> G
         return X_new, H_new -> return (1 - norm_coefficient) * X_new, H_new
     shapes as NumPy has them
-        Results are cast to their tensors' types; what R and T broadcast to comes back.
+        Results are cast to their tensors' types, but R and T affect their shapes.
         seen in onnx.reference
     """),
     *ROOT_AND_EPSILON,

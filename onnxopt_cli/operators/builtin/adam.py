@@ -66,7 +66,7 @@ def adam(  # noqa: D417 - the operands are described together
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
 _SQUARE = "(G_regularized * G_regularized)"
 _H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
-# What corrects the moments one by one: V_new, and the root of H_new.
+# The corrections of the single moments: of V_new, and of the root of H_new.
 _OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
 _OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
 _STEP = "R_adjusted * V_new / H_sqrt"
@@ -204,7 +204,7 @@ KNOWN_MISTAKES = (
         1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.
         seen in onnx.reference
     types and shapes as NumPy has them
-        Nothing is cast: what R and T broadcast and promote to comes back.
+        Results are not cast, so R and T affect their types and shapes.
         seen in onnx.reference
     shapes as NumPy has them, several tensors in float32
         One tensor comes back in NumPy's type.
@@ -215,9 +215,9 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# With a smaller alpha, the difference from a large V loses what is left of V and all of G.
+# With a smaller alpha, the difference from a large V loses the remainder of V and all of G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# Where nearly all decays, what is left has the rounding of what was there.
+# If nearly all of X decays, the remainder has the rounding error of X.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
 # Otherwise a division by zero makes X_new infinite, and the difference NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"

@@ -25,9 +25,9 @@ def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
 
     Each layer is computed on its own, element by element.
 
-    - Element types: G_new has G's, whatever those of W, Z and U are.
-    - NaN in any input makes the element NaN; infinities do what IEEE arithmetic makes of them.
-    - An empty layer stays empty; a layer of one element is no special case.
+    - Element types: G_new has that of G; W, Z and U may have others.
+    - NaN in any input makes the element NaN; infinities follow IEEE arithmetic.
+    - An empty layer stays empty; a layer of one element is computed like any other.
 
     Args:
         G: gradient of the loss with respect to the layer's weights.

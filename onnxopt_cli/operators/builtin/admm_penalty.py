@@ -18,7 +18,7 @@ from onnxopt_cli.operators.operator import (
 
 
 def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
-    """The loss of ADMM training: what is to be minimised, plus the distance from what was pruned.
+    """The loss of ADMM training: the original loss plus the distance from the pruned weights.
 
     Scaled form of the augmented Lagrangian (Boyd et al. 2011, section 3.1.1). The node adds the
     penalties of all layers to one loss, in their order::
@@ -27,8 +27,8 @@ def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
 
     where ||.||^2 is the sum of the squares of all elements.
 
-    - Element types: loss_new has the loss's, whatever the layers' are; layers may differ.
-    - Order of summation: free, but for the loss, which is none of the terms of a layer's sum.
+    - Element types: loss_new has that of loss; the layers may have others.
+    - Order of summation: any, but the loss is not a term within the sum of a layer.
     - NaN in any input, or infinities of both signs that meet, make loss_new NaN.
     - An empty layer adds nothing; a layer of one element adds (rho / 2) * (W - Z + U)^2.
     - rho may be any number; 0 leaves the loss as it is, unless a layer is infinite or NaN.

@@ -19,10 +19,10 @@ from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
 def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # noqa: ARG001 - the new Z needs no old one
     """Prune the weights as ADMM sees them, and move the dual variable.
 
-    The second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1), the second being the
-    projection on what has few weights (Zhang et al. 2018, section 4): elements of W + U whose
-    magnitude is below a percentile of the layer's magnitudes become zero. The dual variable takes
-    up what the projection took away, with the new Z.
+    The second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1). The second step is a
+    projection on sparse weights (Zhang et al. 2018, section 4): elements of W + U whose magnitude
+    is below a percentile of the layer's magnitudes become zero. The third step adds the residual of
+    the projection, with the new Z, to the dual variable.
 
     Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
     h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
@@ -33,18 +33,18 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
       ceil(h) elements become zero, in [1, 1, 1, 1, 2] with percent 60 none.
     - percent 0: the threshold is the smallest magnitude, nothing becomes zero, U_new is zero.
       percent 100: the largest magnitude stays, all smaller ones become zero.
-    - A layer of one element keeps it, whatever percent is; an empty layer stays empty.
+    - A layer of one element keeps it for every percent; an empty layer stays empty.
     - NaN anywhere in W + U makes the threshold NaN: nothing is below it, and nothing becomes zero.
     - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
       one is infinite. Where an infinite element stays in Z_new, U_new is NaN.
-    - Rounding: where W + U is off by rounding, a magnitude may fall to either side of a threshold
-      that is as near. Z_new and U_new are right with either.
-    - Element types: Z_new has the old Z's and U_new the old U's, whatever W's is. Nothing else is
-      taken from the old Z. U_new may be what is left of Z_new as it is returned, or before it is
-      rounded to its type.
+    - Rounding: by its rounding error, an element of W + U may fall on either side of a close
+      threshold. Z_new and U_new are accepted with either.
+    - Element types: Z_new has that of the old Z and U_new that of the old U; W may have another.
+      The values of the old Z are not used. U_new may be computed from Z_new before or after its
+      rounding to its type.
 
     Args:
-        W: a layer's weights after the step that minimised loss and penalty.
+        W: a layer's weights after the step that minimized loss and penalty.
         Z: the old pruned weights; broadcasts to W's shape.
         U: the scaled dual variable; broadcasts to W's shape.
         percent: share of the elements to prune, in percent from 0 to 100 (not a fraction); one
@@ -88,7 +88,7 @@ KNOWN_MISTAKES = (
         W + U is compared with a percentile of the magnitudes of W.
         percentile(np.abs(V), percent) -> percentile(np.abs(W), percent)
     weights kept instead of W + U
-        What stays is W.
+        Unpruned elements are those of W.
         {_Z_NEW} -> Z_new = np.where(np.abs(V) < threshold, 0, W)
     U subtracted from W
         W - U is projected.
@@ -106,7 +106,7 @@ ADMM_UPDATE = Operator(
     tensors=("W", "Z", "U"),
     outputs={"Z_new": "Z", "U_new": "U"},
     attributes=(PERCENT,),
-    about="Project weights plus dual variable on what has few weights; move the dual variable.",
+    about="Project weights plus dual variable on sparse weights; update the dual variable.",
     source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
     known_mistakes=KNOWN_MISTAKES,
     # Rounded to its type, Z_new has that type's digits.

@@ -16,11 +16,11 @@ from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
 
 
 def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
-    """Set the smallest weights of a layer to zero, and say which stayed.
+    """Set the smallest weights of a layer to zero, and return a mask of the others.
 
     Elements whose magnitude is below a percentile of the layer's magnitudes become zero (Han et al.
-    2015). The mask multiplies gradients and weights in the training that follows, so that what was
-    pruned stays pruned.
+    2015). The mask multiplies gradients and weights in the training that follows, so that pruned
+    elements stay pruned.
 
     Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
     h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
@@ -33,7 +33,7 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
       is zero: the threshold of [0, 0, 0, 0, 2] with percent 60 is 0, nothing is below it.
     - percent 0: the threshold is the smallest magnitude, nothing becomes zero. percent 100: the
       largest magnitude stays, all smaller ones become zero.
-    - A layer of one element keeps it, whatever percent is; an empty layer stays empty.
+    - A layer of one element keeps it for every percent; an empty layer stays empty.
     - NaN anywhere in a layer makes its threshold NaN: nothing is below it, nothing becomes zero.
     - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
       one is infinite.
@@ -60,21 +60,21 @@ _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 
 KNOWN_MISTAKES = (
     *mistake_table(f"""
-    mask of what is not zero
+    mask of nonzero elements
         Elements that are zero and stayed are masked, too.
         {_MASK} -> mask = np.where(W_new == 0, 0, 1)
-    mask of what reaches the threshold
+    mask of elements at or above the threshold
         Beside NaN, everything is masked though nothing is pruned.
         seen in the published code of the ADMM pruning article that gives the formula
         {_MASK} -> mask = np.where(np.abs(W) >= threshold, 1, 0)
-    mask of what exceeds the threshold
-        What is equal to the threshold stays, and is masked.
+    mask of elements above the threshold
+        Elements equal to the threshold stay, but are masked.
         {_MASK} -> mask = np.where(np.abs(W) > threshold, 1, 0)
-    mask of what was pruned
+    mask of pruned elements
         0 and 1 are exchanged.
         {_MASK} -> mask = np.where(np.abs(W) < threshold, 1, 0)
     mask with signs
-        What stayed has its sign in the mask.
+        The mask has the signs of the unpruned elements.
         {_MASK} -> mask = np.where(np.abs(W) < threshold, 0, np.sign(W))
     weights not pruned
         Only the mask is computed.

@@ -61,7 +61,7 @@ _STANDARD_STEP = "X - R * V_new"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     first step ignores V
-        At T <= 0, V is the gradient, whatever it was before.
+        At T <= 0, V_new is the gradient, and the old V is ignored.
         seen in PyTorch SGD
         {_V_NEW} -> np.where(T > 0, alpha, 0) * V + beta_adjusted * G_regularized
     gradient dampened by 1 - alpha
@@ -152,7 +152,7 @@ KNOWN_MISTAKES = (
         The step leaves the regularisation out.
         {_NESTEROV} -> G + alpha * V_new
     Nesterov's lookahead on V
-        What the step looked ahead to is stored as V.
+        The look-ahead value of the step is stored as V.
         X_new = {_NESTEROV_STEP} -> V_new = {_NESTEROV}; X_new = X - R * V_new
     Nesterov looks ahead twice
         The lookahead is applied to its own result.
@@ -170,7 +170,7 @@ KNOWN_MISTAKES = (
         norm_coefficient * X + G -> G
         return X_new, V_new -> return (1 - norm_coefficient) * X_new, V_new
     types and shapes as NumPy has them
-        Nothing is cast: what R and T broadcast and promote to comes back.
+        Results are not cast, so R and T affect their types and shapes.
         seen in onnx.reference
     """),
     *REGULARIZED_GRADIENT,
