@@ -93,7 +93,7 @@ def test_a_registry_in_use_ends_with_its_variable_and_schemas(file, monkeypatch)
     assert registry().named("Half") is None
     assert VARIABLE not in os.environ
     assert not defs.has("Half", "made.here")
-    with pytest.raises(pickle.PicklingError, match="Half is changed"):
+    with pytest.raises(pickle.PicklingError, match="Half differs"):
         pickle.dumps(half)
 
 
