@@ -1,1 +1,1 @@
-"""Other machines, through Dask."""
+"""Runs on other machines, through Dask."""

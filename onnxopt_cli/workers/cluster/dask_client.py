@@ -1,11 +1,12 @@
-"""Other machines, through Dask: one way to send work there, for cases, audits and searches.
+"""Sends cases, audits and searches to other machines through Dask.
 
-Dask connects the machines, moves bytes and says who is there. Which worker gets what is decided
-here, one piece of work each at a time, so that a machine that is lost is known to be lost with that
-piece: it is tried on one more machine, and never on a third.
+Dask connects the machines, transfers bytes and lists the workers. This module assigns the work, one
+batch for each worker at a time. So it knows which batch a lost worker had; each item of the batch
+is tried on one more worker, but never on a third.
 
-All of Dask's parties unpickle what they are sent, so they trust each other. What a backend under
-test has returned is never among that: see :mod:`onnxopt_cli.workers.cluster.sidecar`.
+The parties of a Dask cluster unpickle the data that they receive, so they trust each other. Data
+that a backend under test has returned is never pickled: see
+:mod:`onnxopt_cli.workers.cluster.sidecar`.
 """
 
 from __future__ import annotations
@@ -56,64 +57,69 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 
-# A batch should take so long, of what is left of the work at most a part, and have no more items.
+# Target duration and largest size of a batch.
 _BATCH_SECONDS = 1.0
-# With many workers longer: the client can see to one batch in so many seconds.
-_TASK_SECONDS = 0.01
-_LARGEST_BATCH = 1000
-# On so many machines that are lost a piece of work is tried.
-_TRIES = 2
-# How often it is looked who is there, and after how long without a sign of life a worker is lost.
-_LOOK_SECONDS = 0.5
-_SILENT_SECONDS = 30.0
-# How long the scheduler may take to answer, and workers to come where there is none.
+_MAX_BATCH_ITEMS = 1000
+# Time of the client for each batch. With many workers, batches take longer accordingly.
+_CLIENT_SECONDS_PER_BATCH = 0.01
+# Number of workers on which an item is tried if they are lost.
+_MAX_TRIES = 2
+# Interval between lists of the workers, plus time for each worker; and the time without a heartbeat
+# after which a worker is lost.
+_LIST_SECONDS = 0.5
+_LIST_SECONDS_PER_WORKER = 0.005
+_MAX_SILENCE_SECONDS = 30.0
+# Time limits for a response of the scheduler, and for the first worker to appear.
 _SCHEDULER_SECONDS = 20.0
 _WORKERS_SECONDS = 60.0
-# How long what is left may take to end.
-_ENDING_SECONDS = 10.0
+# Time limit for closing connections.
+_CLOSING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
-# Bytes that a scheduler's file may have, and how long it may have none: it is there before it is
-# written.
-_LARGEST_FILE = 1 << 20
+# Size limit of a scheduler file, and time limit for it to be written: it is created empty.
+_MAX_FILE_BYTES = 1 << 20
 _FILE_SECONDS = 2.0
-# Characters of what Dask says of a peer that is none.
+# Length limits of error messages from Dask.
 _MAX_ERROR_CHARS = 300
-# What reading something else than an answer may raise.
-_ODD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_MAX_LOSS_CHARS = 200
+# Size limit of a response in JSON.
+_MAX_RESPONSE_BYTES = 1 << 26
+# Errors that reading an invalid response may raise.
+_INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 # Bytes of files that are sent at once.
-_SENT = 32 << 20
+_FILES_AT_ONCE_BYTES = 32 << 20
 
 
 class LostError(Exception):
-    """A worker was lost, or answered what is no answer, while it had a piece of work: who and how.
+    """A worker was lost, or sent an invalid response, while it had an item.
 
-    Of work that was lost each time it names all of them.
+    The message says which worker and how. If several workers were lost with the same item, it lists
+    all of them.
     """
 
 
 @dataclass(eq=False)
 class Cluster:
-    """A connection to a cluster, in a thread of its own; a local one is started, and ended.
+    """A connection to a cluster, in a thread of its own; starts and ends a local cluster.
 
     Attributes:
-        where: ``local`` or ``local:N``, without a number with a worker for each processor; the
-            address of a scheduler, or its file.
-        interruption: set when the user wants to end.
-        tell: called with what the user should know: which workers are refused.
-        ship: files and folders that every worker is sent.
-        tls: files of the certificates to trust, our own, and its key; none for what Dask's
-            configuration says.
-        insecure: whether to go without TLS to other machines.
-        packages: what workers must have in our version beside what all have.
+        where: the address of a scheduler, the path of its file, ``local``, or ``local:N``. A local
+            cluster has N workers, by default one for each processor.
+        interruption: set when the user interrupts the command.
+        tell: called with messages for the user about workers that are not used.
+        ship: files and folders to send to every worker.
+        tls: files of the trusted certificates, the client's certificate and its key; empty for
+            those of Dask's configuration.
+        insecure: whether to connect to other machines without TLS.
+        packages: additional packages whose versions must agree on all machines.
         client: Dask's client, which only the thread may use.
-        local: whether all of it is on this machine, where files need not be sent.
-        shipped: the files that every worker is sent.
-        versions: what every worker must have.
-        workers: the workers that do something for us, once there are some.
+        local: whether the cluster runs on this machine, so that no files need be sent.
+        shipped: the files to send to every worker.
+        versions: the versions that every worker must have.
+        workers: the group of workers in use; None before it is created.
 
     Raises:
-        UsageError: if ``distributed`` is not installed, or the address is none that may be used.
-        BackendUnavailable: if nobody answers there.
+        UsageError: if ``distributed`` is not installed, or the address is not usable.
+        BackendUnavailable: if no scheduler answers at the address.
     """
 
     where: str
@@ -133,7 +139,9 @@ class Cluster:
         self.versions = versions(self.packages)
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", self.where)
         self.local = match is not None
-        self._where = "this machine" if match else _scheduler(self.where, insecure=self.insecure)
+        self._where = "this machine"
+        if not match:
+            self._where = _scheduler_address(self.where, insecure=self.insecure)
         self._local_workers = int(match[1] or available_jobs()) if match else 0
         self._stack = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
@@ -146,7 +154,7 @@ class Cluster:
             raise
 
     def _run_loop(self) -> None:
-        # Ctrl-C is for the client: what is started from here does not hear it, and is ended by it.
+        # The client handles Ctrl-C. Processes started from here ignore it; the client ends them.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
@@ -155,10 +163,10 @@ class Cluster:
         import dask
         import distributed
 
-        # What is logged of lost connections is told by us.
+        # This module reports lost connections itself.
         for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-        # Much of it has no types.
+        # Many functions of distributed have no type annotations.
         module: Any = distributed
         make, security = self._stack.enter_async_context, self._security(module)
         try:
@@ -166,15 +174,14 @@ class Cluster:
             if self.local:
                 folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
                 self._stack.callback(folder.cleanup)
-                # What has no folder of its own locks one there.
-                places = {"temporary-directory": folder.name}
-                self._stack.enter_context(dask.config.set(places))
+                # Parts of Dask without a folder of their own use this one.
+                self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
                 where = await make(module.LocalCluster(
                     n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
                     host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
                     silence_logs=logging.CRITICAL, asynchronous=True,
                 ))  # fmt: skip
-            # Dask's own timeout does not hold where somebody accepts the connection in silence.
+            # Dask's own timeout does not apply if the peer connects and sends nothing.
             self.client = module.Client(
                 where or self._where, asynchronous=True, security=security,
                 timeout=_SCHEDULER_SECONDS, set_as_default=False,
@@ -183,52 +190,49 @@ class Cluster:
             async with asyncio.timeout(_SCHEDULER_SECONDS):
                 await self.client
         except TimeoutError:
-            why = f"it has said nothing that a scheduler says for {_SCHEDULER_SECONDS:g} s"
+            reason = f"no response of a scheduler for {_SCHEDULER_SECONDS:g} s"
         except OSError as error:
-            why = str(error) or type(error).__name__
-        except Exception as error:  # noqa: BLE001 - what is there may send anything
-            # Even a number of bytes that no machine has.
-            why = f"what is there sends something else ({type(error).__name__}: {error})"[
-                :_MAX_ERROR_CHARS
-            ]
+            reason = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - the peer may send anything, and raise anything
+            reason = _not_a_scheduler(error)
         else:
             return
-        raise BackendUnavailable(printable(f"no scheduler answers at {self._where}: {why}"))
+        raise BackendUnavailable(printable(f"no scheduler answers at {self._where}: {reason}"))
 
     def _security(self, distributed: Any) -> Any:
-        """Return the certificates to speak with; None where the address asks for none.
+        """Return the certificates for a TLS address; None for other addresses.
 
         Raises:
-            UsageError: if there are none, or they cannot be used.
+            UsageError: if there are no certificates, or they are not usable.
         """
         if not self._where.startswith("tls"):
             return None
         names = ("tls_ca_file", "tls_client_cert", "tls_client_key")
-        given = dict(zip(names, self.tls, strict=False))
+        paths = dict(zip(names, self.tls, strict=False))
         hint = "" if self.tls else "--tls CA CERT KEY names certificates"
         try:
-            security = distributed.Security(require_encryption=True, **given)
+            security = distributed.Security(require_encryption=True, **paths)
             if security.get_connection_args("client")["ssl_context"]:
                 return security
-            why = "there are no certificates"
+            reason = "no certificates"
         except (OSError, ValueError, TypeError) as error:
-            why = str(error)
-        raise UsageError(printable(f"--cluster {self._where}: {why}"), hint=hint)
+            reason = str(error)
+        raise UsageError(printable(f"--cluster {self._where}: {reason}"), hint=hint)
 
     @property
     def size(self) -> int:
-        """How many workers are at work."""
+        """The number of workers in use."""
         return self.workers.size if self.workers else 0
 
     def start(self, work: Coroutine[Any, Any, Done]) -> Future[Done]:
-        """Have the thread do something meanwhile."""
+        """Run a coroutine in the thread, without waiting for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Done]) -> Done:
-        """Have the thread do something, and wait for it.
+        """Run a coroutine in the thread, and wait for it.
 
         Raises:
-            KeyboardInterrupt: if the user wants to end.
+            KeyboardInterrupt: if the user interrupts the command.
         """
         future = self.start(work)
         while not wait([future], _TICK_SECONDS).done:
@@ -238,72 +242,78 @@ class Cluster:
         return future.result()
 
     def close(self) -> None:
-        """Leave the cluster, and end a local one."""
+        """Disconnect from the cluster, and end a local one."""
         with suppress(Exception):
-            self.start(self._stack.aclose()).result(_ENDING_SECONDS)
+            self.start(self._stack.aclose()).result(_CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_ENDING_SECONDS)
+        self._thread.join(_CLOSING_SECONDS)
 
     async def present(self) -> dict[str, dict[str, float]]:
-        """Return when the scheduler last saw each worker, and its threads, by its address.
+        """Return the last heartbeat and the number of threads of each worker, by its address.
 
         Raises:
-            BackendUnavailable: if it does not answer, or not as a scheduler.
+            BackendUnavailable: if the scheduler does not answer, or its answer is invalid.
         """
         scheduler: Any = self.client.scheduler
         try:
-            # It would try again for long to connect.
+            # Without a limit, a client that has lost its connection would retry for a long time.
             seconds = _SCHEDULER_SECONDS if self.client.status == "running" else 0
-            found = await asyncio.wait_for(scheduler.identity(n_workers=-1), seconds)
+            identity = await asyncio.wait_for(scheduler.identity(n_workers=-1), seconds)
             return {
                 str(address): {name: float(worker[name]) for name in ("last_seen", "nthreads")}
-                for address, worker in found["workers"].items()
+                for address, worker in identity["workers"].items()
             }
         except (TimeoutError, OSError):
-            how = "does not answer any more"
-        except Exception as error:  # noqa: BLE001 - whatever it sends
-            how = f"sends something else ({type(error).__name__}: {error})"[:_MAX_ERROR_CHARS]
+            problem = "does not answer any more"
+        except Exception as error:  # noqa: BLE001 - the scheduler may send anything
+            problem = _not_a_scheduler(error)
         raise BackendUnavailable(
-            printable(f"the scheduler at {self._where} {how}"),
-            hint="a run with a log goes on with --resume LOG, with or without --cluster",
+            printable(f"the scheduler at {self._where} {problem}"),
+            hint="--resume LOG continues a run with a log, with or without --cluster",
         )
 
 
-def _scheduler(where: str, *, insecure: bool) -> str:
-    """Return a scheduler's address, if it may be used.
+def _not_a_scheduler(error: Exception) -> str:
+    message = f"sends something else than a scheduler ({type(error).__name__}: {error})"
+    return message[:_MAX_ERROR_CHARS]
+
+
+def _scheduler_address(where: str, *, insecure: bool) -> str:
+    """Return the address of a scheduler, read from a file if necessary.
 
     Raises:
-        UsageError: if it is none, or would be spoken to in the clear on another machine.
+        UsageError: if it is invalid, or of another machine without TLS.
     """
     try:
         if "://" not in where:
             until = monotonic() + _FILE_SECONDS
-            while not (text := read_regular_file(where, _LARGEST_FILE)) and monotonic() < until:
+            while not (text := read_regular_file(where, _MAX_FILE_BYTES)) and monotonic() < until:
                 sleep(_TICK_SECONDS)
             where = str(read_json(text)["address"])
         parts = urlsplit(where)
-        host, known = str(parts.hostname), parts.scheme in {"tcp", "tls"} and parts.port
+        host, is_valid = str(parts.hostname), parts.scheme in {"tcp", "tls"} and bool(parts.port)
     except (Malformed, ValueError, KeyError, TypeError):
-        known = None
-    if not known:
+        is_valid = False
+    if not is_valid:
         raise UsageError(
             f"--cluster {printable(where)} is neither the address of a scheduler nor its file",
             hint="write local, local:N, tcp://HOST:PORT, tls://HOST:PORT, or the file's path",
         )
     with suppress(ValueError):
-        here = host == "localhost" or parts.scheme == "tls" or insecure
-        if here or ip_address(host).is_loopback:
+        is_allowed = host == "localhost" or parts.scheme == "tls" or insecure
+        if is_allowed or ip_address(host).is_loopback:
             return where
     raise UsageError(
-        f"--cluster {printable(where)}: whoever is on the way could run code on every machine",
-        hint="give --tls CA CERT KEY and a tls:// address; --insecure goes without TLS",
+        f"--cluster {printable(where)}: without TLS, an attacker on the network could run code on "
+        "every machine",
+        hint="give --tls CA CERT KEY and a tls:// address; --insecure connects without TLS",
     )
 
 
 def _files_below(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        found = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (real_place(it) for it in found if it.is_file())
+        candidates = [path] if path.is_file() else sorted(path.rglob("*"))
+        yield from (real_place(candidate) for candidate in candidates if candidate.is_file())
 
 
 def _read(path: str) -> bytes:
@@ -312,19 +322,22 @@ def _read(path: str) -> bytes:
 
 @lru_cache(1 << 14)
 def real_place(path: Path | str) -> str:
-    """Return a path under which a file has the names that its ids are made of."""
-    folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many, and strings do
+    """Return the absolute path of a file with links resolved in its folder, but not in its name.
+
+    The ids of cases contain the name.
+    """
+    folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - called for many strings
     return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
 
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[Done]):
-    """What is asked of workers, batch by batch; only the cluster's thread calls it.
+    """Items that workers process in batches; only the cluster's thread calls its methods.
 
     Attributes:
-        request: as :meth:`WorkerGroup.spread` has it, and so are the items, read and files.
-        parts: the places of each part that nobody has taken.
-        done: what has come, by place.
+        request: as in :meth:`WorkerGroup.spread`, like items, read and files.
+        parts: the indices of items of each part that are not assigned yet.
+        done: results by the index of their item.
     """
 
     request: str
@@ -333,63 +346,70 @@ class _Work(Generic[Done]):
     files: Callable[[int], Sequence[str]]
     parts: list[range]
     done: SimpleQueue[dict[int, Done | LostError]] = field(default_factory=SimpleQueue)
-    # The part that each worker is at.
-    _at: dict[str, int] = field(default_factory=dict)
-    _pace: float = 0.0
-    # What was lost is tried again alone, by place with where and how.
-    _lost: dict[int, dict[str, str]] = field(default_factory=dict)
-    _again: deque[int] = field(default_factory=deque)
+    # The part to which each worker is assigned.
+    _part_of_worker: dict[str, int] = field(default_factory=dict)
+    _seconds_per_item: float = 0.0
+    # For each lost item, how it was lost by address. Lost items are tried again one by one.
+    _losses: dict[int, dict[str, str]] = field(default_factory=dict)
+    _retries: deque[int] = field(default_factory=deque)
 
     def take(self, address: str, workers: int) -> list[int]:
-        """Return the places of what a worker is to do next; none if there is nothing now."""
-        for place in self._again:
-            if workers == 1 or address not in self._lost[place]:
-                self._again.remove(place)
-                return [place]
-        left = [*map(len, self.parts)]
-        at = self._at.get(address, 0)
-        if address not in self._at or not left[at]:
-            there = Counter(self._at.values())
-            at = max(range(len(left)), key=lambda it: left[it] / (1 + there[it]))
-            self._at[address] = at
-        seconds = max(_BATCH_SECONDS, _TASK_SECONDS * workers)
-        size = int(seconds / self._pace) if self._pace else 1
-        size = max(1, min(size, _LARGEST_BATCH, -(-left[at] // (2 * max(workers, 1)))))
-        first, last = self.parts[at].start, self.parts[at].stop
-        end = first + min(size, left[at])
+        """Return the indices of a worker's next batch; empty if there is no work at present."""
+        for index in self._retries:
+            if workers == 1 or address not in self._losses[index]:
+                self._retries.remove(index)
+                return [index]
+        remaining = [*map(len, self.parts)]
+        part = self._part_of_worker.get(address, 0)
+        if address not in self._part_of_worker or not remaining[part]:
+            workers_of_part = Counter(self._part_of_worker.values())
+            part = max(
+                range(len(remaining)),
+                key=lambda number: remaining[number] / (1 + workers_of_part[number]),
+            )
+            self._part_of_worker[address] = part
+        seconds = max(_BATCH_SECONDS, _CLIENT_SECONDS_PER_BATCH * workers)
+        size = int(seconds / self._seconds_per_item) if self._seconds_per_item else 1
+        # Each worker gets several batches, so that all finish at about the same time.
+        fair_size = -(-remaining[part] // (2 * max(workers, 1)))
+        size = max(1, min(size, _MAX_BATCH_ITEMS, fair_size))
+        first, last = self.parts[part].start, self.parts[part].stop
+        end = first + min(size, remaining[part])
         if end < last:
-            # Whoever has a file in two batches may have to read it twice.
+            # End the batch between two files if possible: a split file may be read twice.
             ends = range(end, first + size // 2, -1)
-            end = next((it for it in ends if self.files(it - 1) != self.files(it)), end)
-        self.parts[at] = range(end, last)
+            end = next((index for index in ends if self.files(index - 1) != self.files(index)), end)
+        self.parts[part] = range(end, last)
         return [*range(first, end)]
 
     def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
-        """Return the request for what stands at some places, and the files that it needs."""
-        items = [self.items[place] for place in batch]
+        """Return the request for a batch, and the files that it needs."""
+        items = [self.items[index] for index in batch]
         request = json.dumps({"request": self.request, "items": items}).encode()
-        return request, [path for place in batch for path in self.files(place)]
+        return request, [path for index in batch for path in self.files(index)]
 
     def finish(self, batch: Sequence[int], answers: Any, seconds: float) -> None:
-        """Take a worker's answer.
+        """Record a worker's answers to a batch.
 
         Raises:
-            ValueError: if it is none; KeyError, TypeError, AttributeError likewise.
+            ValueError: if the answers are invalid; also KeyError, TypeError or AttributeError.
         """
         pairs = zip(batch, answers, strict=True)
-        self.done.put({place: self.read(place, answer) for place, answer in pairs})
-        pace = seconds / len(batch)
-        self._pace = (self._pace + pace) / 2 if self._pace else pace
+        self.done.put({index: self.read(index, answer) for index, answer in pairs})
+        latest = seconds / len(batch)
+        self._seconds_per_item = (
+            (self._seconds_per_item + latest) / 2 if self._seconds_per_item else latest
+        )
 
-    def lose(self, batch: Sequence[int], address: str, how: str) -> None:
-        """Have it done again, by a worker that has not lost it, or not any more."""
-        for place in batch:
-            lost = self._lost.setdefault(place, {})
-            lost[address if address not in lost else how] = how
-            if len(lost) < _TRIES:
-                self._again.append(place)
+    def lose(self, batch: Sequence[int], address: str, reason: str) -> None:
+        """Schedule each item of a lost batch for another worker, or record the item as lost."""
+        for index in batch:
+            losses = self._losses.setdefault(index, {})
+            losses[address if address not in losses else reason] = reason
+            if len(losses) < _MAX_TRIES:
+                self._retries.append(index)
             else:
-                self.done.put({place: LostError("; ".join(lost.values()))})
+                self.done.put({index: LostError("; ".join(losses.values()))})
 
 
 @dataclass(eq=False, slots=True)
@@ -397,42 +417,41 @@ class _Worker:
     """A worker of the cluster.
 
     Attributes:
-        address: its address, which is its name for the user, too.
-        sidecar: what it holds for us.
-        gone: why it is lost, once it is.
-        files: paths that it has.
-        seen: the last sign of life, as the scheduler has it, and when that was new.
-        told: whether it is ready, and agrees.
-        refused: why it is not used, if it is not.
+        address: its address, which also identifies it in messages.
+        sidecar: its sidecar.
+        loss: set to the reason once the worker is lost.
+        files: paths of the files that it has.
+        heartbeat: the last heartbeat in the scheduler's time, and the time here when it was new.
+        is_ready: whether it has opened the backends and agrees with the other workers.
+        refusal: the reason why it is not used; None if it is.
     """
 
     address: str
     sidecar: Answer[Any] | None = None
-    gone: asyncio.Future[str] = field(default_factory=asyncio.Future)
+    loss: asyncio.Future[str] = field(default_factory=asyncio.Future)
     files: set[str] = field(default_factory=set)
-    seen: tuple[float, float] = (0.0, 0.0)
-    told: bool = False
-    refused: BackendUnavailable | UsageError | None = None
+    heartbeat: tuple[float, float] = (0.0, 0.0)
+    is_ready: bool = False
+    refusal: BackendUnavailable | UsageError | None = None
 
-    def lose(self, how: str) -> None:
-        """Let nobody wait for it any more."""
-        self.told = False
-        if not self.gone.done():
-            self.gone.set_result(how)
+    def lose(self, reason: str) -> None:
+        """End all waiting for this worker."""
+        self.is_ready = False
+        if not self.loss.done():
+            self.loss.set_result(reason)
 
 
 class WorkerGroup:
-    """Workers that agree, and have opened the same thing.
+    """Workers with equal versions that have opened the same backends or audit.
 
     Args:
-        cluster: the connection to them.
-        opener: the module and function that open it, as a :class:`Setup` has it.
-        terms: what that is called with.
-        patience: in how many seconds a worker has to be done with an item; None for no limit.
+        cluster: the connection to the workers.
+        opener: the module and function to call on each worker, as in :class:`Setup`.
+        terms: the argument of that function.
+        patience: time limit of a worker for one item in seconds; None for no limit.
 
     Attributes:
-        hello: what the first worker said of what it has opened; all others say the same.
-        size: how many there are.
+        hello: the description that the first worker sent; the others must send the same.
     """
 
     def __init__(
@@ -442,9 +461,9 @@ class WorkerGroup:
 
         self.hello: Any = None
         self._cluster = cluster
-        operators = [real_place(it) for it in registry().files]
-        here = str(Path.cwd())
-        setup = Setup(cluster.versions, opener, terms, here, cluster.local, operators)
+        operators = [real_place(path) for path in registry().files]
+        folder = str(Path.cwd())
+        setup = Setup(cluster.versions, opener, terms, folder, cluster.local, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._workers: dict[str, _Worker] = {}
@@ -452,21 +471,21 @@ class WorkerGroup:
         self._digests: dict[str, tuple[str, int]] = {}
         self._work: _Work[Any] | None = None
         self._patience = patience
-        self._alone_since = monotonic()
+        self._workerless_since = monotonic()
         cluster.workers = self
         self._watching = cluster.start(self._watch())
 
     @property
     def size(self) -> int:
-        """How many workers are at work."""
-        return sum(it.told for it in self._workers.values())
+        """The number of workers in use."""
+        return sum(worker.is_ready for worker in self._workers.values())
 
     def ready(self) -> None:
         """Wait for the first worker.
 
         Raises:
-            UsageError: if all workers are refused, or what is to be opened is wrong.
-            BackendUnavailable: if no worker comes, or it cannot be opened.
+            UsageError: if all workers are refused, or the opener raises it.
+            BackendUnavailable: if no worker appears, or the opener raises it.
         """
         while self.hello is None:
             self._check()
@@ -487,45 +506,50 @@ class WorkerGroup:
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
-        """Yield what comes of each item, in order; of one that was lost each time, how it was.
+        """Yield the result of each item, in order; a LostError if all tries were lost.
 
         Args:
-            request: what is asked.
-            items: what it is asked of each time, as JSON has it.
-            read: makes what is yielded of an item's place and its answer; raises ValueError,
-                KeyError or TypeError if that is none.
-            files: the files that an item needs.
-            stop: tells whether to stop early, as when the user wants to end.
-            part: of which part of the work an item is, which one worker does best: as far as there
-                are enough parts, each worker is at another one. None if all is one part.
+            request: the name of the request.
+            items: the items, as values of JSON.
+            read: returns the result for the index of an item and the worker's answer; raises
+                ValueError, KeyError or TypeError if the answer is invalid.
+            files: returns the files that the item with an index needs.
+            stop: returns whether to stop early.
+            part: returns the part to which the item with an index belongs. One worker should
+                process a whole part, so workers take different parts while there are enough. None
+                if there is only one part.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
         """
-        # A search that only time ends has more items than can be looked at; they are one part.
-        ends = [it for it in range(1, len(items)) if part(it) != part(it - 1)] if part else []
+        ends: list[int] = []
+        # A search without a limit on items has too many to iterate over, but only one part.
+        if part:
+            ends = [index for index in range(1, len(items)) if part(index) != part(index - 1)]
         parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
         self._work = work = _Work(request, items, read, files, parts)
         done: dict[int, Done | LostError] = {}
         try:
-            for place in range(len(items)):
-                while place not in done:
+            for index in range(len(items)):
+                while index not in done:
                     if stop() or self._cluster.interruption.signal:
                         return
                     self._check()
                     with suppress(Empty):
                         done |= work.done.get(timeout=_TICK_SECONDS)
-                yield done.pop(place)
+                yield done.pop(index)
         finally:
             self._work = None
 
     def ask(self, message: bytes) -> Callable[[], bytes | None]:
-        """Ask one worker, in order; what is returned waits for its answer.
+        """Send a message to one worker; messages are processed in order.
 
-        The answer is None where the user wants to end. It raises LostError where workers were lost,
-        and BackendUnavailable as :meth:`spread` does.
+        Returns:
+            A function that waits for the answer. It returns None if the user interrupts the
+            command, and raises LostError if workers are lost, and BackendUnavailable like
+            :meth:`spread`.
         """
-        future = self._cluster.start(self._asked(message))
+        future = self._cluster.start(self._ask_any(message))
 
         def answer() -> bytes | None:
             while not wait([future], _TICK_SECONDS).done:
@@ -536,114 +560,118 @@ class WorkerGroup:
 
         return answer
 
-    async def _asked(self, message: bytes) -> bytes:
-        lost: list[str] = []
-        while len(lost) < _TRIES:
-            worker = next((it for it in self._workers.values() if it.told), None)
+    async def _ask_any(self, message: bytes) -> bytes:
+        losses: list[str] = []
+        while len(losses) < _MAX_TRIES:
+            worker = next((worker for worker in self._workers.values() if worker.is_ready), None)
             if worker is None:
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             try:
                 return await self._answer(worker, message)
             except LostError as error:
-                lost.append(str(error))
-        raise LostError("; ".join(lost))
+                losses.append(str(error))
+        raise LostError("; ".join(losses))
 
     def everyone(self, message: bytes) -> list[bytes]:
-        """Return the answers of all workers that answer."""
+        """Send a message to all workers, and return the answers of those that answer."""
 
-        async def every() -> list[bytes]:
-            asked = [self._answer(it, message) for it in self._workers.values() if it.told]
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            return [it for it in found if isinstance(it, bytes)]
+        async def ask_all() -> list[bytes]:
+            answers = [
+                self._answer(worker, message)
+                for worker in self._workers.values()
+                if worker.is_ready
+            ]
+            results = await asyncio.gather(*answers, return_exceptions=True)
+            return [result for result in results if isinstance(result, bytes)]
 
-        return self._cluster.run(every())
+        return self._cluster.run(ask_all())
 
     def close(self) -> None:
-        """End what runs on the workers, whatever it is doing."""
+        """End the sidecars, even if they are busy."""
         self._watching.cancel()
         with suppress(Exception):
-            self._cluster.start(self._end()).result(_ENDING_SECONDS)
+            self._cluster.start(self._end()).result(_CLOSING_SECONDS)
 
     async def _end(self) -> None:
-        here = [it for it in self._workers if not self._workers[it].gone.done()]
+        present = [address for address, worker in self._workers.items() if not worker.loss.done()]
         for worker in self._workers.values():
             worker.lose("ended")
-        if here and self._failure is None:
+        if present and self._failure is None:
             client = self._cluster.client
-            await client.run(end, self._run, workers=here, on_error="ignore")
+            await client.run(end, self._run, workers=present, on_error="ignore")
 
     async def _watch(self) -> None:
-        """Look who comes and goes, until the end."""
+        """Notice new and lost workers until the group is closed."""
         joining = set()
         try:
             while True:
                 present = await self._cluster.present()
                 for address, worker in list(self._workers.items()):
-                    self._see(worker, present.get(address))
+                    self._update_worker(worker, present.get(address))
                 for address in present.keys() - self._workers.keys():
                     worker = self._workers[address] = _Worker(address)
                     joining.add(asyncio.create_task(self._join(worker, present[address])))
                 self._require_workers()
-                await asyncio.sleep(_LOOK_SECONDS + len(present) / 200)
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                await asyncio.sleep(_LIST_SECONDS + _LIST_SECONDS_PER_WORKER * len(present))
+        except Exception as error:  # noqa: BLE001 - raised by _check in the calling thread
             self._failure = error
             for worker in self._workers.values():
                 worker.lose("has lost the scheduler")
 
-    def _see(self, worker: _Worker, found: Mapping[str, float] | None) -> None:
-        if found is None:
+    def _update_worker(self, worker: _Worker, status: Mapping[str, float] | None) -> None:
+        if status is None:
             worker.lose("was lost")
             del self._workers[worker.address]
-        elif found["last_seen"] != worker.seen[0]:
-            worker.seen = found["last_seen"], monotonic()
-        elif monotonic() - worker.seen[1] > _SILENT_SECONDS:
+        elif status["last_seen"] != worker.heartbeat[0]:
+            worker.heartbeat = status["last_seen"], monotonic()
+        elif monotonic() - worker.heartbeat[1] > _MAX_SILENCE_SECONDS:
             worker.lose("gives no sign of life")
 
     def _require_workers(self) -> None:
-        refused = [it.refused for it in self._workers.values() if it.refused]
-        if any(not it.gone.done() for it in self._workers.values()):
-            self._alone_since = monotonic()
-        elif refused and len(refused) == len(self._workers):
-            raise refused[0]
-        elif monotonic() - self._alone_since > _WORKERS_SECONDS:
+        refusals = [worker.refusal for worker in self._workers.values() if worker.refusal]
+        if any(not worker.loss.done() for worker in self._workers.values()):
+            self._workerless_since = monotonic()
+        elif refusals and len(refusals) == len(self._workers):
+            raise refusals[0]
+        elif monotonic() - self._workerless_since > _WORKERS_SECONDS:
             raise BackendUnavailable(
                 f"the cluster has had no worker for {_WORKERS_SECONDS:g} s",
                 hint="dask worker SCHEDULER starts one; it needs onnxopt installed",
             )
 
-    async def _join(self, worker: _Worker, found: Mapping[str, float]) -> None:
-        """Let a worker open what the others have, if it agrees with them; then give it work."""
-        worker.seen = found["last_seen"], monotonic()
+    async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
+        """Start a sidecar on a new worker, check that it agrees with the others, and use it."""
+        worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
             worker.sidecar = self._submit(worker, Sidecar, name, self._setup)
             shipped = [] if self._cluster.local else self._cluster.shipped
             await self._deliver(worker, shipped)
             hello = await self._call(worker, Sidecar.start, worker.sidecar)
-            self._take_hello(worker, hello, found["nthreads"])
+            self._check_hello(worker, hello, status["nthreads"])
             await self._serve(worker)
         except LostError as error:
-            if worker.told:
-                # The machine is there, and gets another process.
+            if worker.is_ready:
+                # Forget the worker; if it still exists, it joins again with a new sidecar.
                 del self._workers[worker.address]
-            elif not worker.gone.done():
+            elif not worker.loss.done():
                 self._refuse(worker, BackendUnavailable(str(error)))
             worker.lose("ended")
         except (UsageError, BackendUnavailable) as error:
             self._refuse(worker, error)
-        except _ODD:
-            self._refuse(worker, BackendUnavailable("sent what is not an answer"))
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        except _INVALID_RESPONSE_ERRORS:
+            self._refuse(worker, BackendUnavailable("sent an invalid answer"))
+        except Exception as error:  # noqa: BLE001 - raised by _check in the calling thread
             self._failure = error
 
-    def _refuse(self, worker: _Worker, why: UsageError | BackendUnavailable) -> None:
-        why.message = f"worker {worker.address} {why.message}"
-        worker.refused = why
+    def _refuse(self, worker: _Worker, refusal: UsageError | BackendUnavailable) -> None:
+        refusal.message = f"worker {worker.address} {refusal.message}"
+        worker.refusal = refusal
         worker.lose("is not used")
-        self._cluster.tell(f"not used: {why.message}")
+        self._cluster.tell(f"not used: {refusal.message}")
 
-    def _take_hello(self, worker: _Worker, answer: bytes, threads: float) -> None:
+    def _check_hello(self, worker: _Worker, answer: bytes, threads: float) -> None:
         if threads != 1:
             raise UsageError(f"has {threads:g} threads", hint="start it with --nthreads 1")
         match read_json(answer):
@@ -654,15 +682,16 @@ class WorkerGroup:
                 if self.hello is None:
                     self.hello = hello
                 elif hello != self.hello:
-                    what = f"has {hello}, not {self.hello} as the first worker"
-                    raise UsageError(printable(what))
-                worker.told = True
+                    raise UsageError(
+                        printable(f"has {hello}, not {self.hello} as the first worker")
+                    )
+                worker.is_ready = True
                 return
-        raise BackendUnavailable("did not say what it has")
+        raise BackendUnavailable("did not describe its backends")
 
     async def _serve(self, worker: _Worker) -> None:
-        """Give a worker batch after batch."""
-        while not worker.gone.done():
+        """Give a worker batches until it is lost."""
+        while not worker.loss.done():
             work = self._work
             batch = work.take(worker.address, self.size) if work is not None else []
             if work is None or not batch:
@@ -673,38 +702,43 @@ class WorkerGroup:
                 message, files = work.message(batch)
                 await self._deliver(worker, files)
                 answer = await self._answer(worker, message, len(batch))
-                work.finish(batch, read_json(answer, 1 << 26), monotonic() - began)
+                answers = read_json(answer, _MAX_RESPONSE_BYTES)
+                work.finish(batch, answers, monotonic() - began)
             except LostError as error:
                 work.lose(batch, worker.address, str(error))
                 raise
-            except _ODD:
-                said = "sent what is not an answer"
-                work.lose(batch, worker.address, f"{worker.address} {said}")
-                raise BackendUnavailable(said) from None
+            except _INVALID_RESPONSE_ERRORS:
+                reason = "sent an invalid answer"
+                work.lose(batch, worker.address, f"{worker.address} {reason}")
+                raise BackendUnavailable(reason) from None
 
     async def _answer(self, worker: _Worker, message: bytes, items: int = 1) -> bytes:
         seconds = self._patience and self._patience * items
-        found = await self._call(worker, Sidecar.ask, worker.sidecar, message, seconds=seconds)
-        if not isinstance(found, bytes):
-            raise BackendUnavailable("sent what is not an answer")
-        return found
+        answer = await self._call(worker, Sidecar.ask, worker.sidecar, message, seconds=seconds)
+        if not isinstance(answer, bytes):
+            raise BackendUnavailable("sent an invalid answer")
+        return answer
 
     async def _deliver(self, worker: _Worker, paths: Sequence[str]) -> None:
         """Send a worker files that it does not have."""
         new = [path for path in dict.fromkeys(paths) if path not in worker.files]
-        # What is not here any more is missed where it is read.
-        wanted = {path: found for path in new if (found := self._seen(path))}
+        # Files that no longer exist are left out; the worker reports them when it reads them.
+        wanted = {
+            path: digest_and_mode
+            for path in new
+            if (digest_and_mode := self._digest_and_mode(path))
+        }
         worker.files.update(new)
         deliver = partial(self._call, worker, Sidecar.deliver, worker.sidecar)
-        places = {digest: path for path, (digest, _) in wanted.items()}
-        sent: dict[str, bytes] = {}
-        while wanted and (lacking := await deliver(wanted, sent)):
-            sent = {}
+        paths_by_digest = {digest: path for path, (digest, _) in wanted.items()}
+        contents: dict[str, bytes] = {}
+        while wanted and (lacking := await deliver(wanted, contents)):
+            contents = {}
             for digest in lacking:
-                if sum(map(len, sent.values())) < _SENT:
-                    sent[digest] = _read(places[digest])
+                if sum(map(len, contents.values())) < _FILES_AT_ONCE_BYTES:
+                    contents[digest] = _read(paths_by_digest[digest])
 
-    def _seen(self, path: str) -> tuple[str, int] | None:
+    def _digest_and_mode(self, path: str) -> tuple[str, int] | None:
         """Return the digest and mode of a file; None if it cannot be read."""
         if path not in self._digests:
             with suppress(OSError):
@@ -718,21 +752,21 @@ class WorkerGroup:
         submit = self._cluster.client.submit
         return submit(function, *arguments, workers=[worker.address], pure=False)
 
-    async def _call(self, worker: _Worker, *what: Any, seconds: float | None = None) -> Any:
-        """Return what a function returns on a worker.
+    async def _call(self, worker: _Worker, *call: Any, seconds: float | None = None) -> Any:
+        """Call a function with arguments on a worker, and return its result.
 
         Raises:
-            LostError: if the worker is lost, takes longer, or the function raises something.
+            LostError: if the worker is lost or exceeds the time limit, or the function raises.
         """
-        result = asyncio.ensure_future(self._submit(worker, *what))
-        either = {result, worker.gone}
-        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        result = asyncio.ensure_future(self._submit(worker, *call))
+        events = {result, worker.loss}
+        await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         try:
             if result.done():
                 return result.result()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is
-            how = f"ended: {type(error).__name__}: {error}"[:200]
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of any function
+            reason = f"ended: {type(error).__name__}: {error}"[:_MAX_LOSS_CHARS]
         else:
             result.cancel()
-            how = worker.gone.result() if worker.gone.done() else "does not answer"
-        raise LostError(printable(f"{worker.address} {how}"))
+            reason = worker.loss.result() if worker.loss.done() else "does not answer"
+        raise LostError(printable(f"{worker.address} {reason}"))

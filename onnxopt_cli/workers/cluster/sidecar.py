@@ -1,11 +1,11 @@
-"""The work of a cluster on one of its machines, in a process beside the Dask worker there.
+"""The sidecar: a process beside a Dask worker that does the work of onnxopt on that machine.
 
-Dask's worker only keeps this process and passes bytes on: it imports no backend, and what it is
-asked for in one run leaves nothing for the next. In the process everything is as on one machine: a
-backend runs in supervised workers of its own, and never sees Dask.
+The Dask worker only starts this process and forwards bytes. It imports no backend, so one run
+cannot affect the next. The sidecar works like a command on one machine: backends run in supervised
+workers of their own, and have no access to Dask.
 
-Whatever is written lies in a folder of ours in the Dask worker's own: files by their content, which
-stay for later runs, and for each run a tree in which they stand as they do at the client.
+All files are in a subfolder of the Dask worker's folder: a store of files by digest, which later
+runs reuse, and for each run a tree with copies of the client's files at their original paths.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ from weakref import WeakValueDictionary
 
 from onnxopt_cli.core.ci_channels import without_ci_channels
 
-#: Answers a request: what it says in JSON, and its raw bytes.
+#: Answers a request, given as its JSON and its raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
-#: Opens what answers, from the terms of a setup and the folder with the files; and says hello.
+#: Makes the hello and the handler of a run from the terms of a setup and the tree of files.
 Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Handler]]]
 
-# How long the process may take to end.
-_PATIENCE_SECONDS = 3.0
+# Time limit for the process to end after SIGTERM.
+_ENDING_SECONDS = 3.0
 _START = "import sys; from onnxopt_cli.workers.cluster.sidecar import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a machine is to do.
+    """The configuration of a sidecar.
 
     Attributes:
-        versions: what it must have, from :func:`versions`.
-        opener: the module and function that open it, an :data:`Opener`.
-        terms: what that is called with.
-        here: the client's current folder.
-        local: whether it is the current folder here, too, and not a copy of it.
-        operators: files of operators, as absolute paths at the client.
+        versions: required versions, from :func:`versions`.
+        opener: module and function, joined by a colon, of an :data:`Opener`.
+        terms: the opener's first argument.
+        folder: the client's current folder.
+        local: whether to use that folder itself, not a copy of it.
+        operators: operator files, as absolute paths on the client.
     """
 
     versions: Mapping[str, str]
     opener: str
     terms: Any
-    here: str
+    folder: str
     local: bool
     operators: Sequence[str]
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions here that verdicts depend on, of more packages if need be."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    """Return the installed versions of the packages on which verdicts depend, and of others."""
+    installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in ("onnxopt_cli", "onnx", "numpy", "ml_dtypes", *packages):
         with suppress(ImportError):
-            found[name] = str(import_module(name).__version__)
-    return found
+            installed[name] = str(import_module(name).__version__)
+    return installed
 
 
 def placed(tree: Path, path: str) -> Path:
-    """Return where a file of the client stands in a tree."""
+    """Return the path in a tree of a copy of the client's file."""
     return tree / path.lstrip("/\\").replace(":", "")
 
 
 class Sidecar:
-    """The process of a run beside this Dask worker, which holds it as long as the client lives.
+    """Starts and ends the sidecar process; the Dask worker keeps this object for the client.
 
     Args:
-        run: a name that begins with the run's, which is its folder's, too.
+        run: the name of the folder, which begins with the name of the run.
         setup: a pickled :class:`Setup`.
     """
 
@@ -93,47 +93,52 @@ class Sidecar:
         self._process: subprocess.Popen[bytes] | None = None
         _sidecars[run] = self
 
-    def deliver(self, wanted: Mapping[str, tuple[str, int]], sent: Mapping[str, bytes]) -> set[str]:
-        """Put files into the tree; return the digests of those that are not here.
+    def deliver(
+        self, wanted: Mapping[str, tuple[str, int]], contents: Mapping[str, bytes]
+    ) -> set[str]:
+        """Store contents, and copy files into the tree unless the store lacks any of them.
 
         Args:
-            wanted: digest and mode of each file, by its path at the client.
-            sent: contents by digest.
+            wanted: digest and mode of each file, by its path on the client.
+            contents: contents by digest.
+
+        Returns:
+            The digests that the store lacks.
         """
-        for digest, content in sent.items():
+        for digest, content in contents.items():
             (self._files / digest).write_bytes(content)
-        lacking = {it for it, _ in wanted.values() if not (self._files / it).exists()}
+        lacking = {digest for digest, _ in wanted.values() if not (self._files / digest).exists()}
         for path, (digest, mode) in wanted.items() if not lacking else ():
-            place = placed(self._tree, path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # No links: what a backend writes into one must not be there for the next run.
-            shutil.copyfile(self._files / digest, place)
-            place.chmod(mode | 0o600)
+            target = placed(self._tree, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Copied, not linked, so that a backend cannot modify the store for later runs.
+            shutil.copyfile(self._files / digest, target)
+            target.chmod(mode | 0o600)
         return lacking
 
     def start(self) -> bytes:
-        """Start the process, and return the hello or the refusal that it answers with."""
-        setup: Setup = pickle.loads(self._setup)  # noqa: S301 - of the client, who is trusted
+        """Start the process, and return its first message, a hello or a refusal."""
+        setup: Setup = pickle.loads(self._setup)  # noqa: S301 - from the client, which is trusted
         temporary = self._tree / ".tmp"
         temporary.mkdir()
-        folder = Path(setup.here) if setup.local else placed(self._tree, setup.here)
+        folder = Path(setup.folder) if setup.local else placed(self._tree, setup.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # The worker's environment, not the client's.
+        # This is the environment of the worker, not of the client.
         environment = {**without_ci_channels(os.environ), "TMPDIR": str(temporary)}
         environment["ONNXOPT_CACHE_DIR"] = str(temporary)
-        sent = [(placed(self._tree, it), it) for it in setup.operators]
-        paths = [str(mine) if mine.exists() else it for mine, it in sent]
+        copies = [(path, placed(self._tree, path)) for path in setup.operators]
+        paths = [str(copy) if copy.exists() else path for path, copy in copies]
         environment["ONNXOPT_OPERATORS"] = os.pathsep.join(paths)
-        self._connection, theirs = Pipe()
+        self._connection, process_end = Pipe()
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", _START, str(process_end.fileno())],
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[process_end.fileno()],
             start_new_session=True,
             cwd=folder,
             env=environment,
         )
-        theirs.close()
+        process_end.close()
         self._connection.send_bytes(os.fsencode(self._tree))
         return self.ask(self._setup)
 
@@ -147,12 +152,12 @@ class Sidecar:
         return self._connection.recv_bytes()
 
     def close(self) -> None:
-        """End the process, whatever it is doing, and remove the run's files."""
+        """End the process, even if it is busy, and remove the files of the run."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
             try:
-                process.wait(_PATIENCE_SECONDS)
+                process.wait(_ENDING_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -160,11 +165,11 @@ class Sidecar:
         shutil.rmtree(self._tree, ignore_errors=True)
 
     def __del__(self) -> None:
-        """End with what holds it: the scheduler lets go of it when the client is gone."""
+        """End the process when the scheduler releases this object, because the client has ended."""
         self.close()
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Stay here: a worker that is retired sends what it holds to others, as nothing."""
+        """Pickle as an empty string: a retiring Dask worker sends its objects to others."""
         return str, ()
 
 
@@ -172,14 +177,14 @@ _sidecars: WeakValueDictionary[str, Sidecar] = WeakValueDictionary()
 
 
 def end(run: str) -> None:
-    """End the processes of a run beside this Dask worker, even while one is asked something."""
+    """End the sidecar processes of a run beside this Dask worker, even if they are busy."""
     for name, sidecar in list(_sidecars.items()):
         if name.startswith(run):
             sidecar.close()
 
 
 def main(descriptor: int) -> None:
-    """Answer requests, in the process beside the Dask worker."""
+    """Answer requests in the sidecar process."""
     from onnxopt_cli.core.helper_process import claim_process
     from onnxopt_cli.core.linux import end_with
     from onnxopt_cli.errors import OnnxoptError, UsageError
@@ -188,7 +193,7 @@ def main(descriptor: int) -> None:
     end_with(os.getppid(), signal.SIGTERM)
     claim_process()
     stop_by_raising()
-    # The client's Ctrl-C is not heard here, and backends may hear their own.
+    # The Dask worker may block signals. Ctrl-C at the client does not reach this process.
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
     connection = Connection(descriptor)
@@ -196,11 +201,14 @@ def main(descriptor: int) -> None:
         tree = Path(os.fsdecode(connection.recv_bytes()))
         setup: Setup = pickle.loads(connection.recv_bytes())  # noqa: S301 - as above
         try:
-            here = versions(setup.versions)
-            other = {name: it for name, it in setup.versions.items() if here.get(name) != it}
-            if other:
-                wrong = [f"{name} {here.get(name, 'missing')}, not {other[name]}" for name in other]
-                raise UsageError(f"has {', '.join(wrong)}")
+            installed = versions(setup.versions)
+            differences = [
+                f"{name} {installed.get(name, 'missing')}, not {version}"
+                for name, version in setup.versions.items()
+                if installed.get(name) != version
+            ]
+            if differences:
+                raise UsageError(f"has {', '.join(differences)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)
             with opener(setup.terms, tree) as (hello, answer):
@@ -209,5 +217,5 @@ def main(descriptor: int) -> None:
                     head, _, payload = connection.recv_bytes().partition(b"\n")
                     connection.send_bytes(answer(json.loads(head), memoryview(payload)))
         except OnnxoptError as error:
-            said = {"refusal": error.message, "hint": error.hint, "code": error.exit_code}
-            connection.send_bytes(json.dumps(said).encode())
+            refusal = {"refusal": error.message, "hint": error.hint, "code": error.exit_code}
+            connection.send_bytes(json.dumps(refusal).encode())

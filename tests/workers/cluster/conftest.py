@@ -1,4 +1,4 @@
-"""One cluster for most tests: to start it takes longer than most of them."""
+"""A cluster that most tests share, because starting one takes longer than most tests."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="package")
 def dask(tmp_path_factory):
     pytest.importorskip("distributed", reason="needs the extra [cluster]")
-    # Not before the environment is as it stays.
+    # Imported here because it reads the environment, which other fixtures set up.
     from dask_processes import DaskProcesses
 
     processes = DaskProcesses(tmp_path_factory.mktemp("dask"))
@@ -16,8 +16,8 @@ def dask(tmp_path_factory):
 
 @pytest.fixture
 def two(dask):
-    """It, with two workers."""
-    dask.workers = [it for it in dask.workers if it.poll() is None]
+    """The shared cluster with two workers."""
+    dask.workers = [worker for worker in dask.workers if worker.poll() is None]
     while len(dask.workers) < 2:
         dask.add()
     return dask

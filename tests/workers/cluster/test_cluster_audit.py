@@ -1,4 +1,4 @@
-"""Audits on a cluster come out as on one machine."""
+"""Audits on a cluster: results equal those of one machine."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from onnxopt_cli.cli import console
 
-# One case alone leaves survivors, which are to be told from the formula.
+# A single case leaves surviving mutants.
 GRADIENT = """\
 onnxopt: 1
 operator: AdmmGradient
@@ -15,7 +15,7 @@ cases:
     attributes: {rho: 0.01}
     inputs: {G: [1.0], W: [2.0], Z: [0.5], U: [0.25]}
 """
-# It cannot be judged: the squares leave the type's range on the way.
+# Inconclusive, because the squares overflow.
 PENALTY = """\
 onnxopt: 1
 operator: AdmmPenalty
@@ -27,24 +27,24 @@ cases:
 
 
 @pytest.mark.slow
-def test_an_audit_by_two_workers_is_the_one_of_this_machine(two, tmp_path, onnxopt, monkeypatch):
+def test_audit_by_two_workers_equals_that_of_one_machine(two, tmp_path, onnxopt, monkeypatch):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     files = tmp_path / "gradient.yaml", tmp_path / "penalty.yaml"
     for file, text in zip(files, (GRADIENT, PENALTY), strict=True):
         file.write_text(text)
-    said = []
+    audits = []
     for options in ((), ("--cluster", two.address)):
-        path = tmp_path / f"{len(said)}.json"
+        path = tmp_path / f"{len(audits)}.json"
         answer = onnxopt("audit", *files, "--json", path, *options)
-        said.append((answer.code, answer.out, path.read_text()))
-    assert said[0] == said[1]
+        audits.append((answer.code, answer.out, path.read_text()))
+    assert audits[0] == audits[1]
     line = r"auditing: (\d+) of \1, [\d.e+-]+ implementations/s, workers: [12], 0 s left"
     assert re.search(f"^{line}$", answer.err, re.MULTILINE), answer.err
-    assert "would show" in said[0][1]
-    assert '"output": "loss_new"' in said[0][2]
+    assert "would show" in audits[0][1]
+    assert '"output": "loss_new"' in audits[0][2]
 
 
-def test_injected_errors_stay_here(onnxopt):
+def test_audit_of_injected_errors_rejects_cluster(onnxopt):
     answer = onnxopt("audit", "spec", "--injected", "--cluster", "local:2")
     assert answer.code == 2
     assert "no --cluster" in answer.text

@@ -1,4 +1,4 @@
-"""Runs on a cluster come out as on one machine, whatever becomes of its parts."""
+"""Runs on a cluster: results equal those of one machine, also when parts of the cluster fail."""
 
 import json
 import os
@@ -34,8 +34,8 @@ class Mine:
                 text = file.read()
             with open(path, "w") as file:
                 file.write(text.replace("X: [1.0, 2.0]", "X: [9.0, 2.0]"))
-        answers = resolve_backend("numpy").prepare(model).run(inputs)
-        return [it + np.asarray(inputs["R"] >= 0.5, it.dtype) for it in answers]
+        outputs = resolve_backend("numpy").prepare(model).run(inputs)
+        return [output + np.asarray(inputs["R"] >= 0.5, output.dtype) for output in outputs]
 """
 RATES = {"one": 0.1, "two": 0.9, "three": 0.2, "four": 0.3}
 MANY_CASES = {f"case_{place}": 0.1 for place in range(30)}
@@ -55,89 +55,98 @@ cases:
   - name: one
     inputs: {R: 0.5, T: 1, X: [1.0], G: [0.5], V: [0.25], H: [0.5]}
 """
-#: What may be another one from run to run.
+#: Fields of a report that differ from run to run.
 VARYING_KEYS = {"seconds", "started", "hostname", "cluster", "reports", "log", "resume"}
 
 
-def without_others(report):
+def without_varying_keys(report):
     if isinstance(report, dict):
-        return {key: without_others(it) for key, it in report.items() if key not in VARYING_KEYS}
-    return [without_others(it) for it in report] if isinstance(report, list) else report
+        return {
+            key: without_varying_keys(value)
+            for key, value in report.items()
+            if key not in VARYING_KEYS
+        }
+    return [without_varying_keys(item) for item in report] if isinstance(report, list) else report
 
 
-def reported(run):
-    return without_others(json.loads(run.report.read_text()))
+def report_of(run):
+    return without_varying_keys(json.loads(run.report.read_text()))
 
 
-def ended(log):
-    """Return the cases that a log has results of."""
+def finished_cases(log):
+    """Return the cases that have a result in a log."""
     lines = log.read_text().splitlines() if log.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("}")]
-    return [it["result"]["case"] for it in records if it["record"] == "end"]
+    return [record["result"]["case"] for record in records if record["record"] == "end"]
 
 
 @pytest.mark.slow
-def test_reports_equal_those_of_one_machine_but_for_times(two, tmp_path):
+def test_report_equals_that_of_one_machine_except_times(two, tmp_path):
     write_cases(tmp_path, {"fine": 0, **{name: at for at, name in enumerate(WAYS, start=1)}})
     options = ("-b", "numpy", "--rerun", "2")
-    here = run_to_end(tmp_path, IN_TURN, *options)
-    there = run_to_end(tmp_path, IN_TURN, *options, "--cluster", two.address)
-    found, expected = reported(there), reported(here)
-    for mine, theirs in zip(found["results"], expected["results"], strict=True):
-        assert {k: (v, theirs[k]) for k, v in mine.items() if v != theirs[k]} == {}
-    assert found == expected
-    assert there.code == here.code == 1
+    local_run = run_to_end(tmp_path, IN_TURN, *options)
+    cluster_run = run_to_end(tmp_path, IN_TURN, *options, "--cluster", two.address)
+    actual, expected = report_of(cluster_run), report_of(local_run)
+    for result, expected_result in zip(actual["results"], expected["results"], strict=True):
+        assert {
+            key: (value, expected_result[key])
+            for key, value in result.items()
+            if value != expected_result[key]
+        } == {}
+    assert actual == expected
+    assert cluster_run.code == local_run.code == 1
     assert two.sidecars() == []
 
 
 def write_folder(folder):
-    """Write files with cases of which one fails, long enough for two processes to read them."""
+    """Write files with a failing case, large enough that two processes read them."""
     folder.mkdir()
     for name in ("first", "second"):
         write_cases(folder, RATES)
-        written = (folder / "demo.yaml").rename(folder / f"{name}.yaml")
-        with written.open("a") as file:
+        path = (folder / "demo.yaml").rename(folder / f"{name}.yaml")
+        with path.open("a") as file:
             file.write(f"# {'.' * 2_500_000}\n")
 
 
 @pytest.mark.slow
-def test_contents_are_there_where_the_client_asks_for_them(two, tmp_path):
-    """Read by processes that send none to a client, which seldom needs any."""
+def test_client_writes_artifacts_of_cases_that_workers_read(two, tmp_path):
+    """Workers do not send the inputs of cases; the client reads them only for artifacts."""
     write_folder(tmp_path / "many")
     write_cases(tmp_path, {"fine": 0.1})
-    mine = tmp_path / "mine.py"
-    mine.write_text(f"OTHER = []\n{WRONG}")
-    words = ("many", "-j", "2", "--operator", "Momentum", "--artifacts", "kept")
-    here = run_to_end(tmp_path, f"python:{mine}:Mine", *words)
-    (tmp_path / "kept").rename(tmp_path / "here")
-    there = run_to_end(tmp_path, f"python:{mine}:Mine", *words, "--cluster", two.address)
-    assert reported(there) == reported(here)
-    assert there.code == here.code == 1
-    first, second = (
-        {it.relative_to(root): it.read_bytes() for it in root.rglob("*.pb")}
-        for root in (tmp_path / "here", tmp_path / "kept")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(f"OTHER = []\n{WRONG}")
+    words = ("many", "-j", "2", "--operator", "Momentum", "--artifacts", "artifacts")
+    local_run = run_to_end(tmp_path, f"python:{plugin}:Mine", *words)
+    (tmp_path / "artifacts").rename(tmp_path / "local")
+    cluster_run = run_to_end(tmp_path, f"python:{plugin}:Mine", *words, "--cluster", two.address)
+    assert report_of(cluster_run) == report_of(local_run)
+    assert cluster_run.code == local_run.code == 1
+    local_files, cluster_files = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.pb")}
+        for root in (tmp_path / "local", tmp_path / "artifacts")
     )
-    assert first == second
-    assert len([it for it in first if it.name.startswith("input_")]) == 2 * 5
+    assert local_files == cluster_files
+    assert len([path for path in local_files if path.name.startswith("input_")]) == 2 * 5
 
 
 @pytest.mark.slow
-def test_of_a_file_that_changes_during_a_run_no_content_is_written(two, tmp_path):
+def test_file_that_changes_during_a_run_yields_no_artifact(two, tmp_path):
     write_folder(tmp_path / "many")
     write_cases(tmp_path, {"fine": 0.1})
-    mine = tmp_path / "mine.py"
-    mine.write_text(f"OTHER = [{str(tmp_path / 'many' / 'first.yaml')!r}]\n{WRONG}")
-    words = ("many", "-j", "2", "--artifacts", "kept", "--cluster", two.address)
-    run = run_to_end(tmp_path, f"python:{mine}:Mine", *words)
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(f"OTHER = [{str(tmp_path / 'many' / 'first.yaml')!r}]\n{WRONG}")
+    words = ("many", "-j", "2", "--artifacts", "artifacts", "--cluster", two.address)
+    run = run_to_end(tmp_path, f"python:{plugin}:Mine", *words)
     assert run.code == 1, run.out + run.err
     assert "2 fail" in run.out
     assert "not tried: 1 not readable" in run.out
-    kept = tmp_path / "kept"
-    assert [len([*kept.rglob(it)]) for it in ("README.txt", "model.onnx")] == [2, 1]
+    artifacts = tmp_path / "artifacts"
+    assert len([*artifacts.rglob("README.txt")]) == 2
+    assert len([*artifacts.rglob("model.onnx")]) == 1
 
 
 @pytest.mark.slow
-def test_a_shipped_plugin_is_there_and_one_that_is_not_is_named(two, tmp_path):
+def test_shipped_plugin_is_found_and_missing_plugin_is_named(two, tmp_path):
     write_cases(tmp_path, RATES)
     (tmp_path / "mine.py").write_text(MINE)
     cluster = ("--cluster", str(two.file))
@@ -151,78 +160,83 @@ def test_a_shipped_plugin_is_there_and_one_that_is_not_is_named(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_operators_of_the_users_travel(two, tmp_path):
+def test_operator_files_are_sent_to_workers(two, tmp_path):
     lamb = (PLUGINS / "operators" / "lamb.py").read_text()
-    seen = f"with open({str(tmp_path / 'seen')!r}, 'a') as seen:\n    print(__file__, file=seen)\n"
-    (tmp_path / "lamb.py").write_text(lamb + seen)
+    log = f"with open({str(tmp_path / 'loaded')!r}, 'a') as log:\n    print(__file__, file=log)\n"
+    (tmp_path / "lamb.py").write_text(lamb + log)
     (tmp_path / "mine.yaml").write_text(LAMB)
-    # In a process of its own: an operator stays known.
+    # In a process of its own, because a registered operator stays registered.
     done = run_command(
         "run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py", "-b", "numpy",
         "--cluster", two.address, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # The workers read what they were sent, where the client's file is in reach, too.
-    assert any(str(two.folder) in it for it in (tmp_path / "seen").read_text().splitlines())
+    # The workers load the copy, although the client's file is accessible, too.
+    loaded = (tmp_path / "loaded").read_text().splitlines()
+    assert any(str(two.folder) in path for path in loaded)
 
 
 @pytest.mark.slow
-def test_a_run_says_how_far_it_is_and_by_how_many(two, tmp_path, onnxopt, monkeypatch):
+def test_progress_line_names_cases_and_workers(two, tmp_path, onnxopt, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     write_cases(tmp_path, {"one": 0.1})
     answer = onnxopt("run", "demo.yaml", "-b", "numpy", "--cluster", two.address)
     assert answer.code == 0, answer.text
-    said = r"running: 1 of 1, [\d.e+-]+ cases/s, workers: [12], 0 s left"
-    assert re.search(f"^{said}$", answer.err, re.MULTILINE), answer.err
+    progress = r"running: 1 of 1, [\d.e+-]+ cases/s, workers: [12], 0 s left"
+    assert re.search(f"^{progress}$", answer.err, re.MULTILINE), answer.err
 
 
 @pytest.mark.slow
-def test_a_case_that_takes_two_machines_with_it_is_a_crash_and_others_run(two, tmp_path):
+def test_case_that_kills_two_machines_is_a_crash_and_others_run(two, tmp_path):
     two.add()
     write_cases(tmp_path, RATES)
     run = run_to_end(tmp_path, KILLER, "--cluster", two.address)
     assert run.outcomes == {"one": "pass", "two": "crash", "three": "pass", "four": "pass"}
     assert "lost with its machine each time" in run.results["two"]["message"]
-    assert [it.poll() for it in two.workers].count(None) == 1
+    assert [worker.poll() for worker in two.workers].count(None) == 1
 
 
 @pytest.mark.slow
-def test_what_a_killed_worker_had_goes_to_another_once(two, tmp_path):
+def test_cases_of_a_killed_worker_run_once_on_another(two, tmp_path):
     write_cases(tmp_path, MANY_CASES)
     run = start(tmp_path, WAITS, "--cluster", two.address, "--log", "run.jsonl")
-    until(lambda: ended(tmp_path / "run.jsonl"))
+    until(lambda: finished_cases(tmp_path / "run.jsonl"))
     two.end(two.workers[0])
     assert run.wait().code == 0
     assert sorted(run.outcomes) == sorted(MANY_CASES)
-    assert sorted(ended(tmp_path / "run.jsonl")) == sorted(f"demo/demo/{it}" for it in MANY_CASES)
+    assert sorted(finished_cases(tmp_path / "run.jsonl")) == sorted(
+        f"demo/demo/{name}" for name in MANY_CASES
+    )
 
 
 @pytest.mark.slow
-def test_what_a_worker_had_whose_nanny_is_killed_goes_to_another_once(two, tmp_path):
+def test_cases_of_a_worker_with_a_killed_nanny_run_once_on_another(two, tmp_path):
     two.end(two.workers.pop(), signal.SIGTERM)
     nanny = two.add("--nanny")
     write_cases(tmp_path, MANY_CASES)
     run = start(tmp_path, WAITS, "--cluster", two.address, "--log", "run.jsonl")
-    until(lambda: len(ended(tmp_path / "run.jsonl")) > 4)
+    until(lambda: len(finished_cases(tmp_path / "run.jsonl")) > 4)
     two.end(nanny)
     assert run.wait().code == 0
     assert sorted(run.outcomes) == sorted(MANY_CASES)
-    assert sorted(ended(tmp_path / "run.jsonl")) == sorted(f"demo/demo/{it}" for it in MANY_CASES)
+    assert sorted(finished_cases(tmp_path / "run.jsonl")) == sorted(
+        f"demo/demo/{name}" for name in MANY_CASES
+    )
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_and_one_machine_goes_on(two, tmp_path):
+def test_ctrl_c_leaves_no_process_and_one_machine_resumes(two, tmp_path):
     write_cases(tmp_path, MANY_CASES)
     log = tmp_path / "run.jsonl"
     run = start(tmp_path, WAITS, "--cluster", two.address, "--log", str(log))
-    until(lambda: ended(log))
+    until(lambda: finished_cases(log))
     run.process.send_signal(signal.SIGINT)
     assert run.wait().code == 130
     assert run.survivors() == []
     until(lambda: not two.sidecars())
-    before = len([it for it in run.outcomes.values() if it == "pass"])
-    assert 0 < before < len(MANY_CASES)
+    passes = [outcome for outcome in run.outcomes.values() if outcome == "pass"]
+    assert 0 < len(passes) < len(MANY_CASES)
     again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
     assert again.code == 0
     assert set(again.outcomes.values()) == {"pass"}
@@ -230,48 +244,48 @@ def test_ctrl_c_leaves_nothing_and_one_machine_goes_on(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_client_leaves_no_process_with_the_workers(two, tmp_path):
+def test_killed_client_leaves_no_sidecar(two, tmp_path):
     write_cases(tmp_path, MANY_CASES)
     log = tmp_path / "run.jsonl"
     run = start(tmp_path, WAITS, "--cluster", two.address, "--log", str(log))
-    until(lambda: ended(log))
+    until(lambda: finished_cases(log))
     run.process.kill()
     run.process.communicate()
     until(lambda: not two.sidecars())
 
 
 @pytest.mark.slow
-def test_a_worker_with_another_onnx_is_refused_by_name(two, tmp_path):
-    other = two.add(begins_with="import onnx; onnx.__version__ = '1.0.0'")
+def test_worker_with_another_version_of_onnx_is_refused(two, tmp_path):
+    other_worker = two.add(begins_with="import onnx; onnx.__version__ = '1.0.0'")
     write_cases(tmp_path, MANY_CASES)
-    # The others are stopped until it has come.
+    # The fixture's workers are stopped until the new one has connected.
     run = start(tmp_path, WAITS, "--cluster", two.address)
     run.wait()
-    two.end(other, signal.SIGTERM)
+    two.end(other_worker, signal.SIGTERM)
     assert run.code == 0
     assert "has onnx 1.0.0, not" in run.err
     assert "not used: worker tcp://127.0.0.1:" in run.err
 
 
 @pytest.mark.slow
-def test_a_worker_that_sends_garbage_is_not_believed(two, tmp_path):
+def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
     garbage = (
         "import onnxopt_cli.workers.cluster.sidecar as b; ask = b.Sidecar.ask\n"
         "def lie(self, it): return b'{}' if b'cases' in it else ask(self, it)\n"
         "b.Sidecar.ask = lie"
     )
-    for honest in two.workers:
-        two.end(honest, signal.SIGTERM)
-    liar = two.add(begins_with=garbage)
+    for worker in two.workers:
+        two.end(worker, signal.SIGTERM)
+    lying_worker = two.add(begins_with=garbage)
     write_cases(tmp_path, RATES)
     run = run_to_end(tmp_path, "spins", "--cluster", two.address)
-    two.end(liar, signal.SIGTERM)
+    two.end(lying_worker, signal.SIGTERM)
     assert run.code == 4
-    assert "sent what is not an answer" in run.err
+    assert "sent an invalid answer" in run.err
     assert "pass" not in run.out
 
 
-ODD_WORKERS = {
+FAULTY_WORKERS = {
     "start": "b.Sidecar.start = lambda self: b'[]'",
     "no JSON": "b.Sidecar.start = lambda self: b'\\xff'",
     "no bytes": "b.Sidecar.start = lambda self: 7",
@@ -282,21 +296,21 @@ ODD_WORKERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ODD_WORKERS.values(), ids=ODD_WORKERS)
-def test_a_worker_that_says_odd_things_is_not_used(two, tmp_path, how):
-    for honest in two.workers:
-        two.end(honest, signal.SIGTERM)
-    odd = two.add(begins_with=f"import onnxopt_cli.workers.cluster.sidecar as b\n{how}")
+@pytest.mark.parametrize("patch", FAULTY_WORKERS.values(), ids=FAULTY_WORKERS)
+def test_worker_with_invalid_first_message_is_not_used(two, tmp_path, patch):
+    for worker in two.workers:
+        two.end(worker, signal.SIGTERM)
+    faulty_worker = two.add(begins_with=f"import onnxopt_cli.workers.cluster.sidecar as b\n{patch}")
     write_cases(tmp_path, RATES)
     run = run_to_end(tmp_path, "spins", "--cluster", two.address, "--ship", "demo.yaml")
-    two.end(odd, signal.SIGTERM)
+    two.end(faulty_worker, signal.SIGTERM)
     assert run.code == 4, run.err
     assert "pass" not in run.out
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
-    monkeypatch.setattr(dask_client, "_SILENT_SECONDS", 3.0)
+def test_worker_without_heartbeat_is_lost(two, tmp_path, onnxopt, monkeypatch):
+    monkeypatch.setattr(dask_client, "_MAX_SILENCE_SECONDS", 3.0)
     monkeypatch.chdir(tmp_path)
     write_cases(tmp_path, MANY_CASES)
     stopped = two.workers[0]
@@ -310,26 +324,26 @@ def test_a_worker_that_is_silent_is_lost(two, tmp_path, onnxopt, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_scheduler_the_log_goes_on_elsewhere(tmp_path_factory, tmp_path):
+def test_run_whose_scheduler_is_killed_resumes_on_one_machine(tmp_path_factory, tmp_path):
     pytest.importorskip("distributed")
-    own = DaskProcesses(tmp_path_factory.mktemp("own"))
-    own.add()
+    cluster = DaskProcesses(tmp_path_factory.mktemp("own"))
+    cluster.add()
     write_cases(tmp_path, MANY_CASES)
     log = tmp_path / "run.jsonl"
-    run = start(tmp_path, WAITS, "--cluster", own.address, "--log", str(log))
-    until(lambda: ended(log))
-    own.scheduler.kill()
+    run = start(tmp_path, WAITS, "--cluster", cluster.address, "--log", str(log))
+    until(lambda: finished_cases(log))
+    cluster.scheduler.kill()
     run.wait()
-    own.end_all()
+    cluster.end_all()
     assert run.code == 4
     assert "does not answer any more" in run.err
-    assert len(ended(log)) < len(MANY_CASES)
+    assert len(finished_cases(log)) < len(MANY_CASES)
     again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
     assert again.code == 0
     assert sorted(again.outcomes) == sorted(MANY_CASES)
 
 
-def test_only_loopback_goes_without_tls(onnxopt):
+def test_remote_address_without_tls_is_a_usage_error(onnxopt):
     answer = onnxopt("run", "spec", "--cluster", "tcp://192.0.2.1:8786")
     assert answer.code == 2
     assert "could run code on every machine" in answer.err
@@ -337,14 +351,14 @@ def test_only_loopback_goes_without_tls(onnxopt):
 
 
 @pytest.mark.parametrize("where", ["local:0", "local:x", "ftp://a:1", "tcp://a", "no/such/file"])
-def test_an_address_that_is_none_is_refused(onnxopt, where):
+def test_invalid_address_is_a_usage_error(onnxopt, where):
     answer = onnxopt("run", "spec", "--cluster", where)
     assert answer.code == 2
     assert "--cluster" in answer.err
 
 
 @pytest.mark.parametrize("make", ["pipe", "huge"])
-def test_a_file_of_a_scheduler_is_a_short_one(workplace, onnxopt, make):
+def test_scheduler_file_must_be_short_and_regular(workplace, onnxopt, make):
     path = workplace / "scheduler.json"
     if make == "pipe":
         os.mkfifo(path)
@@ -356,7 +370,7 @@ def test_a_file_of_a_scheduler_is_a_short_one(workplace, onnxopt, make):
     assert "neither the address of a scheduler nor its file" in answer.err
 
 
-def test_a_file_of_a_scheduler_may_be_about_to_be_written(workplace, onnxopt):
+def test_empty_scheduler_file_is_read_again(workplace, onnxopt):
     path = workplace / "scheduler.json"
     path.touch()
     writing = threading.Timer(0.3, path.write_text, ['{"address": "tcp://192.0.2.1:8786"}'])
@@ -374,7 +388,7 @@ def framed(*frames):
     return struct.pack("<Q", len(body)) + body
 
 
-ODD = {
+INVALID_PEERS = {
     "silence": b"",
     "the web": b"HTTP/1.0 200 OK\r\n\r\n" * 9,
     "zeros": bytes(4096),
@@ -387,8 +401,8 @@ ODD = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", ODD.values(), ids=ODD)
-def test_who_is_no_scheduler_is_said_to_be_none(workplace, onnxopt, monkeypatch, sent):
+@pytest.mark.parametrize("sent", INVALID_PEERS.values(), ids=INVALID_PEERS)
+def test_peer_that_is_not_a_scheduler_is_report_of(workplace, onnxopt, monkeypatch, sent):
     pytest.importorskip("distributed")
     write_cases(workplace, RATES)
     if not sent:
@@ -400,22 +414,22 @@ def test_who_is_no_scheduler_is_said_to_be_none(workplace, onnxopt, monkeypatch,
                 while True:
                     peers.enter_context(server.accept()[0]).sendall(sent)
 
-        odd = threading.Thread(target=answer)
-        odd.start()
+        peer = threading.Thread(target=answer)
+        peer.start()
         port = server.getsockname()[1]
         run = onnxopt("run", "demo.yaml", "--cluster", f"tcp://127.0.0.1:{port}")
         server.shutdown(socket.SHUT_RDWR)
-        odd.join()
+        peer.join()
     assert (run.code, "no scheduler answers" in run.err) == (4, True), run.text
 
 
-def test_options_of_clusters_need_one(onnxopt):
+def test_cluster_options_require_a_cluster(onnxopt):
     answer = onnxopt("run", "spec", "--insecure")
     assert answer.code == 2
     assert "mean nothing without --cluster" in answer.err
 
 
-def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
+def test_missing_dask_is_reported_with_the_extra_to_install(onnxopt, monkeypatch):
     monkeypatch.setattr(dask_client, "find_spec", lambda _: None)
     answer = onnxopt("run", "spec", "--cluster", "local:2")
     assert answer.code == 2
@@ -423,7 +437,7 @@ def test_without_dask_the_extra_is_named(onnxopt, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_local_cluster_is_started_and_nothing_is_left_of_it(tmp_path, monkeypatch):
+def test_local_cluster_leaves_no_process_or_file(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -438,7 +452,7 @@ def test_a_local_cluster_is_started_and_nothing_is_left_of_it(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_scheduler_with_tls_is_spoken_to_with_a_certificate(tmp_path):
+def test_scheduler_with_tls_requires_certificates(tmp_path):
     pytest.importorskip("distributed")
     openssl = shutil.which("openssl") or pytest.skip("certificates are made by openssl")
     subprocess.run(
@@ -447,18 +461,18 @@ def test_a_scheduler_with_tls_is_spoken_to_with_a_certificate(tmp_path):
     )  # fmt: skip
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     names = ("--tls-ca-file", cert, "--tls-cert", cert, "--tls-key", key, "--protocol", "tls")
-    own = DaskProcesses(tmp_path, *names)
-    own.add("--no-nanny")
+    cluster = DaskProcesses(tmp_path, *names)
+    cluster.add("--no-nanny")
     write_cases(tmp_path, {"one": 0.1})
-    refused = run_to_end(tmp_path, "spins", "--cluster", own.address)
-    run = run_to_end(tmp_path, "spins", "--cluster", own.address, "--tls", cert, cert, key)
-    own.end_all()
-    assert own.address.startswith("tls://")
+    refused = run_to_end(tmp_path, "spins", "--cluster", cluster.address)
+    run = run_to_end(tmp_path, "spins", "--cluster", cluster.address, "--tls", cert, cert, key)
+    cluster.end_all()
+    assert cluster.address.startswith("tls://")
     assert refused.code == 2
     assert (run.code, run.outcomes) == (0, {"one": "pass"})
 
 
 @pytest.mark.parametrize("option", [["--ship", "nowhere"], ["--tls", "nowhere", "a", "b"]])
-def test_files_for_the_workers_must_be_there(onnxopt, option):
+def test_missing_file_for_workers_is_a_usage_error(onnxopt, option):
     answer = onnxopt("run", "spec", "-b", "numpy", "--cluster", "local", *option)
     assert (answer.code, "'nowhere' does not exist" in answer.text) == (2, True)

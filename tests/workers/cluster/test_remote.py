@@ -1,4 +1,4 @@
-"""What a worker of a cluster is asked for a backend is what it is asked on one machine."""
+"""The values of a request reach the backend on a worker, and its response the client."""
 
 import json
 from contextlib import contextmanager
@@ -54,8 +54,10 @@ def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path
         )
         response = Remote(["mine"], 0, SimpleNamespace(ask=ask)).submit(request)()
     np.testing.assert_array_equal(response.outputs[0], [-1, -2])
-    (asked,) = backend.requests
-    same = ("keep", "collect", "expected_bytes", "formula_loop")
-    assert [getattr(asked, it) for it in same] == [getattr(request, it) for it in same]
-    assert isinstance(asked.model, onnx.ModelProto)
-    assert asked.model == model
+    (received,) = backend.requests
+    settings = ("keep", "collect", "expected_bytes", "formula_loop")
+    assert [getattr(received, name) for name in settings] == [
+        getattr(request, name) for name in settings
+    ]
+    assert isinstance(received.model, onnx.ModelProto)
+    assert received.model == model
