@@ -1,4 +1,4 @@
-"""What a CI server lets a step do to later ones is not handed to backends."""
+"""Backends do not get the channels through which a CI step may affect later steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Tells:
 COMMAND = '#!/bin/sh\nenv | cut -d= -f1 > "$(dirname "$0")/seen"\n'
 
 
-def test_only_channels_and_tokens_of_ci_servers_are_left_out():
+def test_only_channels_and_tokens_of_ci_servers_are_removed():
     environment = dict.fromkeys((*CHANNELS, *KEPT_VARIABLES), "x")
     assert without_ci_channels(environment).keys() == set(KEPT_VARIABLES)
 
@@ -45,7 +45,9 @@ def test_only_channels_and_tokens_of_ci_servers_are_left_out():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs /bin/sh")
 @pytest.mark.parametrize("isolation", ["process", "none"])
 @pytest.mark.parametrize("backend", ["python:{}/tells.py:Tells", "exec:{}/tells"])
-def test_no_backend_sees_them_and_the_summary_is_written(tmp_path, monkeypatch, isolation, backend):
+def test_backends_do_not_see_ci_channels_and_summary_is_written(
+    tmp_path, monkeypatch, isolation, backend
+):
     (tmp_path / "tells.py").write_text(TELLS)
     (tmp_path / "tells").write_text(COMMAND)
     (tmp_path / "tells").chmod(0o755)
@@ -53,7 +55,7 @@ def test_no_backend_sees_them_and_the_summary_is_written(tmp_path, monkeypatch, 
         monkeypatch.setenv(name, str(tmp_path / name))
     write_cases(tmp_path, {"good": 0.25})
     run = run_to_end(tmp_path, backend.format(tmp_path), "--isolation", isolation)
-    seen = (tmp_path / "seen").read_text().split("\n")
-    assert "PATH" in seen
-    assert not set(seen) & set(CHANNELS)
+    variables = (tmp_path / "seen").read_text().split("\n")
+    assert "PATH" in variables
+    assert not set(variables) & set(CHANNELS)
     assert (tmp_path / "GITHUB_STEP_SUMMARY").exists() is (run.code == 0)

@@ -1,4 +1,4 @@
-"""What a backend may do to the runner, and what is reported: the real command, in processes."""
+"""Faults of backends and their reports, with the command and its worker processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 @pytest.fixture
 def demo(tmp_path):
-    """Three cases, of which the second is the one to misbehave at."""
+    """Write three cases; backends misbehave at the second, ``bad``."""
     write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
     return tmp_path
 
 
 def check(demo, backend, outcome, says, *options, code=1):
-    """Run the backend; only the bad case may suffer, and nothing may be left."""
+    """Run the backend; only the bad case may be affected, and no process may remain."""
     run = run_to_end(demo, backend, *options)
     assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
     assert says in run.results["bad"]["message"], run.results["bad"]["message"]
@@ -67,7 +67,7 @@ BREACHES = {
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
-# A worker that is forked in tests prints all frames of the runner when it crashes.
+# Start the command as a program: a worker forked from the tests would print their frames, too.
 STARTED = ("env",)
 
 
@@ -79,28 +79,28 @@ def faults(tmp_path_factory):
     return run
 
 
-def test_nothing_is_left_of_backends_that_misbehave(faults):
+def test_misbehaving_backends_leave_no_process(faults):
     assert faults.survivors() == []
 
 
 @pytest.mark.parametrize(("way", "says"), CRASHES.items())
-def test_a_backend_that_dies_costs_one_case_and_is_a_crash(faults, way, says):
+def test_dying_backend_fails_one_case_as_crash(faults, way, says):
     require(faults, way, "crash", says)
 
 
-def test_a_backend_that_dies_after_its_answer_is_one_crash_wherever_that_is_seen(demo):
+def test_backend_that_dies_after_its_response_is_one_crash(demo):
     run = run_to_end(demo, "DiesAfterTheAnswer")
-    # The case is asked again, as its thread may be a leak; on a slow machine it dies only later,
-    # between cases or in the next one.
-    (died,) = [it for it in run.results.values() if it["outcome"] != "pass"]
-    assert died["outcome"] == "crash"
-    assert "ended with exit code 3" in died["message"]
+    # The case runs again, because its thread may be a leak. On a slow machine the backend dies
+    # later, between cases or during the next one.
+    (failure,) = [result for result in run.results.values() if result["outcome"] != "pass"]
+    assert failure["outcome"] == "crash"
+    assert "ended with exit code 3" in failure["message"]
     assert run.outcomes["first"] == "pass"
     assert run.code == 1
     assert run.survivors() == []
 
 
-def test_what_a_dying_backend_printed_is_shown_with_the_failure(tmp_path):
+def test_output_of_dying_backend_is_shown_with_the_failure(tmp_path):
     run = run_in_turn(tmp_path, ["segfaults"], "-v", prefix=STARTED)
     assert "about to fall" in run.results["segfaults"]["printed"]
     assert "Fatal Python error" in run.results["segfaults"]["printed"]
@@ -108,46 +108,46 @@ def test_what_a_dying_backend_printed_is_shown_with_the_failure(tmp_path):
 
 
 @pytest.mark.parametrize(("way", "says"), ERRORS.items())
-def test_a_backend_that_raises_anything_is_an_error(faults, way, says):
+def test_any_exception_of_a_backend_is_an_error(faults, way, says):
     require(faults, way, "error", says)
 
 
 @pytest.mark.parametrize(("way", "says"), LEAKS.items())
-def test_what_a_case_leaves_behind_is_a_leak_on_that_case(faults, way, says):
+def test_leak_is_reported_on_its_case(faults, way, says):
     require(faults, way, "leak", says)
 
 
 @pytest.mark.parametrize("way", NO_LEAKS)
-def test_what_is_taken_once_and_kept_is_no_leak(faults, way):
+def test_single_growth_is_not_a_leak(faults, way):
     require(faults, way, "pass")
 
 
 @pytest.mark.parametrize(("way", "says"), BREACHES.items())
-def test_a_backend_that_breaks_the_protocol_spoils_no_other_case(faults, way, says):
+def test_protocol_breach_affects_only_its_case(faults, way, says):
     require(faults, way, "protocol", says)
 
 
-def test_a_flood_of_output_is_kept_to_a_cap_and_changes_no_verdict(faults):
+def test_output_flood_is_truncated_and_changes_no_verdict(faults):
     require(faults, "floods", "pass")
     assert len(faults.results["floods"]["printed"]) < 10_000
     assert len(faults.out) < 40_000
 
 
-def test_a_backend_that_does_not_answer_is_a_timeout_and_is_killed(tmp_path):
+def test_backend_that_does_not_respond_is_killed_as_timeout(tmp_path):
     run = run_in_turn(tmp_path, TIMEOUTS, "--timeout", "2")
     for way in TIMEOUTS:
         require(run, way, "timeout", "no answer within 2 s")
     assert run.survivors() == []
 
 
-def test_a_backend_that_wants_all_memory_is_out_of_memory(tmp_path):
+def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
     run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB", prefix=STARTED)
     for way in HUNGRY:
         require(run, way, "oom")
     assert run.survivors() == []
 
 
-def test_an_answer_that_comes_again_much_later_is_not_taken_for_that_of_a_later_case(tmp_path):
+def test_late_duplicate_response_is_not_taken_for_that_of_a_later_case(tmp_path):
     rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
     run = run_to_end(tmp_path, "AnswersAgainMuchLater")
@@ -155,7 +155,7 @@ def test_an_answer_that_comes_again_much_later_is_not_taken_for_that_of_a_later_
     assert run.code == 1
 
 
-def test_of_a_flood_only_the_end_is_held():
+def test_only_the_end_of_an_output_flood_is_held():
     read_end, write_end = os.pipe()
     printed = Printed(read_end)
     tracemalloc.start()
@@ -172,11 +172,11 @@ def test_of_a_flood_only_the_end_is_held():
     assert text.endswith("y399")
 
 
-def test_a_backend_that_returns_the_same_buffer_again_changes_nothing(demo):
+def test_backend_may_return_the_same_buffer_again(demo):
     check(demo, "ReusesItsBuffer", "pass", "", code=0)
 
 
-def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(demo):
+def test_backend_that_dies_at_teardown_keeps_its_passes_but_does_not_conform(demo):
     run = run_to_end(demo, "DiesAtTeardown", "-j", "2")
     teardown = run.results.pop("worker/teardown")
     assert teardown["outcome"] == "crash"
@@ -186,7 +186,7 @@ def test_a_backend_that_dies_at_teardown_keeps_its_passes_and_does_not_conform(d
     assert run.survivors() == []
 
 
-def test_a_backend_that_hangs_at_teardown_is_killed(demo):
+def test_backend_that_hangs_at_teardown_is_killed(demo):
     run = run_to_end(demo, "HangsAtTeardown", "--timeout", "3")
     assert run.outcomes.pop("worker/teardown") == "timeout"
     assert set(run.outcomes.values()) == {"pass"}
@@ -203,7 +203,7 @@ def test_a_backend_that_hangs_at_teardown_is_killed(demo):
         ("import subprocess; subprocess.Popen(['sleep', '300']); import nowhere", "nowhere"),
     ],
 )
-def test_a_backend_that_does_not_survive_its_import_is_unavailable(demo, source, says):
+def test_backend_whose_import_fails_is_unavailable(demo, source, says):
     (demo / "bad_import.py").write_text(source)
     seconds = "3" if "sleep(300)" in source else "60"
     run = run_to_end(demo, "python:bad_import.py:Backend", "--startup-timeout", seconds)
@@ -213,9 +213,7 @@ def test_a_backend_that_does_not_survive_its_import_is_unavailable(demo, source,
     assert run.survivors() == []
 
 
-def test_a_case_that_no_worker_takes_is_not_run_and_not_held_against_the_backend(
-    workplace, onnxopt
-):
+def test_case_that_cannot_be_sent_is_not_run(workplace, onnxopt):
     text = tensor(np.array(["a" * 17_000_000], object))
     model = identity({"x": tensor_type(TensorProto.STRING, [1])})
     make_directory(workplace / "test_large", model, [text], [text])

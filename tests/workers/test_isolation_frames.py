@@ -1,4 +1,4 @@
-"""What a worker may send: it comes out as it went in, or is refused, and does nothing else."""
+"""Messages of a worker are read exactly as sent, or rejected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VALUES = [
 
 
 class Connection:
-    """The end of a socket to which a message was sent, as it comes in chunks."""
+    """The receiving end of a socket from which a message arrives in chunks."""
 
     def __init__(self, data, chunk=1 << 20):
         self.data = memoryview(data)
@@ -60,29 +60,29 @@ class Connection:
 
 
 def travel(frame, chunk=1 << 20):
-    """Put a message through a reader in chunks and return what comes out."""
+    """Read a message in chunks; return its JSON and payload."""
     connection, reader = Connection(b"".join(frame), chunk), MessageReader()
     message, payload = reader.receive(connection.recv_into)
     assert reader.empty
     with pytest.raises(EOFError):
         reader.receive(connection.recv_into)
-    # A conversation looks at these two.
+    # Conversation removes these fields.
     message.pop("id", None)
     message.pop("bytes", None)
     return message, payload
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_values_come_out_as_they_went_in(chunk):
+def test_values_survive_a_round_trip(chunk):
     response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
     message, payload = travel(pack_response(7, response), chunk)
-    came = read_response(message, payload, REQUEST.inputs)
-    assert len(came.outputs) == len(VALUES)
-    assert all(map(same_bits, VALUES, came.outputs))
-    assert (came.lowered, came.changed, came.seconds) == (True, ("x",), 0.5)
+    received = read_response(message, payload, REQUEST.inputs)
+    assert len(received.outputs) == len(VALUES)
+    assert all(map(same_bits, VALUES, received.outputs))
+    assert (received.lowered, received.changed, received.seconds) == (True, ("x",), 0.5)
 
 
-def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
+def test_request_contains_no_expected_result():
     model = onnx.ModelProto(producer_name="me")
     request = Request(model, {"x": np.ones(2)})
     packed, values = pack_request(request, model.SerializeToString())
@@ -93,7 +93,7 @@ def test_an_order_holds_model_and_inputs_and_nothing_of_what_is_expected():
     assert request.inputs["x"].tolist() == [1, 1]
 
 
-def test_what_cannot_be_sent_is_an_error_of_the_backend():
+def test_output_that_cannot_be_sent_is_an_error():
     dates = np.zeros(2, dtype=[("day", "i4")])
     message, payload = travel(pack_response(7, Response([dates])))
     assert read_response(message, payload, REQUEST.inputs).failure is Outcome.ERROR
@@ -131,7 +131,7 @@ def test_what_cannot_be_sent_is_an_error_of_the_backend():
         {"seconds": "1"},
     ],
 )
-def test_an_answer_that_is_none_is_refused(change):
+def test_invalid_response_is_rejected(change):
     message, payload = travel(pack_response(7, Response([np.zeros(1, np.float32)])))
     read_response(message, payload, REQUEST.inputs)
     with pytest.raises(ProtocolBreach):
@@ -139,11 +139,11 @@ def test_an_answer_that_is_none_is_refused(change):
 
 
 @given(st.data())
-def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
-    whole = bytearray(b"".join(pack_response(7, Response(VALUES))))
+def test_damaged_frames_are_read_or_rejected(data):
+    frame = bytearray(b"".join(pack_response(7, Response(VALUES))))
     for _ in range(data.draw(st.integers(1, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    reader, connection = MessageReader(), Connection(whole)
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    reader, connection = MessageReader(), Connection(frame)
     try:
         while True:
             read_response(*reader.receive(connection.recv_into), REQUEST.inputs)
@@ -151,7 +151,7 @@ def test_damaged_frames_are_read_or_refused_but_never_anything_else(data):
         return
 
 
-def test_what_a_worker_says_is_made_printable():
+def test_text_of_a_worker_is_made_printable():
     message, payload = travel(
         pack_response(7, Response(failure=Outcome.ERROR, message="a\x1b[31mb"))
     )

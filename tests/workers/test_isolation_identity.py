@@ -1,4 +1,4 @@
-"""A backend cannot choose who it is, and what it leaves or sends too much costs no other case."""
+"""Backends cannot claim another identity; invalid or excessive messages affect no other case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 FORGERS = PLUGINS / "forgers.py"
 RATES = {"first": 0.25, "bad": 0.5, "last": 0.125}
-# What a plugin that forges needs, and what makes it a backend if it comes so far.
+# Code before and after that of a forging plugin; the last line makes it a backend.
 BEFORE = f"import os, sys; sys.path.append({str(PLUGINS)!r}); from hostile import *\n"
 AFTER = "\nBackend = Well\n"
 
@@ -32,7 +32,7 @@ def demo(workplace):
 
 
 def forger(demo, source):
-    """Write a plugin and return how to ask for it."""
+    """Write a plugin, and return its specification."""
     (demo / "evil.py").write_text(BEFORE + source + AFTER)
     return "python:evil.py:Backend"
 
@@ -67,7 +67,7 @@ ANSWERS = "[speak(frame(answer(number))) for number in range(greeted() + 1, gree
         'speak(frame({"ready": "numpy 2.0"})); os._exit(0)',
     ],
 )
-def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source):
+def test_backend_that_claims_a_name_does_not_start(demo, onnxopt, source):
     evil = forger(demo, source)
     report = ["--report", "json=run.json"]
     answer = onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *report)
@@ -77,7 +77,7 @@ def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source
     assert of(rows, "numpy") == ["pass"] * 3
     assert of(rows, evil) == ["not-run"] * 3
     messages = {row["message"] for row in rows if row["backend"] == evil}
-    assert all(f"backend {evil} does not start: the worker" in it for it in messages)
+    assert all(f"backend {evil} does not start: the worker" in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_backend_that_gives_itself_a_name_does_not_start(demo, onnxopt, source
         f"{READY}; {ANSWERS}; time.sleep(0.3)",
     ],
 )
-def test_a_backend_that_says_it_is_ready_before_it_is_passes_nothing(demo, onnxopt, source):
+def test_backend_that_reports_ready_too_early_passes_nothing(demo, onnxopt, source):
     evil = forger(demo, source)
     files, options = reports(demo)
     assert onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *options).code == 1
@@ -103,19 +103,20 @@ def test_a_backend_that_says_it_is_ready_before_it_is_passes_nothing(demo, onnxo
     assert any(evil in line and "does not conform" in line for line in evils)
     logged = read_saved_run(demo / "run.jsonl")
     assert logged.exit_code == 1
-    assert [it.outcome for it in logged.results if it.backend == evil].count("pass") == 0
+    outcomes = [result.outcome for result in logged.results if result.backend == evil]
+    assert "pass" not in outcomes
 
 
-def test_a_name_that_a_plugin_has_changes_nothing(demo, onnxopt):
+def test_name_attribute_of_a_plugin_is_ignored(demo, onnxopt):
     evil = forger(demo, "Well.name = 'numpy'; Well.version = 'numpy 2'; exits = None")
     report = ["--report", "json=run.json"]
     assert onnxopt("run", "demo.yaml", "-b", evil, "-b", "numpy", *report).code == 0
     rows = json.loads((demo / "run.json").read_text())
-    assert [it["name"] for it in rows["backends"]] == [evil, "numpy"]
+    assert [entry["name"] for entry in rows["backends"]] == [evil, "numpy"]
     assert rows["backends"][0]["version"] == ""
 
 
-def test_a_version_is_one_short_printable_line(demo, onnxopt):
+def test_version_is_one_short_printable_line(demo, onnxopt):
     evil = forger(demo, "__version__ = 'a\\n\\x1b[31m' + 'b' * 100000")
     assert onnxopt("run", "demo.yaml", "-b", evil, "--report", "json=run.json").code == 0
     (backend,) = json.loads((demo / "run.json").read_text())["backends"]
@@ -123,7 +124,7 @@ def test_a_version_is_one_short_printable_line(demo, onnxopt):
     assert len(backend["version"]) < 500
 
 
-def test_a_backend_that_is_another_version_when_it_starts_again_does_not_conform(demo):
+def test_backend_that_changes_its_version_does_not_conform(demo):
     source = (
         "__version__ = str(os.getpid())\nWell = type(exits)\nWell.misbehave = lambda _: segfault()"
     )
@@ -141,10 +142,10 @@ def test_a_backend_that_is_another_version_when_it_starts_again_does_not_conform
     "again",
     ["numpy", " numpy ", "onnx-reference", "python:p.py:B,b=1,a=2", "exec:x   'y',timeout=3"],
 )
-def test_a_backend_that_is_asked_for_twice_is_wrong_usage(demo, onnxopt, again):
-    asked = ["numpy", "onnx-reference", "python:p.py:B,a=2,b=1", "exec:x y,timeout=3"]
-    given = [part for text in [*asked, again] for part in ("-b", text)]
-    answer = onnxopt("run", "demo.yaml", *given)
+def test_backend_specified_twice_is_a_usage_error(demo, onnxopt, again):
+    backends = ["numpy", "onnx-reference", "python:p.py:B,a=2,b=1", "exec:x y,timeout=3"]
+    options = [word for backend in [*backends, again] for word in ("-b", backend)]
+    answer = onnxopt("run", "demo.yaml", *options)
     assert answer.code == 2
     assert "the same backend is asked for twice" in answer.err
 
@@ -153,7 +154,7 @@ BETWEEN = "worker/between-cases"
 
 
 @pytest.mark.parametrize("backend", ["SpeaksWhileIdle", "SpeaksDuringALaterCase"])
-def test_a_byte_that_nobody_asked_for_costs_no_later_case_and_is_reported(demo, backend):
+def test_unrequested_byte_is_reported_and_affects_no_later_case(demo, backend):
     slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
     evil = f"python:{FORGERS}:{backend}"
     run = run_to_end(demo, evil, "-b", slow)
@@ -164,14 +165,14 @@ def test_a_byte_that_nobody_asked_for_costs_no_later_case_and_is_reported(demo, 
     assert run.code == 1
 
 
-def test_a_byte_that_comes_when_the_backend_is_to_end_is_reported(demo):
+def test_byte_sent_at_shutdown_is_reported(demo):
     run = run_to_end(demo, f"python:{FORGERS}:SpeaksAtTheEnd")
     assert run.outcomes == {**dict.fromkeys(RATES, "pass"), "worker/teardown": "protocol"}
     assert run.code == 1
     assert run.survivors() == []
 
 
-TOO_MUCH = {
+EXCESSIVE = {
     "returns_many": ("fail", "are 99995 too many"),
     "returns_too_many": ("error", "300002 values; at most 250000"),
     "returns_too_much_text": ("error", "characters; at most"),
@@ -185,7 +186,7 @@ TOO_MUCH = {
     "sends_strings": ("protocol", "a line of more than 16777216 bytes"),
     "sends_many_strings": ("protocol", "parts; at most"),
 }
-UNTRUE = {
+IMPOSSIBLE = {
     "AnswersAhead": ("protocol", "answered the request"),
     "claims_lowered": ("protocol", "given primitive operators, which it was not"),
 }
@@ -194,27 +195,27 @@ UNTRUE = {
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("forged")
-    run = run_in_turn(folder, [*TOO_MUCH, *UNTRUE], "--lower", "never", plugin=FORGERS)
+    run = run_in_turn(folder, [*EXCESSIVE, *IMPOSSIBLE], "--lower", "never", plugin=FORGERS)
     assert run.code == 1
     assert run.survivors() == []
     return run
 
 
-@pytest.mark.parametrize("way", TOO_MUCH)
-def test_of_too_much_the_first_few_are_listed_and_the_rest_counted(forged, way):
-    require(forged, way, *TOO_MUCH[way])
+@pytest.mark.parametrize("way", EXCESSIVE)
+def test_long_lists_are_shortened_to_a_count(forged, way):
+    require(forged, way, *EXCESSIVE[way])
 
 
-def test_nothing_that_a_backend_sends_too_much_makes_a_long_report(forged):
+def test_excessive_messages_do_not_make_long_reports(forged):
     assert len(forged.out) + forged.report.stat().st_size < 100_000
 
 
-@pytest.mark.parametrize("way", UNTRUE)
-def test_what_a_backend_says_that_cannot_be_is_a_breach_of_the_protocol(forged, way):
-    require(forged, way, *UNTRUE[way])
+@pytest.mark.parametrize("way", IMPOSSIBLE)
+def test_impossible_claim_is_a_protocol_breach(forged, way):
+    require(forged, way, *IMPOSSIBLE[way])
 
 
-def test_a_backend_that_starts_once_and_never_again_ends_the_run(tmp_path):
+def test_backend_that_never_starts_again_ends_the_run(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.5 for i in range(9)})
     source = (
         "if os.path.exists('started'): os._exit(3)\nopen('started', 'w').close()\n"
@@ -226,13 +227,13 @@ def test_a_backend_that_starts_once_and_never_again_ends_the_run(tmp_path):
     assert run.code == 1
 
 
-def test_what_a_backend_does_outside_of_the_examples_fails_a_search(demo, onnxopt):
+def test_fault_between_examples_fails_a_search(demo, onnxopt):
     answer = onnxopt("fuzz", "--examples", "3", "-b", f"python:{FORGERS}:SpeaksAtTheEnd")
     assert answer.code == 1, answer.err
     assert "protocol worker/teardown" in answer.out
 
 
-def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, onnxopt):
+def test_worker_is_not_a_valid_name_of_a_suite(demo, onnxopt):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text.replace("suite: demo", "suite: worker"))
     answer = onnxopt("run", "demo.yaml")
@@ -242,7 +243,7 @@ def test_no_suite_has_the_name_that_stands_for_what_is_outside_of_cases(demo, on
 
 @pytest.fixture
 def failed(demo, onnxopt):
-    """Record a run of which the case ``bad`` fails, and return its records and its report."""
+    """Run cases of which ``bad`` fails; return the log's records and the report."""
     (demo / "off.py").write_text(OFF)
     arguments = ["-b", "python:off.py:Backend", "--isolation", "none", "--no-explain"]
     files = ["--log", "run.jsonl", "--report", "json=run.json"]
@@ -267,8 +268,9 @@ def passed(record):
 
 @pytest.mark.parametrize("kind", ["end", "rerun"])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_log_with_two_results_of_a_case_is_refused(demo, onnxopt, failed, kind, resumed):
-    (bad,) = [it for it in failed[0] if it["record"] == "end" and it["result"]["outcome"] == "fail"]
+def test_log_with_two_results_of_a_case_is_rejected(demo, onnxopt, failed, kind, resumed):
+    ends = [record for record in failed[0] if record["record"] == "end"]
+    (bad,) = [record for record in ends if record["result"]["outcome"] == "fail"]
     *records, footer = failed[0]
     again = [{**passed(bad), "record": kind}] * (1 + (kind == "rerun"))
     resume = [{"record": "resume", "at": "2026-01-31T00:00:00Z"}] * resumed
@@ -276,13 +278,13 @@ def test_a_log_with_two_results_of_a_case_is_refused(demo, onnxopt, failed, kind
     (demo / "run.jsonl").write_text("".join(f"{line}\n" for line in lines))
     answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
     assert answer.code == 2
-    said = "had no --rerun" if kind == "rerun" else "found a second result of demo/demo/bad"
-    assert said in answer.err
+    message = "had no --rerun" if kind == "rerun" else "found a second result of demo/demo/bad"
+    assert message in answer.err
     assert not answer.out
 
 
 @pytest.mark.parametrize("what", ["results", "backends"])
-def test_a_report_with_two_of_one_key_is_refused(demo, onnxopt, failed, what):
+def test_report_with_a_duplicate_key_is_rejected(demo, onnxopt, failed, what):
     document = failed[1]
     document[what].append(document[what][0])
     (demo / "run.json").write_text(json.dumps(document))
@@ -292,7 +294,7 @@ def test_a_report_with_two_of_one_key_is_refused(demo, onnxopt, failed, what):
     assert not answer.out
 
 
-def test_a_log_whose_header_names_a_backend_twice_is_refused(demo, onnxopt, failed):
+def test_log_whose_header_names_a_backend_twice_is_rejected(demo, onnxopt, failed):
     header, *records = failed[0]
     header["backends"] *= 2
     lines = map(json.dumps, [header, *records])
@@ -302,7 +304,7 @@ def test_a_log_whose_header_names_a_backend_twice_is_refused(demo, onnxopt, fail
     assert "run.jsonl:1: found" in answer.err
 
 
-def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resumed(demo, onnxopt):
+def test_incident_before_a_kill_still_counts_after_resuming(demo, onnxopt):
     arguments = ["run", "demo.yaml", "-b", f"python:{FORGERS}:SpeaksAtTheEnd", "-j", "1"]
     assert onnxopt(*arguments, "--log", "run.jsonl").code == 1
     lines = (demo / "run.jsonl").read_text().splitlines(keepends=True)
@@ -313,7 +315,7 @@ def test_what_a_worker_did_outside_of_cases_before_a_kill_still_counts_when_resu
     assert "worker/teardown" in answer.out
 
 
-def test_two_results_of_one_case_in_a_run_are_a_defect_and_no_pass(demo, capsys, monkeypatch):
+def test_two_results_of_a_case_in_a_run_are_an_internal_error(demo, capsys, monkeypatch):
     monkeypatch.setattr(session, "run", lambda plan: [row for row in run(plan) for _ in range(2)])
     with pytest.raises(SystemExit) as ended:
         main(["run", "demo.yaml", "--report", "json=run.json"])

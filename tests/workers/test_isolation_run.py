@@ -36,14 +36,15 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
-def test_results_come_in_the_order_of_the_cases_whatever_the_number_of_workers(many):
+def test_results_keep_the_order_of_cases_with_several_workers(many):
     run = run_to_end(many, "segfaults", "-j", "3")
     assert list(run.outcomes) == [f"case{i}" for i in range(12)]
-    assert [name for name, it in run.outcomes.items() if it == "crash"] == ["case3", "case7"]
+    crashes = [name for name, outcome in run.outcomes.items() if outcome == "crash"]
+    assert crashes == ["case3", "case7"]
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
-def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many, jobs):
+def test_max_fail_stops_after_the_same_case_with_several_workers(many, jobs):
     run = run_to_end(many, "segfaults", "-x", "-j", jobs)
     expected = ["pass"] * 3 + ["crash"] + ["not-run"] * 8
     assert list(run.outcomes.values()) == expected
@@ -51,22 +52,25 @@ def test_max_fail_stops_after_the_same_case_whatever_the_number_of_workers(many,
     assert run.survivors() == []
 
 
-def test_a_backend_that_dies_at_every_20th_case_loses_those_cases_alone(tmp_path):
+def test_backend_that_dies_at_every_20th_case_loses_only_those(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
     run = run_to_end(tmp_path, "SegfaultsOften", "-j", "1")
-    assert [name for name, it in run.outcomes.items() if it != "pass"] == ["case20", "case40"]
+    failures = [name for name, outcome in run.outcomes.items() if outcome != "pass"]
+    assert failures == ["case20", "case40"]
     assert len(run.outcomes) == 45
 
 
-def test_a_worker_is_replaced_after_so_many_cases(workplace, onnxopt, monkeypatch):
+def test_worker_is_replaced_after_a_number_of_cases(workplace, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.workers.pool._CASES_PER_WORKER", 10)
     write_cases(workplace, {f"case{i}": 0.25 for i in range(12)})
     onnxopt("run", "demo.yaml", "-b", f"python:{HOSTILE}:SaysWhoItIs", "--report", "json=r.json")
-    said = [it["message"] for it in json.loads((workplace / "r.json").read_text())["results"]]
-    assert [said.count(who) for who in dict.fromkeys(said)] == [10, 2]
+    results = json.loads((workplace / "r.json").read_text())["results"]
+    # Each message contains the process id of the worker.
+    messages = [result["message"] for result in results]
+    assert [messages.count(message) for message in dict.fromkeys(messages)] == [10, 2]
 
 
-def test_several_backends_have_workers_of_their_own(demo):
+def test_each_backend_has_its_own_workers(demo):
     run = run_to_end(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy")
     rows = json.loads(run.report.read_text())["results"]
     assert [(row["case"].rsplit("/", 1)[1], row["outcome"]) for row in rows] == [
@@ -76,7 +80,7 @@ def test_several_backends_have_workers_of_their_own(demo):
     ]  # fmt: skip
 
 
-def test_the_first_ctrl_c_ends_with_a_report_of_what_was_done(many):
+def test_first_ctrl_c_ends_with_a_report_of_finished_cases(many):
     log = many / "run.jsonl"
     run = start(many, "Waits", "-j", "1", "--log", str(log))
     wait_until(lambda: log.exists() and '"record":"end"' in log.read_text())
@@ -94,7 +98,7 @@ def test_the_first_ctrl_c_ends_with_a_report_of_what_was_done(many):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_an_interrupted_case_is_killed_and_the_exit_code_says_by_what(demo, number, code):
+def test_interrupted_case_is_killed_and_exit_code_names_the_signal(demo, number, code):
     run = start(demo, "Hangs")
     wait_until(lambda: run.sleepers() == 1)
     run.process.send_signal(number)
@@ -104,26 +108,26 @@ def test_an_interrupted_case_is_killed_and_the_exit_code_says_by_what(demo, numb
     assert run.survivors() == []
 
 
-def test_a_second_ctrl_c_ends_at_once(demo):
+def test_second_ctrl_c_ends_at_once(demo):
     run = start(demo, "Hangs", "--isolation", "none")
     wait_until(lambda: run.sleepers() == 1)
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert run.process.poll() is None
-    # A busy machine may have kept the first until now, and the second would be one with it.
+    # On a busy machine, the first signal may still be pending and would merge with the second.
     for _ in range(4):
         run.process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(10)
             break
     assert run.code == 130
-    # What an unwatched backend has started is for the user to end.
+    # Without isolation, processes that the backend started remain.
     for process in run.survivors(0):
         os.kill(process.number, signal.SIGKILL)
     run.process.communicate()
 
 
-def test_when_the_runner_is_killed_nothing_of_the_backend_survives(demo):
+def test_killing_the_runner_ends_all_processes_of_the_backend(demo):
     run = start(demo, "Hangs")
     # The runner, a supervisor, a worker and its sleeping daemon.
     wait_until(lambda: run.sleepers() == 1)
@@ -132,27 +136,26 @@ def test_when_the_runner_is_killed_nothing_of_the_backend_survives(demo):
     assert run.survivors() == []
 
 
-def test_when_the_runner_is_killed_a_supervisor_that_was_stopped_leaves_nothing_either(demo):
+def test_killing_the_runner_ends_a_stopped_supervisor(demo):
     run = start(demo, "stops_all", "-j", "1")
     supervisor = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
 
     def stopped():
-        listed = supervisor.read_text().split()
-        states = [
-            Path(f"/proc/{it}/stat").read_text().rpartition(")")[2].split()[0] for it in listed
+        stats = [
+            Path(f"/proc/{number}/stat").read_text() for number in supervisor.read_text().split()
         ]
-        return "T" in states
+        return "T" in [stat.rpartition(")")[2].split()[0] for stat in stats]
 
     wait_until(stopped)
     run.process.kill()
     run.process.communicate()
-    left = run.survivors()
-    for process in left:
+    survivors = run.survivors()
+    for process in survivors:
         os.kill(process.number, signal.SIGKILL)
-    assert left == []
+    assert survivors == []
 
 
-def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
+def test_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
     write_cases(tmp_path, {"first": 0.25})
     text = (tmp_path / "demo.yaml").read_text()
     large = "{random: {normal: {}, seed: 1}, shape: [240000]}"
@@ -164,13 +167,13 @@ def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
     assert run.survivors() == []
 
 
-def test_without_isolation_the_backend_runs_in_the_runner(demo):
+def test_backend_runs_in_the_runner_without_isolation(demo):
     run = run_to_end(demo, "exits", "--isolation", "none")
     assert run.code == 0
     assert not run.outcomes
 
 
-def test_our_own_reference_runs_in_a_worker_if_asked(demo):
+def test_numpy_runs_in_a_worker_on_request(demo):
     run = run_to_end(demo, f"python:{HOSTILE}:Well", "-b", "numpy", "--isolation", "process")
     assert run.code == 0
 
@@ -185,14 +188,14 @@ def test_our_own_reference_runs_in_a_worker_if_asked(demo):
         (["--isolation", "vm"], "is not one of"),
     ],
 )
-def test_a_limit_that_is_none_is_wrong_usage(demo, onnxopt, monkeypatch, options, says):
+def test_invalid_limit_is_a_usage_error(demo, onnxopt, monkeypatch, options, says):
     monkeypatch.chdir(demo)
     answer = onnxopt("run", "demo.yaml", *options)
     assert answer.code == 2
     assert says in " ".join(answer.err.split())
 
 
-def test_a_backend_that_is_not_there_cannot_be_started(demo, onnxopt, monkeypatch):
+def test_missing_backend_cannot_be_started(demo, onnxopt, monkeypatch):
     monkeypatch.chdir(demo)
     answer = onnxopt("run", "demo.yaml", "-b", "python:nowhere.py:Backend")
     assert answer.code == 4

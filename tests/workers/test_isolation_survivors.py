@@ -1,4 +1,4 @@
-"""Nothing of a backend survives its worker, whatever it tries: the real command, in processes."""
+"""No process of a backend survives its worker, with the command and its worker processes."""
 
 from __future__ import annotations
 
@@ -47,41 +47,41 @@ WAYS = (
 )
 
 
-def test_no_daemon_survives_though_its_supervisor_does_not(tmp_path):
+def test_no_daemon_survives_a_killed_supervisor(tmp_path):
     run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS)
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     for way in WAYS:
         require(run, way, "crash")
-    assert left == []
+    assert survivors == []
     assert not beats(tmp_path / "pulse")
 
 
-def test_a_daemon_of_a_backend_that_does_not_start_does_not_survive(demo):
+def test_daemon_of_a_backend_that_does_not_start_is_killed(demo):
     run = run_to_end(demo, backend("KillsSupervisorWhileItStarts"))
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     assert run.code == 4
-    assert left == []
+    assert survivors == []
 
 
-def test_a_daemon_left_at_teardown_does_not_survive(demo):
+def test_daemon_left_at_teardown_is_killed(demo):
     run = run_to_end(demo, backend("KillsSupervisorAtTeardown"), "-j", "1")
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     assert run.outcomes["worker/teardown"] == "crash"
-    assert left == []
+    assert survivors == []
 
 
-def test_a_run_that_is_interrupted_leaves_no_daemon(demo):
+def test_interrupted_run_leaves_no_daemon(demo):
     run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Hangs")
     wait_until(lambda: run.sleepers() >= 1)
     run.process.send_signal(signal.SIGTERM)
     run.wait(20)
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     assert run.code == 143
-    assert left == []
+    assert survivors == []
 
 
 HOST = """\
@@ -98,7 +98,7 @@ own.kill()
 """
 
 
-def test_a_program_that_calls_the_command_keeps_its_children_and_gets_no_others(demo):
+def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     host = subprocess.run(
         [sys.executable, "-c", HOST % SLEEP, "run", "demo.yaml",
          "-b", f"python:{HOSTILE}:kills_its_supervisor"],
@@ -108,7 +108,7 @@ def test_a_program_that_calls_the_command_keeps_its_children_and_gets_no_others(
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-# Children that a command is born with, some of which leave children of their own later.
+# Gives a command children that it did not start; one of them starts more, which become orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '
@@ -119,17 +119,17 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_a_command_that_is_born_with_children_ends_daemons_and_harms_no_others(tmp_path):
-    """A shell that executes the command as its last act leaves its own children to it."""
+def test_command_with_inherited_children_kills_only_daemons(tmp_path):
+    """A shell that executes the command with ``exec`` leaves its own children to it."""
     run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS, prefix=["sh", "-c", BORN_WITH, "sh"])
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     for way in WAYS:
         require(run, way, "crash")
-    own = {int(line) for line in run.out.splitlines() if line.isdigit()}
-    assert len(own) > 1
-    assert own <= {process.number for process in left}
-    assert [process for process in left if not born_with(process)] == []
+    inherited = {int(line) for line in run.out.splitlines() if line.isdigit()}
+    assert len(inherited) > 1
+    assert inherited <= {process.number for process in survivors}
+    assert [process for process in survivors if not born_with(process)] == []
     assert not beats(tmp_path / "pulse")
 
 
@@ -138,24 +138,24 @@ def born_with(process):
 
 
 @pytest.mark.slow
-def test_a_daemon_of_a_command_is_ended_though_its_supervisor_was_not_spared(demo):
+def test_daemon_of_an_exec_command_is_killed_after_its_supervisor(demo):
     script = f"{SLEEP} 300 & exec {sys.executable} {COMMAND} leaves-daemons {demo / 'marker'}"
     (demo / "adapter.sh").write_text(f"#!/bin/sh\n{script}\n")
     (demo / "adapter.sh").chmod(0o755)
     for prefix in ([], ["sh", "-c", BORN_WITH, "sh"]):
         (demo / "marker").unlink(missing_ok=True)
         run = start(demo, "exec:./adapter.sh", "--no-explain", prefix=prefix).wait()
-        left = run.survivors(0.2)
-        end(left)
+        survivors = run.survivors(0.2)
+        end(survivors)
         assert run.outcomes["first"] == "crash"
-        assert [process for process in left if not born_with(process)] == []
+        assert [process for process in survivors if not born_with(process)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "prefix", [[], ["sh", "-c", BORN_WITH, "sh"], ["unshare", "-pf", "--mount-proc"]]
 )
-def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo, prefix):
+def test_daemon_ends_with_its_worker(demo, prefix):
     if prefix and subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
         pytest.skip("may not begin a namespace")
     rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
@@ -165,14 +165,14 @@ def test_a_daemon_ends_with_its_worker_and_not_only_with_the_run(demo, prefix):
     for line in run.process.stdout:
         if "waits0" in line:
             break
-    left = [process for process in run.survivors(0) if process.command.endswith("300 ")]
+    survivors = [process for process in run.survivors(0) if process.command.endswith("300 ")]
     run.wait()
     end(run.survivors(0))
-    assert left == []
+    assert survivors == []
 
 
 def without_proc():
-    """Return a command prefix that takes /proc away, or skip where that is not allowed."""
+    """Return a command prefix that unmounts /proc; skip the test if that is not permitted."""
     hide = ["unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], check=False).returncode:
         pytest.skip("may not take /proc away")
@@ -180,50 +180,50 @@ def without_proc():
 
 
 @pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
-def test_without_proc_nothing_survives_either_and_the_report_says_what_is_lacking(tmp_path, prefix):
+def test_no_process_survives_without_proc_and_weakness_is_reported(tmp_path, prefix):
     ways = ("sleeps", "is_well_kept")
     options = ("--timeout", "5", "--log", "log.jsonl")
     run = run_in_turn(tmp_path, ways, *options, plugin=SURVIVORS, prefix=prefix())
-    left = run.survivors(0.2)
-    end(left)
+    survivors = run.survivors(0.2)
+    end(survivors)
     for way in ways:
         assert run.outcomes[way] in {"crash", "timeout"}
         assert run.outcomes[f"after_{way}"] == "pass"
-    assert left == []
+    assert survivors == []
     assert run.err.count("isolation is weaker: /proc shows no process") == 1
     assert '"isolation":"weaker' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
     assert '"isolation": "weaker' in run.report.read_text()
 
 
-def test_another_system_without_proc_shows_a_family_and_lets_it_be_ended(monkeypatch):
+def test_descendants_are_found_and_killed_through_psutil(monkeypatch):
     monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
     monkeypatch.setattr(processes, "_lists_children", lambda: False)
     monkeypatch.setattr(processes, "read_proc", None)
     shell = subprocess.Popen(["/bin/sh", "-c", f"{SLEEP} 300 & {SLEEP} 300 & wait"])
     wait_until(lambda: len(processes.descendants(shell.pid)) == 2)
-    left = processes.children(shell.pid)
-    assert {processes.name_of(child) for child in left} == {"sleep"}
+    child_processes = processes.children(shell.pid)
+    assert {processes.name_of(child) for child in child_processes} == {"sleep"}
     assert processes.usage(shell.pid)["memory"] == processes.resident(shell.pid) > 0
     assert processes.end_descendants(shell.pid, 20)
     assert shell.wait(20) is not None
-    assert not any(map(processes.resident, left))
+    assert not any(map(processes.resident, child_processes))
 
 
-def test_where_proc_shows_processes_nothing_is_said_of_isolation(demo):
+def test_full_isolation_is_not_mentioned(demo):
     run = run_to_end(demo, f"python:{HOSTILE}:Well")
     assert "isolation" not in run.err
     assert '"isolation": "weaker' not in run.report.read_text()
 
 
 def beats(pulse):
-    """Tell whether a process that no list shows for long, or at all, is alive."""
+    """Return whether the process that updates a file is alive; process lists may not show it."""
     before = pulse.read_text() if pulse.exists() else ""
     time.sleep(0.3)
     return before != (pulse.read_text() if pulse.exists() else "")
 
 
 def end(processes):
-    """Do not let what a failed test left trouble others."""
+    """Kill processes, so that a failed test does not disturb others."""
     for process in processes:
         os.kill(process.number, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Memory is counted once, wherever it is: files in memory, children, pages that forks share."""
+"""Memory counts once: files in memory, child processes, and pages that forks share."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Pool(Backend):
 
 @contextmanager
 def forked(count):
-    """Processes that hold what this one does, and the page tables for it."""
+    """Fork processes that share the memory of this one."""
     children = []
     for _ in range(count):
         child = os.fork()
@@ -106,17 +106,17 @@ def forked(count):
             os.waitpid(child, 0)
 
 
-def test_pages_that_forks_share_count_once():
+def test_pages_shared_by_forks_count_once():
     held = bytearray(os.urandom(1 << 10)) * (SIZE >> 10)
-    alone = held_bytes([os.getpid()])
+    bytes_without_children = held_bytes([os.getpid()])
     with forked(5) as children:
-        together = held_bytes([os.getpid(), *children])
-    assert len(held) < together < alone + 2 * SIZE
+        bytes_with_children = held_bytes([os.getpid(), *children])
+    assert len(held) < bytes_with_children < bytes_without_children + 2 * SIZE
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_file_in_memory_counts_once_however_it_is_held(mapped, closed):
+def test_file_in_memory_counts_once(mapped, closed):
     before = held_bytes([os.getpid()])
     with ExitStack() as stack:
         descriptor = os.memfd_create("x")
@@ -125,8 +125,7 @@ def test_a_file_in_memory_counts_once_however_it_is_held(mapped, closed):
             view = stack.enter_context(mmap.mmap(descriptor, SIZE))
             assert sum(view[place] for place in range(0, SIZE, 4096)) == 0
         status = os.fstat(descriptor)
-        found = memory_files(os.getpid())
-        assert found[status.st_dev, status.st_ino] == SIZE
+        assert memory_files(os.getpid())[status.st_dev, status.st_ino] == SIZE
         if closed:
             os.close(descriptor)
         with forked(3) as children:
@@ -153,7 +152,7 @@ def test_files_in_memory_count_against_the_limit(tmp_path, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["Grows", "GrowsInShm"])
-def test_a_file_in_memory_that_grows_with_each_case_is_a_leak(tmp_path, backend):
+def test_file_in_memory_that_grows_with_each_case_is_a_leak(tmp_path, backend):
     (tmp_path / "memory.py").write_text(BACKENDS)
     write_cases(tmp_path, {"good": 0.25})
     run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:{backend}")
@@ -162,7 +161,7 @@ def test_a_file_in_memory_that_grows_with_each_case_is_a_leak(tmp_path, backend)
 
 
 @pytest.mark.slow
-def test_a_pool_that_shares_its_memory_is_within_a_limit_that_it_would_exceed_by_each(tmp_path):
+def test_shared_memory_of_a_process_pool_counts_once_against_the_limit(tmp_path):
     (tmp_path / "memory.py").write_text(BACKENDS)
     write_cases(tmp_path, {"good": 0.25})
     run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:Pool", "--memory", "700MiB")

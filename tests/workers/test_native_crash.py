@@ -1,4 +1,4 @@
-"""Models that end onnx's own C++: the case is invalid, and nothing else is lost."""
+"""Models that crash the C++ code of onnx: the case is invalid, and other cases run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxopt_cli.operators.native_onnx import (
     infer_shapes,
 )
 
-# What is read where it should not be may not end the process, but is refused.
+# Reading outside of an array may crash the process, or fail with an error.
 CRASHED = re.compile(r"crashed with signal|\[ShapeInferenceError\]")
 RAISES = "def run(model, inputs):\n    raise ValueError('no')\n"
 RIGHT = "def run(model, inputs):\n    return [inputs['x']]\n"
@@ -51,48 +51,49 @@ cases:
 """
 
 
-def made(op_type, opset, inputs, outputs, **attributes):
-    """Return a model of one node, whose inputs and outputs are given as {name: array}."""
+def one_node_model(op_type, opset, inputs, outputs, **attributes):
+    """Return a model of one node; inputs and outputs are dictionaries of arrays by name."""
     values = [
-        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)]
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
         for arrays in (inputs, outputs)
-        for n, a in arrays.items()
+        for name, array in arrays.items()
     ]
-    flat = [value for (value,) in values]
     node = helper.make_node(op_type, [*inputs], [*outputs], **attributes)
-    graph = helper.make_graph([node], "g", flat[: len(inputs)], flat[len(inputs) :])
+    graph = helper.make_graph([node], "g", values[: len(inputs)], values[len(inputs) :])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def gather():
-    """Have shape inference read memory that is not its own."""
+    """Return a model for which shape inference reads outside of an array."""
     x, indices = np.ones((2, 2, 2), np.float32), np.zeros((2, 1, 2), np.int64)
     y = np.ones((2, 1, 2), np.float32)
-    return made("GatherND", 13, {"x": x, "i": indices}, {"y": y}, batch_dims=-3)
+    return one_node_model("GatherND", 13, {"x": x, "i": indices}, {"y": y}, batch_dims=-3)
 
 
 def split():
-    """End shape inference by abort()."""
+    """Return a model for which shape inference calls abort()."""
     parts = {f"y{place}": np.ones(2, np.float32) for place in range(3)}
-    return made("Split", 18, {"x": np.ones(6, np.float32)}, parts, axis=0, num_outputs=2)
+    return one_node_model("Split", 18, {"x": np.ones(6, np.float32)}, parts, axis=0, num_outputs=2)
 
 
 def plain():
     x = np.ones(2, np.float32)
-    return made("Identity", 13, {"x": x}, {"y": x})
+    return one_node_model("Identity", 13, {"x": x}, {"y": x})
 
 
 def write(folder, model):
-    """Write a test directory of ones for a model."""
+    """Write a test directory for a model, in which all values are 1."""
     arrays = [
         tensor(
             np.ones(
-                [size.dim_value for size in it.type.tensor_type.shape.dim],
-                helper.tensor_dtype_to_np_dtype(it.type.tensor_type.elem_type),
+                [size.dim_value for size in value.type.tensor_type.shape.dim],
+                helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
             ),
-            it.name,
+            value.name,
         )
-        for it in (*model.graph.input, *model.graph.output)
+        for value in (*model.graph.input, *model.graph.output)
     ]
     count = len(model.graph.input)
     make_directory(folder, model, arrays[:count], arrays[count:])
@@ -100,7 +101,7 @@ def write(folder, model):
 
 @pytest.fixture(params=["forked", "a program"])
 def helper_kind(request, monkeypatch):
-    """Have the helper be a fork, or a program of its own; each test has a fresh one."""
+    """Make the helper a fork or a program; each test starts a new helper."""
     if request.param == "forked":
         monkeypatch.setattr(helper_process, "_is_command", True)
     native_onnx.renew()
@@ -108,7 +109,7 @@ def helper_kind(request, monkeypatch):
     native_onnx.renew()
 
 
-def test_a_helper_survives_until_a_model_ends_it_and_then_comes_back(helper_kind):
+def test_helper_restarts_after_a_model_crashes_it(helper_kind):
     check_model(plain(), full=True)
     first = native_onnx._HELPER._process
     assert first > 0
@@ -116,7 +117,7 @@ def test_a_helper_survives_until_a_model_ends_it_and_then_comes_back(helper_kind
     assert native_onnx._HELPER._process == first
     with pytest.raises(OnnxRefusal, match=r"checker crashed with signal 6 \(SIGABRT\)"):
         check_model(split(), full=True)
-    # It reads what lies before its memory, which does not always end it.
+    # Shape inference reads memory before an array, which does not always crash.
     with pytest.raises(OnnxRefusal, match=r"crashed with signal|\[ShapeInferenceError\]"):
         check_model(gather(), full=True)
     with pytest.raises(OnnxRefusal, match=r"shape inference crashed with signal 6 \(SIGABRT\)"):
@@ -126,7 +127,7 @@ def test_a_helper_survives_until_a_model_ends_it_and_then_comes_back(helper_kind
     assert native_onnx._HELPER._process != first
 
 
-def test_what_onnx_refuses_is_said_in_its_words(helper_kind):
+def test_errors_of_onnx_are_quoted(helper_kind):
     lost = plain()
     lost.graph.node[0].input[0] = "nowhere"
     for _ in range(2):
@@ -134,7 +135,7 @@ def test_what_onnx_refuses_is_said_in_its_words(helper_kind):
             check_model(lost)
 
 
-def test_a_helper_that_somebody_else_ends_costs_no_model(helper_kind):
+def test_helper_killed_from_outside_affects_no_model(helper_kind):
     check_model(plain())
     os.kill(native_onnx._HELPER._process, signal.SIGKILL)
     assert infer_shapes(plain()).graph.output == plain().graph.output
@@ -155,12 +156,12 @@ def without_measure(*_given, **_options):
     ("seconds", "does", "words"),
     [(0.2, without_end, "took more than"), (60, without_measure, "more than 64 MiB of memory")],
 )
-def test_a_model_that_takes_onnx_too_much_is_refused(monkeypatch, seconds, does, words):
+def test_model_that_exceeds_limits_in_onnx_is_rejected(monkeypatch, seconds, does, words):
     monkeypatch.setattr(helper_process, "_is_command", True)
     monkeypatch.setattr(native_onnx, "TIME_SECONDS", seconds)
     monkeypatch.setattr(native_onnx, "MEMORY_BYTES", 64 << 20)
     native_onnx.renew()
-    # The helper is a fork, so it does this, too.
+    # The helper is forked from this process, so it also has the patch.
     with monkeypatch.context() as patched:
         patched.setattr(onnx.checker, "check_model", does)
         with pytest.raises(OnnxRefusal, match=words):
@@ -168,19 +169,19 @@ def test_a_model_that_takes_onnx_too_much_is_refused(monkeypatch, seconds, does,
     native_onnx.renew()
 
 
-@pytest.mark.parametrize("model", [gather, split], ids=lambda it: it.__name__)
-def test_a_model_that_ends_onnx_is_invalid_and_other_cases_run(workplace, onnxopt, model):
+@pytest.mark.parametrize("model", [gather, split], ids=lambda model: model.__name__)
+def test_model_that_crashes_onnx_is_invalid_and_other_cases_run(workplace, onnxopt, model):
     write(workplace / "some" / "crashing", model())
     write(workplace / "some" / "right", plain())
     (workplace / "vendor.py").write_text(RAISES + RIGHT.replace("run", "right"))
     answer = onnxopt("run", "some", "-b", "python:vendor.py:run", "--no-explain")
     assert answer.code == 2
-    said = " ".join(answer.out.replace("│", " ").split())
-    assert CRASHED.search(said)
-    assert "1 error, 1 invalid" in said
+    output = " ".join(answer.out.replace("│", " ").split())
+    assert CRASHED.search(output)
+    assert "1 error, 1 invalid" in output
 
 
-def test_the_case_of_a_file_that_ends_onnx_is_invalid_and_others_run(workplace, onnxopt):
+def test_case_file_whose_model_crashes_onnx_is_invalid_and_others_run(workplace, onnxopt):
     (workplace / "crashing.yaml").write_text(YAML)
     answer = onnxopt("run", "crashing.yaml", "-b", "onnx-reference")
     assert answer.code == 2
@@ -191,8 +192,8 @@ def test_the_case_of_a_file_that_ends_onnx_is_invalid_and_others_run(workplace, 
     assert "crashing/crashing/right" in listed.out
 
 
-@pytest.mark.parametrize("model", [gather, split], ids=lambda it: it.__name__)
-def test_a_model_that_ends_onnx_is_not_lowered(workplace, onnxopt, model):
+@pytest.mark.parametrize("model", [gather, split], ids=lambda model: model.__name__)
+def test_model_that_crashes_onnx_is_not_lowered(workplace, onnxopt, model):
     onnx.save(model(), workplace / "crashing.onnx")
     answer = onnxopt("lower", "crashing.onnx", "-o", "lowered.onnx")
     assert answer.code == 2
@@ -202,10 +203,10 @@ def test_a_model_that_ends_onnx_is_not_lowered(workplace, onnxopt, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["list", "audit", "run"])
-def test_no_command_ends_of_such_a_model(workplace, command):
+def test_no_command_crashes_on_such_a_model(workplace, command):
     write(workplace / "some" / "crashing", split())
     (workplace / "crashing.yaml").write_text(YAML)
     done = run_command(command, "crashing.yaml", "some", cwd=workplace)
-    # An audit grades cases of operators with a formula, and there are none.
+    # An audit selects cases of operators with a formula, which these are not.
     assert done.returncode == (5 if command == "audit" else 2)
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has: everything runs as far as it can, and says what is lacking."""
+"""Systems without features of Linux: the command works as far as possible, and reports the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.workers import processes
 from onnxopt_cli.workers.worker_messages import create_memory_file
 
-# What is not on every system that Python runs on.
+# Modules that only some systems have.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
 ROUGH = """
 import numpy as np
@@ -50,13 +50,13 @@ def demo(tmp_path):
     return tmp_path
 
 
-def said(run):
+def error_text(run):
     return " ".join(run.stderr.split())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_backend_in_this_process_conforms_on_any_system(system, demo):
+def test_backend_in_process_conforms_on_every_system(system, demo):
     options = ("--isolation", "none", "--log", "log.jsonl", "--report", "json=report.json")
     run = run_elsewhere(system, demo, "run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", *options)
     assert (run.returncode, run.stderr) == (0, "")
@@ -66,7 +66,7 @@ def test_a_backend_in_this_process_conforms_on_any_system(system, demo):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["no modules", "macOS"])
-def test_without_what_linux_has_a_bad_case_still_costs_no_other(system, tmp_path, monkeypatch):
+def test_bad_case_affects_no_other_on_other_systems(system, tmp_path, monkeypatch):
     ways = {"segfaults": "crash", "stops": "timeout", "allocates": "oom", "leaves_child": "leak"}
     monkeypatch.setenv("WAYS", " ".join(ways))
     rates = {"first": 0.25}
@@ -77,60 +77,62 @@ def test_without_what_linux_has_a_bad_case_still_costs_no_other(system, tmp_path
     backend = f"python:{HOSTILE}:InTurn"
     run = run_elsewhere(system, tmp_path, "run", "demo.yaml", "-b", backend, *options)
     results = json.loads((tmp_path / "report.json").read_text())["results"]
-    found = {it["case"].removeprefix("demo/demo/"): it["outcome"] for it in results}
-    assert found == {name: ways.get(name, "pass") for name in rates}
-    assert said(run).count(f"isolation is weaker: {WEAKER[system]}") == 1
+    outcomes = {result["case"].removeprefix("demo/demo/"): result["outcome"] for result in results}
+    assert outcomes == {name: ways.get(name, "pass") for name in rates}
+    assert error_text(run).count(f"isolation is weaker: {WEAKER[system]}") == 1
 
 
 @pytest.mark.slow
-def test_where_backends_have_no_processes_that_is_said_or_refused(demo):
+def test_missing_isolation_is_reported_or_a_usage_error(demo):
     backend = f"python:{HOSTILE}:Well"
     run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", backend)
     assert run.returncode == 0
-    assert f"isolation is weaker: {WEAKER['Windows']}" in said(run)
+    assert f"isolation is weaker: {WEAKER['Windows']}" in error_text(run)
     run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", backend, "--isolation=process")
     assert run.returncode == 2
-    assert "cannot have processes of their own" in said(run)
+    assert "cannot have processes of their own" in error_text(run)
     run = run_elsewhere("Windows", demo, "run", "demo.yaml", "-b", "exec:/bin/cat")
     assert run.returncode == 4
-    assert "work on POSIX systems only" in said(run)
+    assert "work on POSIX systems only" in error_text(run)
 
 
 @pytest.mark.slow
-def test_suites_conform_where_nothing_is_wider_than_double(tmp_path):
+def test_suites_conform_without_a_type_wider_than_double(tmp_path):
     run = run_elsewhere("ARM", tmp_path, "run", "spec", "conformance", "pruning", "-q")
     assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_verdicts_are_the_same_where_nothing_is_wider_than_double(onnxopt, workplace):
-    """Of outputs that are off by some ulps each, so that some are within their limits."""
+def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace):
+    """The outputs have errors of some ulps each, so that some are within their tolerance."""
     Path("rough.py").write_text(ROUGH)
     command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
     command += ["--isolation", "none", "--no-explain", "--report"]
     assert onnxopt(*command, "json=here.json").code == 1
     run = run_elsewhere("ARM", workplace, *command, "json=there.json")
     assert (run.returncode, run.stderr) == (1, "")
-    here, there = (
-        json.loads(Path(f"{it}.json").read_text())["results"] for it in ("here", "there")
+    local_results, arm_results = (
+        json.loads(Path(f"{name}.json").read_text())["results"] for name in ("here", "there")
     )
-    assert [it["outcome"] for it in here] == [it["outcome"] for it in there]
-    assert {it["outcome"] for it in here} == {"pass", "fail"}
-    for mine, theirs in zip(here, there, strict=True):
-        for one, other in zip(mine["outputs"], theirs["outputs"], strict=True):
-            assert one["mismatches"] == other["mismatches"]
-            used = [float(it["tolerance_used"]) for it in (one, other)]
-            assert used[0] == pytest.approx(used[1], rel=0.1, nan_ok=True)
+    outcomes = [result["outcome"] for result in local_results]
+    assert outcomes == [result["outcome"] for result in arm_results]
+    assert set(outcomes) == {"pass", "fail"}
+    for local_result, arm_result in zip(local_results, arm_results, strict=True):
+        pairs = zip(local_result["outputs"], arm_result["outputs"], strict=True)
+        for local_output, arm_output in pairs:
+            assert local_output["mismatches"] == arm_output["mismatches"]
+            ratios = [float(output["tolerance_used"]) for output in (local_output, arm_output)]
+            assert ratios[0] == pytest.approx(ratios[1], rel=0.1, nan_ok=True)
 
 
 @pytest.mark.slow
-def test_where_nothing_is_wider_than_double_it_is_said_what_to_install(tmp_path):
+def test_missing_wide_type_is_reported_with_the_package_to_install(tmp_path):
     run = run_elsewhere("ARM without quads", tmp_path, "run", "spec")
     assert run.returncode == 2
     assert "pip install numpy-quaddtype" in run.stderr
 
 
-def test_nothing_that_a_system_may_lack_is_imported_where_it_is_not_looked_for():
+def test_platform_specific_modules_are_not_imported_at_load_time():
     unguarded = []
     for path in (REPOSITORY / "onnxopt_cli").rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -150,7 +152,7 @@ LESS_ISOLATION = {
 }
 
 
-def under(folder, error, call):
+def run_with_failing_call(folder, error, call):
     words = ("run", "demo.yaml", "-b", f"python:{HOSTILE}:Well", "-j", "1")
     return subprocess.run(
         [sys.executable, other_systems.__file__, error, call, sys.executable, "-m", "onnxopt_cli",
@@ -164,10 +166,10 @@ def under(folder, error, call):
 @pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
 @pytest.mark.parametrize("call", CALLS.split())
 @pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
-def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error):
-    run = under(demo, error, call)
+def test_run_succeeds_without_an_optional_system_call(demo, call, error):
+    run = run_with_failing_call(demo, error, call)
     assert run.returncode == 0, run.stderr
-    assert LESS_ISOLATION.get(call, "") in said(run)
+    assert LESS_ISOLATION.get(call, "") in error_text(run)
     assert "Traceback" not in run.stderr
     assert "2 pass" in run.stdout
     assert (demo / "report.html").stat().st_size > 1000
@@ -184,24 +186,24 @@ def test_a_call_that_exists_and_fails_is_done_without_and_said(demo, call, error
         ("rename", 2, "cannot write report.html"),
     ],
 )
-def test_a_call_that_cannot_be_done_without_ends_in_words(demo, call, code, words):
-    run = under(demo, "ENOSYS", call)
+def test_failing_required_system_call_ends_with_a_message(demo, call, code, words):
+    run = run_with_failing_call(demo, "ENOSYS", call)
     assert run.returncode == code, run.stderr
-    assert words in said(run)
+    assert words in error_text(run)
     assert "Traceback" not in run.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
-def test_few_processes_end_in_words(demo):
-    run = under(demo, "EAGAIN", "fork")
+def test_process_limit_ends_with_a_message(demo):
+    run = run_with_failing_call(demo, "EAGAIN", "fork")
     assert run.returncode == 4
-    assert "the system starts no more processes" in said(run)
+    assert "the system starts no more processes" in error_text(run)
     assert "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM, errno.EACCES])
-def test_what_fails_when_it_is_used_is_as_if_it_were_not_there(monkeypatch, error):
+def test_failing_function_is_treated_as_missing(monkeypatch, error):
     def fails(*_):
         raise OSError(error, os.strerror(error))
 

@@ -1,4 +1,4 @@
-"""Large values pass between the runner and a worker through files in memory, and nothing else."""
+"""Large values between the runner and a worker in files in memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from onnxopt_cli.workers import worker_messages, worker_process
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
 
 COUNT = worker_messages.MIN_SHARED_BYTES // 4 + 5
-LARGE = np.arange(COUNT, dtype=np.float32)
+LARGE_VALUES = np.arange(COUNT, dtype=np.float32)
 PLUGIN = """\
 import os
 import signal
 from onnxopt_cli.workers import worker_messages as messages
 
-honest = messages.write_buffers
+original = messages.write_buffers
 CHANGES = {
     "cut short": lambda file, size: os.ftruncate(file, 100) or size,
     "longer": lambda file, size: os.ftruncate(file, size + 4096) or size + 4096,
@@ -37,9 +37,9 @@ CHANGES = {
 class Backend:
     def run(self, model, inputs):
         way = str(inputs["way"].item())
-        messages.write_buffers = honest
+        messages.write_buffers = original
         if way in CHANGES:
-            messages.write_buffers = lambda file, *rest: CHANGES[way](file, honest(file, *rest))
+            messages.write_buffers = lambda file, *rest: CHANGES[way](file, original(file, *rest))
         if way == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         outputs = [inputs["x"].copy(), inputs["way"].copy()]
@@ -69,7 +69,7 @@ OUTCOMES = {
 def outcomes(onnxopt, workplace, ways):
     (workplace / "plugin.py").write_text(PLUGIN)
     types = {"x": tensor_type(shape=[COUNT]), "way": tensor_type(8, [])}
-    large = tensor(LARGE)
+    large = tensor(LARGE_VALUES)
     for way in ways:
         values = [large, tensor(np.array(way, object))]
         make_directory(workplace / "cases" / f"test_{way}", identity(types), values, values)
@@ -78,12 +78,12 @@ def outcomes(onnxopt, workplace, ways):
         *("--no-explain", "--report", "json=found.json"),
     )
     results = json.loads((workplace / "found.json").read_text())["results"]
-    return {it["case"].split("/")[1].removeprefix("test_"): it for it in results}
+    return {result["case"].split("/")[1].removeprefix("test_"): result for result in results}
 
 
-def test_each_answer_has_its_own_verdict(workplace, onnxopt):
+def test_each_response_gets_its_own_verdict(workplace, onnxopt):
     results = outcomes(onnxopt, workplace, OUTCOMES)
-    assert {way: it["outcome"] for way, it in results.items()} == OUTCOMES
+    assert {way: result["outcome"] for way, result in results.items()} == OUTCOMES
     assert results["written"]["message"] == "inputs changed: x"
     assert "shared less than" in results["cut short"]["message"]
     assert "belong to no value" in results["longer"]["message"]
@@ -98,7 +98,7 @@ def no_room(*_):
     ("module", "name", "instead"),
     [(worker_process, "create_memory_file", lambda: -1), (worker_messages.os, "pwrite", no_room)],
 )
-def test_without_such_files_values_pass_through_the_channel(
+def test_values_pass_through_the_channel_without_shared_memory(
     workplace, onnxopt, monkeypatch, module, name, instead
 ):
     monkeypatch.setattr(module, name, instead)
@@ -127,8 +127,8 @@ class Backend:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
-def test_a_large_case_is_asked_of_the_backend_once(workplace, onnxopt, stored, outcome):
-    """Not again because it holds its outputs; and at once, before what is stored is looked at."""
+def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
+    """A backend may keep its outputs without a rerun; it runs before stored outputs are checked."""
     (workplace / "plugin.py").write_text(ADAGRAD.replace("ASKED", repr(str(workplace / "asked"))))
     count, names = 9 << 20, ["R", "T", "X", "G", "H"]
     large = np.random.default_rng(1).random(count, np.float32)
@@ -147,6 +147,6 @@ def test_a_large_case_is_asked_of_the_backend_once(workplace, onnxopt, stored, o
         opset_imports=[helper.make_opsetid(operator["domain"], 1)],
     )
     make_directory(workplace / "test_large", model, map(tensor, values), map(tensor, outputs))
-    said = onnxopt("run", "test_large", "-b", "python:plugin.py:Backend", "--no-explain")
-    assert outcome in said.out
+    answer = onnxopt("run", "test_large", "-b", "python:plugin.py:Backend", "--no-explain")
+    assert outcome in answer.out
     assert (workplace / "asked").read_text() == "asked\n"

@@ -1,4 +1,4 @@
-"""Signals at random moments leave nothing, and logs resume; scripts/signal_runs.py sends more."""
+"""Signals leave no process or file behind, and logs resume; scripts/signal_runs.py sends more."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ except Stop as stop:
 """
 
 
-def test_a_signal_where_python_drops_exceptions_is_not_lost():
+def test_signal_during_a_weak_reference_callback_is_not_lost():
     done = subprocess.run(
         [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=60, check=True
     )
@@ -78,7 +78,7 @@ BEGINNINGS = ("onnxopt_cli.cli", "click", "onnxopt_cli.workers.processes", "nump
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("where", BEGINNINGS)
-def test_a_signal_at_the_beginning_or_the_end_shows_no_traceback(where, number):
+def test_signal_during_startup_or_exit_shows_no_traceback(where, number):
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, str(number.value), where],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -88,7 +88,7 @@ def test_a_signal_at_the_beginning_or_the_end_shows_no_traceback(where, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_path, number):
+def test_terminated_audit_leaves_no_process_and_shows_no_traceback(tmp_path, number):
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     process = subprocess.Popen(
         [sys.executable, "-m", "onnxopt_cli", "audit", "pruning", "--operator", "AdmmGradient",
@@ -103,12 +103,12 @@ def test_an_audit_that_is_ended_leaves_no_process_and_shows_no_traceback(tmp_pat
         time.sleep(0.05)
     process.send_signal(number)
     process.wait(60)
-    left = run.survivors()
-    for it in left:
-        os.kill(it.number, signal.SIGKILL)
+    survivors = run.survivors()
+    for survivor in survivors:
+        os.kill(survivor.number, signal.SIGKILL)
     run.wait()
     assert run.code == (130 if number == signal.SIGINT else -number)
-    assert left == []
+    assert survivors == []
 
 
 FORKED = """\
@@ -129,15 +129,15 @@ print(list(parallel.parallel(abs, [1, -2, 3], 2, 1)))
 """
 
 
-def test_a_forked_process_that_is_ended_before_it_begins_says_nothing_and_loses_nothing():
+def test_forked_process_killed_during_startup_prints_nothing_and_loses_no_result():
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout + done.stderr == "[1, 2, 3]\n"
 
 
-def test_a_signal_during_an_import_acts_after_it(tmp_path):
-    # Half loaded, a library in C may crash where an exception comes through it.
+def test_signal_during_an_import_acts_after_it(tmp_path):
+    # An exception during the import of an extension module may crash it.
     (tmp_path / "loaded.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.05)\n"
         "print('whole', flush=True)\n"
@@ -158,7 +158,7 @@ def test_a_signal_during_an_import_acts_after_it(tmp_path):
     assert done.stdout.split() == ["whole", "130"]
 
 
-def test_who_ignores_the_ends_of_children_costs_nobody_a_verdict(tmp_path):
+def test_parent_that_ignores_sigchld_changes_no_verdict(tmp_path):
     write_cases(tmp_path, {"a": 0.25})
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
     ignoring = (sys.executable, "-c", f"{ignore}os.execv(sys.argv[1], sys.argv[1:])")
@@ -191,6 +191,6 @@ except Stop as stop:
 """
 
 
-def test_a_signal_while_a_file_is_checked_is_not_lost():
+def test_signal_during_schema_validation_is_not_lost():
     done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, check=False)
     assert (done.stdout, done.stderr) == (b"143\n", b"")

@@ -1,4 +1,4 @@
-"""What a backend leaves in temporary files goes with its worker, however that ends."""
+"""Temporary files of a backend are removed when its worker ends for any reason."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-def left_in(folder, patience=30):
-    """Return what is still in a folder after a moment."""
-    end = time.monotonic() + patience
-    while (left := list(folder.iterdir())) and time.monotonic() < end:
+def wait_until_empty(folder, seconds=30):
+    """Wait until a folder is empty; return the paths that remain in it."""
+    end = time.monotonic() + seconds
+    while (paths := list(folder.iterdir())) and time.monotonic() < end:
         time.sleep(0.05)
-    return left
+    return paths
 
 
 def test_no_temporary_file_outlives_its_worker(tmp_path, temporary):
@@ -42,7 +42,7 @@ def test_no_temporary_file_outlives_its_worker(tmp_path, temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_no_temporary_file_outlives_a_runner_that_is_killed(tmp_path, temporary):
+def test_no_temporary_file_outlives_a_killed_runner(tmp_path, temporary):
     write_cases(tmp_path, {"bad": 0.25})
     run = start(tmp_path, LITTER, "-j", "1")
     end = time.monotonic() + 20
@@ -51,17 +51,17 @@ def test_no_temporary_file_outlives_a_runner_that_is_killed(tmp_path, temporary)
     run.process.kill()
     run.process.communicate()
     assert run.survivors() == []
-    assert left_in(temporary) == []
+    assert wait_until_empty(temporary) == []
 
 
-def test_a_folder_for_temporary_files_that_cannot_be_made_costs_nothing(tmp_path, monkeypatch):
+def test_run_succeeds_if_the_temporary_folder_cannot_be_created(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", "/proc")
     write_cases(tmp_path, {"good": 0.0625})
     assert run_to_end(tmp_path, LITTER, "-j", "1").outcomes == {"good": "pass"}
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.01, 0.03, 0.1])
-def test_a_runner_that_is_killed_as_a_worker_starts_leaves_no_folder(tmp_path, temporary, wait):
+def test_runner_killed_while_a_worker_starts_leaves_no_folder(tmp_path, temporary, wait):
     write_cases(tmp_path, {"bad": 0.25})
     run = start(tmp_path, LITTER, "-j", "2")
     listed = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
@@ -71,11 +71,11 @@ def test_a_runner_that_is_killed_as_a_worker_starts_leaves_no_folder(tmp_path, t
     run.process.kill()
     run.process.communicate()
     assert run.survivors() == []
-    assert left_in(temporary) == []
+    assert wait_until_empty(temporary) == []
 
 
 def kill_all(run):
-    """Kill a run so that nobody can clean up."""
+    """Kill all processes of a run, so that none of them can clean up."""
     processes = [process.number for process in run.survivors(0)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
@@ -85,16 +85,16 @@ def kill_all(run):
 
 
 def wait_for_litter(temporary, known=()):
-    """Return the folder, not yet known, where a worker has left something."""
+    """Return the new folder in which a worker has created a file."""
     end = time.monotonic() + 20
-    while not (found := {path.parent for path in temporary.glob("*/*")} - set(known)):
+    while not (folders := {path.parent for path in temporary.glob("*/*")} - set(known)):
         assert time.monotonic() < end
         time.sleep(0.02)
-    (folder,) = found
+    (folder,) = folders
     return folder
 
 
-def test_the_next_run_removes_what_killed_ones_left_and_nothing_of_living_ones(tmp_path, temporary):
+def test_next_run_removes_folders_of_killed_runs_only(tmp_path, temporary):
     write_cases(tmp_path, {"bad": 0.25})
     run = start(tmp_path, LITTER, "-j", "1")
     stale = wait_for_litter(temporary)
@@ -104,20 +104,20 @@ def test_the_next_run_removes_what_killed_ones_left_and_nothing_of_living_ones(t
     held = wait_for_litter(temporary, [stale])
     write_cases(tmp_path, {"good": 0.0625})
     assert run_to_end(tmp_path, LITTER, "-j", "1").code == 0
-    left = list(temporary.iterdir())
+    folders = list(temporary.iterdir())
     living.process.kill()
     living.process.communicate()
-    assert left == [held]
+    assert folders == [held]
 
 
-def test_what_is_not_surely_ours_is_left_alone(tmp_path, temporary):
+def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
     (temporary / "onnxopt-worker-0123456789abcdef").symlink_to(precious)
     (temporary / "onnxopt-worker-file").touch()
     (temporary / "onnxopt-worker-0123456789abcdee.new").mkdir()
-    # Somebody's own folders that are named alike.
+    # Folders of other programs with similar names.
     for name in ("onnxopt-worker-results", "onnxopt-worker-0123456789abcded", "onnxopt-worker-"):
         (temporary / name).mkdir(0o700)
         (temporary / name / "thesis").touch()
@@ -133,16 +133,16 @@ def test_what_is_not_surely_ours_is_left_alone(tmp_path, temporary):
     assert (precious / "file").exists()
 
 
-def test_whatever_a_backend_makes_of_its_folder_it_is_removed_and_nothing_else(tmp_path, temporary):
+def test_worker_folder_is_removed_with_any_content_and_links_are_not_followed(tmp_path, temporary):
     precious = tmp_path / "precious"
     precious.mkdir(mode=0o700)
     (precious / "file").touch(0o600)
     ways = ("digs", "locks_up", "links", "replaces")
     run = run_in_turn(tmp_path, ways, plugin=PLUGINS / "survivors.py")
-    left = list(temporary.iterdir())
-    # Not for pytest, which cannot remove folders that are so deep.
-    subprocess.run(["/bin/rm", "-rf", *left], check=True)
+    remaining = list(temporary.iterdir())
+    # pytest cannot remove folders that are nested this deeply.
+    subprocess.run(["/bin/rm", "-rf", *remaining], check=True)
     for way in ways:
         require(run, way, "crash")
-    assert left == []
+    assert remaining == []
     assert (precious / "file").stat().st_mode & 0o777 == 0o600
