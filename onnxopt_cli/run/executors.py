@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# A worker of a cluster may take so many times the limits of a case.
+# A worker of a cluster may take this multiple of a case's time limits.
 _PATIENCE = 30
-#: Waits for the response to a case that was submitted, or says in words why there is none.
+#: Waits for the response to a submitted case; text is the reason why there is no response.
 Pending: TypeAlias = Callable[[], Response | str]
 
 
 class Executor(Protocol):
-    """A backend, and the place where it runs.
+    """Runs cases on one backend, in this process, in workers or on other machines.
 
     Attributes:
-        name: the backend as the user asked for it; its results go by it, whatever it calls itself.
-        ahead: how many cases are worth submitting before the first has its result.
-        version: the implementation and its version, once it is ready; empty if unknown. It is what
-            the backend says of itself, for people to read.
+        name: the specification of the backend, which identifies its results.
+        ahead: number of cases to submit before the result of the first is awaited.
+        version: the implementation and its version as the backend reports them, once it is ready;
+            empty if unknown.
     """
 
     name: str
@@ -73,17 +73,17 @@ class Executor(Protocol):
         """
 
     def submit(self, request: Request) -> Pending:
-        """Have a case run."""
+        """Begin to run a case."""
 
     def renew(self) -> None:
-        """Forget what earlier cases may have left in the backend; none may be pending."""
+        """Restart the backend and so discard the state of earlier cases; no case is pending."""
 
     def finish(self) -> list[Incident]:
-        """Shut the backend down; return what it did outside of any case, in words."""
+        """Shut the backend down, and return its failures outside of any case."""
 
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
-    """Say what isolation lacks on this machine, if backends are to be isolated."""
+    """Return a message if this machine isolates backends less than others; else an empty one."""
     ours = execution.isolation is None and set(backends) == {"numpy"}
     isolated = not ours and execution.isolation is not Isolation.NONE
     return f"isolation is {lacking}" if isolated and (lacking := weakness()) else ""
@@ -97,12 +97,12 @@ def open_executors(
     reference_oracle: ReferenceOracle | None = None,
     cluster: Cluster | None = None,
 ) -> Iterator[list[Executor]]:
-    """Start backends, and leave no process of theirs behind.
+    """Start backends, and end all of their processes afterwards.
 
-    They start side by side while the caller does other things; ask each whether it is ready.
+    They start at the same time, in the background: wait for each with ``ready``.
 
     Args:
-        backends: as the user asks for them.
+        backends: their specifications.
         execution: how to run them.
         interruption: set when the user wants the run to end.
         reference_oracle: asks models in workers beside those of the backends, however these are
@@ -216,11 +216,11 @@ def _limits_of_asking(limits: Limits) -> Limits:
 
 
 class NotStarted:
-    """A backend that did not start, so that none of its cases runs.
+    """A backend that failed to start: none of its cases runs.
 
     Args:
-        text: the backend as the user asked for it.
-        error: why it did not start.
+        text: the specification of the backend.
+        error: the error of its start.
     """
 
     def __init__(self, text: str, error: BackendUnavailable) -> None:
@@ -230,7 +230,7 @@ class NotStarted:
         self._error = error
 
     def ready(self) -> None:
-        """Raise the error that starting it has raised.
+        """Raise the error of its start.
 
         Raises:
             BackendUnavailable: always.
@@ -238,7 +238,7 @@ class NotStarted:
         raise self._error
 
     def submit(self, _: Request) -> Pending:
-        """Return what says why the case does not run."""
+        """Return the reason why the case does not run."""
         reason = f"{NOT_STARTED}{self._error.message}"
         return lambda: reason
 
@@ -246,16 +246,16 @@ class NotStarted:
         """Do nothing."""
 
     def finish(self) -> list[Incident]:
-        """Return nothing: it did nothing."""
+        """Return no incident: the backend did not run."""
         return []
 
 
 class NotHereError(Exception):
-    """A process that only runs and judges formulas was to start workers."""
+    """Workers are needed in a process that only runs and judges formulas."""
 
 
 def not_here() -> NoReturn:
-    """Start no workers.
+    """Refuse to start workers.
 
     Raises:
         NotHereError: always.
@@ -267,8 +267,8 @@ class InProcess:
     """A backend in the runner's own process: if it crashes, so does the runner.
 
     Args:
-        text: the backend as the user asked for it.
-        lowering: when it is given primitive operators.
+        text: the specification of the backend.
+        lowering: when the backend is given primitive operators.
         interruption: set when the user wants the run to end.
         open_pool: starts it in workers, for all models but a single node with a formula, or a loop
             of ours around one; None to run everything here. A formula takes as much time and memory
@@ -294,20 +294,20 @@ class InProcess:
 
     @property
     def ours(self) -> bool:
-        """True if formulas alone are run here, by our own reference."""
+        """True if only formulas run in this process, on the backend ``numpy``."""
         return self._open_pool is not None
 
     def apart(self) -> InProcess:
-        """Return one for a process that must not start workers."""
+        """Return a copy for a process that must not start workers."""
         other = copy(self)
         vars(other)["_open_pool"] = not_here
         return other
 
     def ready(self) -> None:
-        """Do nothing: it has started as far as is known to be needed."""
+        """Do nothing: workers start when a case needs them."""
 
     def submit(self, request: Request) -> Pending:
-        """Have a case run in a worker, or here when its result is asked for."""
+        """Begin to run a case in a worker, or return a function that runs it here."""
         isolated = not request.formula_loop and not is_formula(request)
         if isolated and self._open_pool is not None:
             self._pool = self._pool or self._open_pool()
@@ -323,13 +323,13 @@ class InProcess:
         return run
 
     def renew(self) -> None:
-        """Make the backend anew, as far as that is possible within one process."""
+        """Create the backend again, as far as that is possible within one process."""
         self._host = self._start()
         if self._pool is not None:
             self._pool.renew()
 
     def finish(self) -> list[Incident]:
-        """End it; return what went wrong then. All else outside of cases it did to this process."""
+        """End the backend, and return a failure of its teardown."""
         trouble = self._host.close()
         found = [Incident("teardown", *trouble)] if trouble else []
         return [*found, *(self._pool.finish() if self._pool else ())]

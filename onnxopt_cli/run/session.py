@@ -87,13 +87,13 @@ def open_session(
     tell: Callable[[str], None] = lambda _: None,
     cluster: Cluster | None = None,
 ) -> Iterator[Session]:
-    """Start backends, choose among the cases and open the log; end the backends after all.
+    """Start backends, select cases and open the log; end the backends afterwards.
 
     Args:
         config: the settings of the run.
-        find: finds the cases to choose among, while the backends start.
+        find: collects the cases to choose from, while the backends start.
         interruption: set when the user wants the run to end.
-        tell: called with what the user should know before the run.
+        tell: called with messages for the user before the run.
         cluster: the machines on which backends run; None for this one.
 
     Raises:
@@ -111,7 +111,7 @@ def open_session(
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
-        # With a log all files are looked at before any code of a backend runs.
+        # With a log, all files are hashed before any code of a backend runs.
         plan = None if snapshot else stack.enter_context(opened)
         with interruption.at_once():
             collection = find()
@@ -190,13 +190,13 @@ class Session:
     """A run in progress, from :func:`open_session`.
 
     Attributes:
-        plan: what runs, with what the log and the expectations need to know of it.
+        plan: the cases, the backends, and the functions of the log and the expectations.
         config: the settings of the run.
         cluster: the machines on which backends run; None for this one.
-        expectations: what is expected of the cases.
-        ids: ids of all cases that there are, selected or not.
-        results: the results so far by case and backend, in the order in which they came.
-        began: when, by the clock that counts from anywhere.
+        expectations: the expectations on the results of the cases.
+        ids: ids of all cases, selected or not.
+        results: the results by case and backend, in the order of their arrival.
+        began: start time by ``perf_counter``.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Session:
         self._writer: LogWriter | None = None
         self._snapshot: FileSnapshot | None = None
         self.began = perf_counter()
-        # What is known of it from the beginning.
+        # The parts of the record that are known when the run begins.
         self._record = RunRecord(
             versions={**VERSIONS, **of_suites, **weak},
             backends=tuple(self._backends.values()),
@@ -235,14 +235,14 @@ class Session:
         self.plan = replace(plan, review=self._review)
 
     def begin(self, snapshot: FileSnapshot, cases: CaseList) -> None:
-        """Open the log, or take the results that it has and run the other cases.
+        """Open the log; with ``--resume``, take its results and run only the other cases.
 
         Args:
             snapshot: knows what the files of backends and cases held before any backend started.
             cases: the selected cases, those of other shards too, in the order of their files.
 
         Raises:
-            UsageError: if it is no log, cannot be written, or is of another run.
+            UsageError: if the file is not a log, cannot be written, or belongs to another run.
         """
         from onnxopt_cli.run.log.log_header import Header
         from onnxopt_cli.run.log.log_reader import read_log
@@ -279,7 +279,7 @@ class Session:
             self._writer.write({"record": "resume", "at": datetime.now(UTC).strftime(_MOMENT)})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
-        """Yield the results of each case, one a backend: those that the log has, then new ones."""
+        """Yield the results of each case, one for each backend: resumed ones first."""
         names = list(self._backends)
         known = {case for case, _ in self.results}
         for case in [case for case in self.plan.cases if case.id in known]:
@@ -293,13 +293,13 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # What workers did outside of cases before a run was killed still counts.
+                # Failures of workers outside of cases count even if that run was killed.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
 
     def rerun(self) -> Iterator[Result]:
-        """Run again what does not conform, and yield the results of it."""
+        """Run the cases that do not conform again, and yield their results."""
         if self._log and self._log.finished:
             return
         from onnxopt_cli.run.rerun import RunInterrupted
@@ -332,7 +332,7 @@ class Session:
         findings = expected.findings(self.ids, backends) if expected.layers else ()
         found: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
-            # What was found wrong in the end, too.
+            # A finished log also has the problems found at its end.
             found = self._log.record.problems
         problems = tuple(dict.fromkeys((*plan.problems, *found)))
         results = tuple(self.results.values())
@@ -363,7 +363,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Take from a log the cases that have run on all backends; all of it if it is finished."""
+        """Take the results of cases that ran on all backends, or all of a finished log."""
         from onnxopt_cli.run.log.log_rules import whole_row
 
         started, hostname = log.header.started, log.header.hostname
@@ -383,7 +383,7 @@ class Session:
         self.results |= {(it.case, it.backend): self._review(it) for it in taken}
 
     def _require_refusal(self, case: Case) -> None:
-        """See that a case which conforms without outputs is one that must be refused."""
+        """Require that a case which conforms without outputs is a rejection case."""
         with suppress(InvalidCase):
             if case.load().must_reject:
                 return
