@@ -11,8 +11,8 @@ publishes, and with sequential sums. For each element
 
 where u is the unit roundoff, and lambda the smallest normal number of the type if the element may
 be flushed to zero, else 0. The unit is the movement of an element by one rounding, that is, its
-condition times u. A model of doubles is perturbed by 2^27 roundings, and its movements are divided
-by as much.
+condition times u. An output that no rounding moves has the unit 0: it must be exact. A model of
+doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
 A difference that is not proportional to the roundings does not widen the tolerance. Where z
 overflows, a perturbation crosses a discontinuity, or a root has a negative operand, the other value

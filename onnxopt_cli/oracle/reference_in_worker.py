@@ -81,7 +81,7 @@ def readings(returned: Sequence[Value]) -> list[Reading]:
             )
             for second, identities_used, outputs in json.loads(description)
         ]
-    except (RuntimeError, StopIteration, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError("the condition estimate returned an invalid response") from error
 
 

@@ -1,6 +1,7 @@
-"""Right ways to normalize in float32 that round differently, and one that cancels.
+"""Reformulations of normalizations in float32, and an unstable one.
 
-Each takes rows of float32 and returns their means and variances, or applies these.
+The statistics take rows of float32 and return their means and variances. The applications normalize
+by given statistics.
 """
 
 import numpy as np
@@ -8,21 +9,23 @@ import numpy as np
 F = np.float32
 
 
-def in_order(x):
+def sequential_sum(x):
     return np.add.accumulate(x, axis=-1, dtype=F)[..., -1:]
 
 
-def by_pairs(x):
+def pairwise_sum(x):
     return x.sum(-1, keepdims=True, dtype=F)
 
 
-def in_lanes(x, lanes=8):
-    """Sum as a vector unit does: each lane in order, then the lanes."""
+def vectorized_sum(x, lanes=8):
+    """Sum as a vector unit does: each lane sequentially, then the lanes."""
     padded = np.pad(x, [(0, 0), (0, -x.shape[-1] % lanes)])
-    return in_order(in_order(np.moveaxis(padded.reshape(len(x), -1, lanes), 1, -1))[..., 0])
+    return sequential_sum(
+        sequential_sum(np.moveaxis(padded.reshape(len(x), -1, lanes), 1, -1))[..., 0]
+    )
 
 
-def in_double(x):
+def double_sum(x):
     return x.astype(np.float64).sum(-1, keepdims=True).astype(F)
 
 
@@ -35,25 +38,25 @@ def two_pass(total):
     return statistics
 
 
-def by_reciprocal(x):
+def reciprocal_of_count(x):
     share = F(1) / F(x.shape[-1])
-    mean = by_pairs(x) * share
-    return mean, by_pairs((x - mean) ** 2) * share
+    mean = pairwise_sum(x) * share
+    return mean, pairwise_sum((x - mean) ** 2) * share
 
 
-def corrected(x):
-    """Take back what the rounded mean adds to the squares."""
+def corrected_two_pass(x):
+    """Subtract the contribution of the error of the mean from the squares."""
     count = F(x.shape[-1])
-    centred = x - by_pairs(x) / count
-    variance = (by_pairs(centred**2) - by_pairs(centred) ** 2 / count) / count
-    return by_pairs(x) / count, variance
+    centred = x - pairwise_sum(x) / count
+    variance = (pairwise_sum(centred**2) - pairwise_sum(centred) ** 2 / count) / count
+    return pairwise_sum(x) / count, variance
 
 
 def shifted(x):
-    """Take one pass over what is left without the first element."""
+    """Compute the variance in one pass after subtracting the first element."""
     first, count = x[..., :1], F(x.shape[-1])
-    mean = by_pairs(x - first) / count
-    return first + mean, np.maximum(by_pairs((x - first) ** 2) / count - mean**2, F(0))
+    mean = pairwise_sum(x - first) / count
+    return first + mean, np.maximum(pairwise_sum((x - first) ** 2) / count - mean**2, F(0))
 
 
 def welford(x):
@@ -66,32 +69,32 @@ def welford(x):
 
 
 def merged(x, length=64):
-    """Welford's statistics of parts, merged as Chan does."""
+    """Merge Welford's statistics of parts by Chan's formula."""
     count, mean, squares = 0, F(0), F(0)
     for start in range(0, x.shape[-1], length):
         part = x[:, start : start + length]
         size = part.shape[-1]
-        own, variance = welford(part)
-        apart, together = own - mean, count + size
-        squares = squares + variance * F(size) + apart**2 * F(count * size / together)
-        mean, count = mean + apart * F(size / together), together
+        part_mean, variance = welford(part)
+        difference, total = part_mean - mean, count + size
+        squares = squares + variance * F(size) + difference**2 * F(count * size / total)
+        mean, count = mean + difference * F(size / total), total
     return mean, squares / F(count)
 
 
 def one_pass(x):
-    """E(X^2) - E(X)^2, which cancels: wrong where the mean is large."""
+    """Compute E(X^2) - E(X)^2, which cancels if the mean is large."""
     count = F(x.shape[-1])
-    mean = by_pairs(x) / count
-    return mean, by_pairs(x * x) / count - mean * mean
+    mean = pairwise_sum(x) / count
+    return mean, pairwise_sum(x * x) / count - mean * mean
 
 
 STATISTICS = {
-    "two passes by pairs": two_pass(by_pairs),
-    "two passes in order": two_pass(in_order),
-    "two passes in lanes": two_pass(in_lanes),
-    "two passes, sums in double": two_pass(in_double),
-    "by the reciprocal of the count": by_reciprocal,
-    "corrected": corrected,
+    "two passes, pairwise sums": two_pass(pairwise_sum),
+    "two passes, sequential sums": two_pass(sequential_sum),
+    "two passes, vectorized sums": two_pass(vectorized_sum),
+    "two passes, sums in double": two_pass(double_sum),
+    "by the reciprocal of the count": reciprocal_of_count,
+    "corrected": corrected_two_pass,
     "shifted": shifted,
     "Welford": welford,
     "Chan": merged,

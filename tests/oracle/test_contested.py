@@ -1,4 +1,4 @@
-"""Questions that two published sources of ONNX answer differently: either reading is right."""
+"""Contested questions: a result by either reading of the specification passes."""
 
 import inspect
 import json
@@ -25,11 +25,11 @@ def stored(name):
 
 def first(model, inputs): return stored("first")
 def second(model, inputs): return stored("second")
-def off(model, inputs): return [stored("second")[0] * np.float32(1 + 1e-4)]
+def inaccurate(model, inputs): return [stored("second")[0] * np.float32(1 + 1e-4)]
 def mixed(model, inputs):
-    (one,), (other,) = stored("first"), stored("second")
-    mixed = one.copy()
-    mixed.reshape(-1)[1::2] = other.reshape(-1)[1::2]
+    (first,), (second,) = stored("first"), stored("second")
+    mixed = first.copy()
+    mixed.reshape(-1)[1::2] = second.reshape(-1)[1::2]
     return [mixed]
 """
 
@@ -39,13 +39,13 @@ def single_words(text):
 
 
 def published(link):
-    """The text of a source of the installed onnx."""
+    """Return the text of a source in the installed onnx."""
     place = link.rsplit("/", 1)[-1]
     if place.startswith("onnx_"):
         domain = "ai.onnx.ml" if "aionnxml" in place else ""
         schema = onnx.defs.get_schema(place.split("_")[-1].removesuffix(".html"), domain=domain)
-        told = (*schema.inputs, *schema.outputs, *schema.attributes.values())
-        return "\n".join([schema.doc, *(it.description for it in told)])
+        parts = (*schema.inputs, *schema.outputs, *schema.attributes.values())
+        return "\n".join([schema.doc, *(part.description for part in parts)])
     if place == "maxunpool.py":
         return inspect.getsource(maxunpool)
     if place == "defs.cc":
@@ -62,36 +62,36 @@ def published(link):
 
 
 @pytest.mark.parametrize("entry", CONTESTED, ids=lambda entry: entry.name)
-def test_both_sources_say_what_is_quoted(entry):
+def test_quotations_occur_in_the_published_sources(entry):
     first, second = entry.readings
     assert first.link != second.link
     for source in entry.readings:
         assert source.says in single_words(published(source.link))
 
 
-def test_the_document_has_the_list():
+def test_document_contains_the_list():
     assert contested_table() in (REPOSITORY / "docs" / "conditioned.md").read_text()
 
 
-def resized_by_text(x, scale):
-    """The text of Resize: linear, from corner to corner of what there is."""
+def resized_by_specification(x, scale):
+    """Resize linearly with aligned corners, by the text of the specification."""
     for axis in (2, 3):
         length = x.shape[axis]
         resized = int(np.floor(length * np.float64(np.float32(scale))))
         at = np.arange(resized) * (length - 1) / max(resized - 1, 1)
         low = np.minimum(at.astype(int), length - 1)
         high = np.minimum(low + 1, length - 1)
-        share = (at - low).reshape([-1 if it == axis else 1 for it in range(4)])
+        share = (at - low).reshape([-1 if other_axis == axis else 1 for other_axis in range(4)])
         x = np.take(x, low, axis) * (1 - share) + np.take(x, high, axis) * share
     return x
 
 
-def largest_interpolated(x, roi, ratio, height, width):
-    """The text of RoiAlign: the largest of what is interpolated at the points of each bin."""
+def roi_maximum_by_specification(x, roi, ratio, height, width):
+    """Return the largest interpolated value of each bin, by the text of the specification."""
     channels, rows, columns = x.shape
     (left, top, right, bottom) = roi.astype(np.float64)
     tall, wide = max(bottom - top, 1) / height, max(right - left, 1) / width
-    found = np.full((channels, height, width), -np.inf)
+    maxima = np.full((channels, height, width), -np.inf)
     for row, column, i, j in np.ndindex(height, width, ratio, ratio):
         y = min(max(top + (row + (i + 0.5) / ratio) * tall, 0), rows - 1)
         z = min(max(left + (column + (j + 0.5) / ratio) * wide, 0), columns - 1)
@@ -100,8 +100,8 @@ def largest_interpolated(x, roi, ratio, height, width):
             for at, length in ((y, rows), (z, columns))
         ]
         value = np.einsum("crs,r,s->c", x.astype(np.float64), *weights)
-        found[:, row, column] = np.maximum(found[:, row, column], value)
-    return found[np.newaxis]
+        maxima[:, row, column] = np.maximum(maxima[:, row, column], value)
+    return maxima[np.newaxis]
 
 
 def resize_case():
@@ -109,7 +109,7 @@ def resize_case():
     inputs = {"X": x, "scales": np.array([1, 1, 0.7, 0.7], np.float32)}
     attributes = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     node = helper.make_node("Resize", ["X", "", "scales"], ["Y"], **attributes)
-    return node, inputs, resized_by_text(x.astype(np.float64), 0.7)
+    return node, inputs, resized_by_specification(x.astype(np.float64), 0.7)
 
 
 def roi_case():
@@ -127,7 +127,7 @@ def roi_case():
         coordinate_transformation_mode="output_half_pixel",
         **attributes,
     )
-    return node, inputs, largest_interpolated(x[0], inputs["rois"][0], 2, 3, 2)
+    return node, inputs, roi_maximum_by_specification(x[0], inputs["rois"][0], 2, 3, 2)
 
 
 def clip_case():
@@ -164,8 +164,8 @@ CASES = {
 
 
 @pytest.fixture(params=CASES, ids=str)
-def written(request, tmp_path):
-    """A directory of cases, and backends that return the first reading, the second and others."""
+def stored_cases(request, tmp_path):
+    """Write cases, and backends that return the first reading, the second and others."""
     node, inputs, second = CASES[request.param]()
     graph = helper.make_graph(
         [node],
@@ -184,7 +184,7 @@ def written(request, tmp_path):
     second = second.astype(np.float32)
     assert not np.allclose(first, second)
     for name, expected in {"first": first, "second": second, "neither": second + 0.37}.items():
-        folder = tmp_path / "cases" / name / "node" / "test_it"
+        folder = tmp_path / "cases" / name / "node" / "test_case"
         write_directory(folder, Problem(model, inputs, {"Y": expected}))
         np.save(tmp_path / f"{name}.npy", expected)
     (tmp_path / "backend.py").write_text(BACKEND)
@@ -192,34 +192,36 @@ def written(request, tmp_path):
 
 
 def outcomes(onnxopt, folder, stored, *names):
-    """The outcome and note of each backend, as the log has them."""
+    """Return the outcome and note of each backend in the log, and the command's result."""
     log = folder / "run.log"
     log.unlink(missing_ok=True)
-    backends = [it for name in names for it in ("-b", f"python:{folder / 'backend.py'}:{name}")]
-    told = onnxopt(
+    backends = [part for name in names for part in ("-b", f"python:{folder / 'backend.py'}:{name}")]
+    command = onnxopt(
         "run", str(folder / "cases" / stored), *backends, "--log", log, "--isolation", "none", "-v"
     )
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    results = [it["result"] for it in records if "result" in it]
+    results = [record["result"] for record in records if "result" in record]
     return {
-        it["backend"].rsplit(":", 1)[-1]: (it["outcome"], it["note"].partition(" (")[0])
-        for it in results
-    }, told
+        result["backend"].rsplit(":", 1)[-1]: (result["outcome"], result["note"].partition(" (")[0])
+        for result in results
+    }, command
 
 
 @pytest.mark.slow
-def test_either_reading_passes_as_a_whole(onnxopt, written):
+def test_either_reading_passes_and_mixed_readings_fail(onnxopt, stored_cases):
     for stored in ("first", "second"):
-        found, told = outcomes(onnxopt, written, stored, "first", "second", "off", "mixed")
-        assert found == {
+        results, command = outcomes(
+            onnxopt, stored_cases, stored, "first", "second", "inaccurate", "mixed"
+        )
+        assert results == {
             "first": ("pass", ""),
             "second": ("pass", "contested: reading 2 of 2"),
-            "off": ("fail", "contested: by no reading of 2"),
+            "inaccurate": ("fail", "contested: by no reading of 2"),
             "mixed": ("fail", "contested: by no reading of 2"),
         }
-        assert "pass (contested: reading 2 of 2)" in told.out
+        assert "pass (contested: reading 2 of 2)" in command.out
 
 
-def test_what_neither_reading_yields_is_invalid(onnxopt, written):
-    found, _ = outcomes(onnxopt, written, "neither", "first")
-    assert found["first"][0] == "invalid"
+def test_stored_output_of_neither_reading_is_invalid(onnxopt, stored_cases):
+    results, _ = outcomes(onnxopt, stored_cases, "neither", "first")
+    assert results["first"][0] == "invalid"

@@ -1,4 +1,4 @@
-"""Cancellation shows wherever terms lie: the design of the roundings that are put in."""
+"""The design of the perturbed runs shows the cancellation of terms at any places."""
 
 import numpy as np
 import pytest
@@ -19,16 +19,16 @@ def columns(first, count):
 
 
 @pytest.mark.parametrize("first", [0, 40_000, 123_456_789])
-def test_of_many_places_in_a_row_no_two_move_alike_in_all_runs(first):
-    found = columns(first, DISTINCT_PLACES)
-    assert len(np.unique(found, axis=1).T) == DISTINCT_PLACES
-    # Whatever differs at all differs by a quarter of a rounding.
+def test_no_two_of_many_consecutive_places_move_alike_in_all_runs(first):
+    moves = columns(first, DISTINCT_PLACES)
+    assert len(np.unique(moves, axis=1).T) == DISTINCT_PLACES
+    # Places that differ, differ by a quarter of a rounding at least.
     assert np.diff(LEVELS) == pytest.approx(0.25)
-    assert (np.abs(found).max(axis=0) == 1).all()
+    assert (np.abs(moves).max(axis=0) == 1).all()
 
 
-def test_places_farther_apart_move_alike_with_a_probability_below_1e_6():
-    # Only at multiples of this distance can they be alike.
+def test_distant_places_move_alike_with_a_probability_below_1e_6():
+    # Two places can only move alike if their distance is a multiple of this prime.
     assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
     first = columns(0, 10_000)
     shares = [
@@ -39,20 +39,20 @@ def test_places_farther_apart_move_alike_with_a_probability_below_1e_6():
 
 
 @pytest.mark.parametrize("terms", [2, 3, 4, 6, 8, 16])
-def test_terms_that_cancel_are_seen_to_move_wherever_they_lie(terms):
+def test_cancelling_terms_move_apart_at_any_places(terms):
     random = np.random.default_rng(terms)
     all_columns = columns(0, 500_000)
     places = random.integers(0, all_columns.shape[1], (20_000, terms))
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
-    # A limit of 16 units is a rounding of each term at least; of half of them it is 16 and more.
+    # A tolerance of 16 units is at least one rounding of each term, and 16 for half of all sums.
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 
 
 @pytest.mark.parametrize("ratio", [1, 10, 1000, 1e5])
 @pytest.mark.parametrize("shape", [(8, 16, 7, 7), (2, 35, 11), (1, 70, 35), (4, 3, 1)])
-def test_batch_normalization_folded_to_scale_and_shift_passes_in_every_element(shape, ratio):
+def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     random = np.random.default_rng(int(ratio) + shape[1])
     draw = lambda *size: random.uniform(0.5, 2, size).astype(np.float32)  # noqa: E731
     channels = shape[1]
@@ -63,17 +63,18 @@ def test_batch_normalization_folded_to_scale_and_shift_passes_in_every_element(s
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info(name, 1, it.shape) for name, it in inputs.items()],
+        [helper.make_tensor_value_info(name, 1, v.shape) for name, v in inputs.items()],
         [helper.make_tensor_value_info("y", 1, None)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=10)
     right = Branch(*condition(model, inputs)[0].right[0])
     x, scale, bias, mean, variance = (
-        it if it.ndim > 1 else it.reshape(-1, *[1] * (len(shape) - 2)) for it in inputs.values()
+        array if array.ndim > 1 else array.reshape(-1, *[1] * (len(shape) - 2))
+        for array in inputs.values()
     )
     factor = scale / np.sqrt(variance + np.float32(1e-5))
     assert not right.wrong(x * factor + (bias - mean * factor)).any()
     assert not right.wrong((x - mean) * factor + bias).any()
-    # What is off by ten times as much as that is not.
-    off = 20 * 2.0**-24 * np.abs(x * factor).max()
-    assert np.mean(right.wrong(right.expected + np.float32(10 * off))) > 0.95
+    # Ten times the largest error of these fails.
+    error = 20 * 2.0**-24 * np.abs(x * factor).max()
+    assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95

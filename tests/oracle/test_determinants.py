@@ -14,24 +14,24 @@ F = np.float32
 
 def eliminated(matrix, complete=False):
     """LU with partial or complete pivoting, in the type of the matrix."""
-    a, count, found = matrix.copy(), len(matrix), matrix.dtype.type(1)
+    a, count, determinant = matrix.copy(), len(matrix), matrix.dtype.type(1)
     for place in range(count):
-        rest = np.abs(a[place:, place:])
+        remaining = np.abs(a[place:, place:])
         if complete:
-            row, column = np.unravel_index(np.argmax(rest), rest.shape)
+            row, column = np.unravel_index(np.argmax(remaining), remaining.shape)
         else:
-            row, column = int(np.argmax(rest[:, 0])), 0
-        for axis, other in ((0, place + row), (1, place + column)):
-            if other != place:
+            row, column = int(np.argmax(remaining[:, 0])), 0
+        for axis, pivot in ((0, place + row), (1, place + column)):
+            if pivot != place:
                 view = a if axis == 0 else a.T
-                view[[place, other]] = view[[other, place]]
-                found = -found
-        found = found * a[place, place]
-        if found == 0:
-            return found
+                view[[place, pivot]] = view[[pivot, place]]
+                determinant = -determinant
+        determinant = determinant * a[place, place]
+        if determinant == 0:
+            return determinant
         factors = a[place + 1 :, place] / a[place, place]
         a[place + 1 :, place:] -= np.outer(factors, a[place, place:])
-    return found
+    return determinant
 
 
 def reflected(matrix):
@@ -60,7 +60,7 @@ def expanded(matrix):
 
 
 def without_fractions(matrix):
-    """Bareiss' elimination, with pivots."""
+    """Bareiss' fraction-free elimination, with pivots."""
     a, before, sign = matrix.copy(), F(1), F(1)
     for place in range(len(a) - 1):
         row = place + int(np.argmax(np.abs(a[place:, place])))
@@ -78,9 +78,9 @@ def without_fractions(matrix):
 
 REFORMULATIONS = {
     "partial pivots": eliminated,
-    "complete pivots": lambda it: eliminated(it, complete=True),
-    "by columns": lambda it: eliminated(it.T.copy()),
-    "in double": lambda it: F(eliminated(it.astype(np.float64))),
+    "complete pivots": lambda matrix: eliminated(matrix, complete=True),
+    "by columns": lambda matrix: eliminated(matrix.T.copy()),
+    "in double": lambda matrix: F(eliminated(matrix.astype(np.float64))),
     "LAPACK": np.linalg.det,
     "reflections": reflected,
     "cofactors": expanded,
@@ -88,16 +88,16 @@ REFORMULATIONS = {
 }
 
 
-def of_rank(count, deficit, seed, whole=False):
+def matrix_of_rank(count, deficit, seed, integers=False):
     random = np.random.default_rng(seed)
-    if whole:
+    if integers:
         rows = random.integers(-4, 5, (count - deficit, count))
         return np.concatenate([rows, random.integers(-2, 3, (deficit, count - deficit)) @ rows])
-    left = random.standard_normal((count, count - deficit))
-    return left @ random.standard_normal((count - deficit, count)) if deficit else left
+    factor = random.standard_normal((count, count - deficit))
+    return factor @ random.standard_normal((count - deficit, count)) if deficit else factor
 
 
-def right_of(x):
+def expected_branch(x):
     element = helper.np_dtype_to_tensor_dtype(x.dtype)
     graph = helper.make_graph(
         [helper.make_node("Det", ["x"], ["y"])],
@@ -112,67 +112,69 @@ def right_of(x):
     return branch
 
 
-def check_reformulations(x, forms=REFORMULATIONS):
-    right = right_of(x)
-    for name in forms:
-        found = np.array([REFORMULATIONS[name](it.astype(F)) for it in x])
-        assert not right.wrong(found.astype(x.dtype)).any(), name
+def check_reformulations(x, names=REFORMULATIONS):
+    right = expected_branch(x)
+    for name in names:
+        determinants = np.array([REFORMULATIONS[name](matrix.astype(F)) for matrix in x])
+        assert not right.wrong(determinants.astype(x.dtype)).any(), name
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_right_forms_pass_at_any_rank(count, whole):
+def test_reformulations_pass_at_any_rank(count, integers):
     for deficit in range(count):
-        check_reformulations(np.array([of_rank(count, deficit, it, whole) for it in range(8)], F))
+        check_reformulations(
+            np.array([matrix_of_rank(count, deficit, seed, integers) for seed in range(8)], F)
+        )
 
 
 @pytest.mark.parametrize("count", [7, 20])
 @pytest.mark.parametrize("deficit", [0, 1, 3, 5])
 def test_larger_matrices_pass_by_factorization(count, deficit):
-    x = np.array([of_rank(count, deficit, it) for it in range(4)], F)
+    x = np.array([matrix_of_rank(count, deficit, seed) for seed in range(4)], F)
     check_reformulations(x, REFORMULATIONS.keys() - {"cofactors", "without fractions"})
 
 
 @given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 2**31), st.floats(-3, 3))
 def test_scaled_matrices_pass(count, deficit, seed, power):
-    x = of_rank(count, min(deficit, count - 1), seed)
+    x = matrix_of_rank(count, min(deficit, count - 1), seed)
     scales = 10.0 ** (power * np.linspace(-1, 1, count))
     check_reformulations(
         (scales[:, None] * x)[None].astype(F), {"partial pivots", "cofactors", "in double"}
     )
 
 
-def test_scaled_matrices_of_full_rank_are_judged_as_strictly():
+def test_scaling_a_matrix_of_full_rank_does_not_widen_the_tolerance():
     scales = np.array([1e-4, 1, 1e4])[:, None]
-    x = np.array([scales * of_rank(3, 0, it) * scales.T for it in range(30)], F)
+    x = np.array([scales * matrix_of_rank(3, 0, seed) * scales.T for seed in range(30)], F)
     exact = np.linalg.det(x.astype(np.float64))
-    assert right_of(x).wrong((exact * (1 + 1e-3)).astype(F)).mean() > 0.9
+    assert expected_branch(x).wrong((exact * (1 + 1e-3)).astype(F)).mean() > 0.9
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7])
 def test_wrong_determinants_of_full_rank_fail(count):
-    x = np.array([of_rank(count, 0, it) for it in range(30)], F)
-    right = right_of(x)
+    x = np.array([matrix_of_rank(count, 0, seed) for seed in range(30)], F)
+    right = expected_branch(x)
     exact = np.linalg.det(x.astype(np.float64))
     scale = np.sqrt(np.mean(exact**2))
     for wrong in (-exact, 0 * exact, exact * (1 + 1e-4), exact + 1e-4 * scale):
         assert right.wrong(wrong.astype(F)).mean() > 0.9
 
 
-def test_a_determinant_of_low_rank_is_zero_to_its_scale():
-    x = np.array([of_rank(7, 3, it) for it in range(30)], F)
-    assert right_of(x).wrong(np.full(30, F(0.1))).mean() > 0.8
+def test_determinant_of_low_rank_is_zero_relative_to_its_scale():
+    x = np.array([matrix_of_rank(7, 3, seed) for seed in range(30)], F)
+    assert expected_branch(x).wrong(np.full(30, F(0.1))).mean() > 0.8
     zeros = np.ones((1, 3, 3), F)
     zeros[0, 1] = 0
-    assert not right_of(zeros).wrong(F([1e-8])).any()
-    assert right_of(zeros).wrong(F([1e-4])).all()
+    assert not expected_branch(zeros).wrong(F([1e-8])).any()
+    assert expected_branch(zeros).wrong(F([1e-4])).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_other_types_are_as_strict(dtype):
-    x = np.array([of_rank(3, it % 3, it) for it in range(9)], dtype)
+def test_tolerance_follows_the_roundoff_of_the_type(dtype):
+    x = np.array([matrix_of_rank(3, seed % 3, seed) for seed in range(9)], dtype)
     exact = np.linalg.det(x.astype(np.float64))
-    right = right_of(x)
+    right = expected_branch(x)
     assert not right.wrong(exact.astype(dtype)).any()
-    off = 100 * np.finfo(dtype).eps
-    assert right.wrong((exact * (1 + off)).astype(dtype))[::3].all()
+    error = 100 * np.finfo(dtype).eps
+    assert right.wrong((exact * (1 + error)).astype(dtype))[::3].all()

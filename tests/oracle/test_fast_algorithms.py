@@ -1,4 +1,4 @@
-"""Convolutions and transforms by fast algorithms are right; wrong ones beside them are not."""
+"""Convolutions and transforms by fast algorithms pass, and larger errors fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import helper
 
 from onnxopt_cli.oracle.condition_estimate import condition
 
-# Lavin and Gray 2016, section 4, and their wincnn: what transforms back, the kernel, the tile.
+# Lavin and Gray 2016, section 4, and their wincnn: the matrices A^T, G and B^T.
 F2 = (
     [[1, 1, 1, 0], [0, 1, -1, -1]],
     [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
@@ -69,7 +69,7 @@ TILES = {"F(2, 3)": F2, "F(4, 3)": F4, "F(6, 3)": F6}
 
 
 def multiplied(matrix, array, axis):
-    """Multiply along an axis, term after term, in the array's type."""
+    """Multiply along an axis by a sequential sum in the array's type."""
     moved = np.moveaxis(array, axis, 0)
     rows = []
     for row in np.asarray(matrix, array.dtype):
@@ -80,19 +80,20 @@ def multiplied(matrix, array, axis):
 
 def winograd(x, w, group, tile):
     """Convolve padded images, or signals, with kernels of 3 elements along each axis."""
-    back, kernel, data = tile
-    kept, reach, axes = len(back), len(data), range(2, x.ndim)
+    inverse, kernel, data = tile
+    tile_outputs, reach, axes = len(inverse), len(data), range(2, x.ndim)
     sizes = [n - 2 for n in x.shape[2:]]
-    counts = [-(-n // kept) for n in sizes]
-    more = [(0, n * kept - size) for n, size in zip(counts, sizes, strict=True)]
-    x = np.pad(x, [(0, 0), (0, 0), *more])
+    counts = [-(-size // tile_outputs) for size in sizes]
+    tiled_sizes = [count * tile_outputs for count in counts]
+    missing = [(0, tiled - size) for tiled, size in zip(tiled_sizes, sizes, strict=True)]
+    x = np.pad(x, [(0, 0), (0, 0), *missing])
     for axis in axes:
         w = multiplied(kernel, w, axis)
     outputs = len(w) // group
-    y = np.zeros((len(x), len(w), *(n * kept for n in counts)), x.dtype)
+    y = np.zeros((len(x), len(w), *tiled_sizes), x.dtype)
     for place in np.ndindex(*counts):
-        starts = [kept * at for at in place]
-        tiles = x[(..., *(slice(it, it + reach) for it in starts))]
+        starts = [tile_outputs * index for index in place]
+        tiles = x[(..., *(slice(start, start + reach) for start in starts))]
         for axis in axes:
             tiles = multiplied(data, tiles, axis)
         for to in range(len(w)):
@@ -101,34 +102,35 @@ def winograd(x, w, group, tile):
             for channel in range(1, w.shape[1]):
                 product = product + tiles[:, first + channel] * w[to, channel]
             for axis in axes:
-                product = multiplied(back, product, axis - 1)
-            y[(slice(None), to, *(slice(it, it + kept) for it in starts))] = product
+                product = multiplied(inverse, product, axis - 1)
+            slices = (slice(start, start + tile_outputs) for start in starts)
+            y[(slice(None), to, *slices)] = product
     return y[(..., *map(slice, sizes))]
 
 
-def by_fourier(x, w, group, power_of_two):
-    """Convolve padded images, whatever the kernels' size."""
+def fourier(x, w, group, power_of_two):
+    """Convolve padded images with kernels of any size by Fourier transforms."""
     axes = tuple(range(2, x.ndim))
     sizes = x.shape[2:]
     if power_of_two:
         sizes = [1 << (n - 1).bit_length() for n in sizes]
-    spectrum, kernels = (np.fft.rfftn(it, sizes, axes) for it in (x, np.flip(w, axes)))
+    spectrum, kernels = (np.fft.rfftn(array, sizes, axes) for array in (x, np.flip(w, axes)))
     outputs = len(w) // group
-    found = []
+    channels = []
     for to in range(len(w)):
         first = to // outputs * w.shape[1]
         terms = spectrum[:, first : first + w.shape[1]] * kernels[to]
         total = terms[:, 0]
         for channel in range(1, w.shape[1]):
             total = total + terms[:, channel]
-        found.append(np.fft.irfftn(total, sizes, tuple(range(1, x.ndim - 1))))
-    whole = np.stack(found, 1)
-    kept = zip(w.shape[2:], x.shape[2:], strict=True)
-    return whole[(..., *(slice(k - 1, n) for k, n in kept))].astype(x.dtype)
+        channels.append(np.fft.irfftn(total, sizes, tuple(range(1, x.ndim - 1))))
+    y = np.stack(channels, 1)
+    lengths = zip(w.shape[2:], x.shape[2:], strict=True)
+    return y[(..., *(slice(kernel - 1, size) for kernel, size in lengths))].astype(x.dtype)
 
 
 def direct(x, w, group, places):
-    """Convolve padded images by adding up one place of the kernels after the other."""
+    """Convolve padded images by a sequential sum over the places of the kernels."""
     sizes = [n - k + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
     y = np.zeros((len(x), len(w), *sizes), x.dtype)
     outputs = len(w) // group
@@ -141,79 +143,79 @@ def direct(x, w, group, places):
 
 
 def orders(w):
-    """Two orders in which terms may be added up."""
+    """Return two orders of the places of a kernel."""
     places = list(np.ndindex(*w.shape[1:]))
     return {"direct": places, "direct, backwards": places[::-1]}
 
 
 def model_of(operator, inputs, opset=22, **attributes):
-    def told(name, dtype, shape):
+    def value_info(name, dtype, shape):
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return helper.make_tensor_value_info(name, kind, shape)
 
     node = helper.make_node(operator, list(inputs), ["y"], **attributes)
-    given = [told(name, it.dtype, it.shape) for name, it in inputs.items()]
+    infos = [value_info(name, array.dtype, array.shape) for name, array in inputs.items()]
     dtype = next(iter(inputs.values())).dtype
-    graph = helper.make_graph([node], "g", given, [told("y", dtype, None)])
+    graph = helper.make_graph([node], "g", infos, [value_info("y", dtype, None)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def shares(model, inputs, value):
-    """Return what share of its limit each element is off; of several right values the least."""
+def error_shares(model, inputs, value):
+    """Return error / tolerance of each element, the smallest of all right values."""
     (conditioned_output,) = condition(model, inputs)
     assert not conditioned_output.reason, conditioned_output.reason
-    found = np.full(np.shape(value), np.inf)
+    shares = np.full(np.shape(value), np.inf)
     wide = np.asarray(value)
     for expected, limit in conditioned_output.right:
         with np.errstate(all="ignore"):
             share = np.abs(wide.astype(float) - expected.astype(float)) / limit
         alike = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
         share = np.where(alike, 0, np.where(np.isnan(share), np.inf, share))
-        found = np.minimum(found, share)
-    return found
+        shares = np.minimum(shares, share)
+    return shares
 
 
-KINDS = {
-    "normal": lambda it: it,
-    "positive": lambda it: 1 + np.abs(it),
-    "far from zero": lambda it: 1000 + it,
-    "mostly zero": lambda it: np.where(np.abs(it) > 1.5, it, 0),
-    "an outlier": lambda it: np.where(it == it.max(), 1e5, it),
+DATA = {
+    "normal": lambda x: x,
+    "positive": lambda x: 1 + np.abs(x),
+    "far from zero": lambda x: 1000 + x,
+    "mostly zero": lambda x: np.where(np.abs(x) > 1.5, x, 0),
+    "an outlier": lambda x: np.where(x == x.max(), 1e5, x),
 }
 
 
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from(sorted(KINDS)),
+    kind=st.sampled_from(sorted(DATA)),
     channels=st.sampled_from([(1, 1), (3, 1), (4, 4), (12, 2), (32, 1)]),
     size=st.tuples(st.integers(3, 14), st.integers(3, 14)),
     dtype=st.sampled_from([np.float32, np.float32, np.float64]),
     stride=st.integers(1, 3),
     seed=st.integers(0, 2**32),
 )
-def test_no_right_convolution_is_rejected(kind, channels, size, dtype, stride, seed):
+def test_all_algorithms_for_convolutions_pass(kind, channels, size, dtype, stride, seed):
     random = np.random.default_rng(seed)
     count, group = channels
-    x = KINDS[kind](random.standard_normal((2, count, *size))).astype(dtype)
+    x = DATA[kind](random.standard_normal((2, count, *size))).astype(dtype)
     w = random.standard_normal((2 * group, count // group, 3, 3)).astype(dtype)
     pads = random.integers(0, 3, 4).tolist()
     attributes = {"pads": pads, "group": group, "strides": [stride, stride]}
     inputs = {"x": x, "w": w}
     model = model_of("Conv", inputs, **attributes)
     padded = np.pad(x, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
-    found = {name: direct(padded, w, group, it) for name, it in orders(w).items()}
+    outputs = {name: direct(padded, w, group, order) for name, order in orders(w).items()}
     for power_of_two in (False, True):
-        found[f"Fourier, {power_of_two}"] = by_fourier(padded, w, group, power_of_two)
+        outputs[f"Fourier, {power_of_two}"] = fourier(padded, w, group, power_of_two)
     if stride == 1:
-        found |= {name: winograd(padded, w, group, it) for name, it in TILES.items()}
-    for name, value in found.items():
-        kept = value[:, :, ::stride, ::stride]
-        assert shares(model, inputs, kept).max() <= 1, name
+        outputs |= {name: winograd(padded, w, group, tile) for name, tile in TILES.items()}
+    for name, value in outputs.items():
+        strided = value[:, :, ::stride, ::stride]
+        assert error_shares(model, inputs, strided).max() <= 1, name
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_a_winograd_convolution_of_an_image_is_right_and_ten_times_its_error_is_not(name):
+def test_winograd_convolution_of_an_image_passes_and_ten_times_its_error_fails(name):
     random = np.random.default_rng(len(name))
     x = random.standard_normal((1, 8, 18, 18)).astype(np.float32)
     w = random.standard_normal((4, 8, 3, 3)).astype(np.float32)
@@ -221,19 +223,19 @@ def test_a_winograd_convolution_of_an_image_is_right_and_ten_times_its_error_is_
     model = model_of("Conv", inputs, pads=[1] * 4)
     exact = direct(padded.astype(float), w.astype(float), 1, np.ndindex(8, 3, 3))
     value = winograd(padded, w, 1, TILES[name])
-    assert shares(model, inputs, value).max() <= 1
-    largest = max(np.abs(winograd(padded, w, 1, it) - exact).max() for it in TILES.values())
-    assert (shares(model, inputs, exact + 10 * largest) > 1).mean() > 0.95
+    assert error_shares(model, inputs, value).max() <= 1
+    largest = max(np.abs(winograd(padded, w, 1, tile) - exact).max() for tile in TILES.values())
+    assert (error_shares(model, inputs, exact + 10 * largest) > 1).mean() > 0.95
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_a_winograd_convolution_of_signals_or_volumes_is_right(tile):
+def test_winograd_convolution_of_signals_and_volumes_passes(tile):
     random = np.random.default_rng(7)
     x = random.standard_normal((2, 3, 25)).astype(np.float32)
     w = random.standard_normal((4, 3, 3)).astype(np.float32)
     value = winograd(x, w, 1, TILES[tile])
-    assert shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
-    # In space a kernel is a sum of planes.
+    assert error_shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
+    # A kernel in three dimensions is a sum of planes.
     x = random.standard_normal((1, 2, 4, 9, 10)).astype(np.float32)
     w = random.standard_normal((3, 2, 3, 3, 3)).astype(np.float32)
     value = np.zeros((1, 3, 2, 7, 8), np.float32)
@@ -241,11 +243,11 @@ def test_a_winograd_convolution_of_signals_or_volumes_is_right(tile):
         for depth in range(3):
             plane = winograd(x[:, :, at + depth], w[:, :, depth], 1, TILES[tile])
             value[:, :, at] += plane
-    assert shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
+    assert error_shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_a_transposed_convolution_by_winograd_is_right(tile):
+def test_transposed_convolution_by_winograd_passes(tile):
     random = np.random.default_rng(3)
     x = random.standard_normal((1, 4, 9, 9)).astype(np.float32)
     w = random.standard_normal((4, 3, 3, 3)).astype(np.float32)
@@ -253,88 +255,88 @@ def test_a_transposed_convolution_by_winograd_is_right(tile):
     value = winograd(around, np.flip(w.swapaxes(0, 1), (2, 3)), 1, TILES[tile])
     for cut in (0, 1):
         model = model_of("ConvTranspose", {"x": x, "w": w}, pads=[cut] * 4)
-        kept = value[:, :, cut : 11 - cut, cut : 11 - cut]
-        assert shares(model, {"x": x, "w": w}, kept).max() <= 1
+        cropped = value[:, :, cut : 11 - cut, cut : 11 - cut]
+        assert error_shares(model, {"x": x, "w": w}, cropped).max() <= 1
 
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("size", [3, 4, 6, 7])
-def test_tiles_larger_than_an_image_or_laid_after_a_crop_are_right(tile, size):
+def test_tiles_larger_than_an_image_or_after_a_crop_pass(tile, size):
     for seed in range(6):
         random = np.random.default_rng(seed)
         x = random.standard_normal((1, 3, size, size)).astype(np.float32)
         w = random.standard_normal((3, 3, 3, 3)).astype(np.float32)
         inputs, padded = {"x": x, "w": w}, np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
         value = winograd(padded, w, 1, TILES[tile])
-        assert shares(model_of("Conv", inputs, pads=[1] * 4), inputs, value).max() <= 1
+        assert error_shares(model_of("Conv", inputs, pads=[1] * 4), inputs, value).max() <= 1
         value = winograd(padded, np.flip(w.swapaxes(0, 1), (2, 3)), 1, TILES[tile])
         model = model_of("ConvTranspose", inputs, pads=[1] * 4)
-        assert shares(model, inputs, value).max() <= 1
+        assert error_shares(model, inputs, value).max() <= 1
 
 
-def test_tiles_of_numbers_with_few_digits_are_transformed_exactly():
+def test_tiles_of_numbers_with_few_digits_transform_exactly():
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
     w = np.ones((1, 1, 3, 3), np.float32)
     rounded = np.nextafter(x, np.float32(np.inf))
-    # The same numbers with more digits have wider limits.
-    limits = [
+    # The same numbers with more digits have wider tolerances.
+    tolerances = [
         condition(model_of("Conv", inputs), inputs)[0].right[0][1]
         for inputs in ({"x": x, "w": w}, {"x": rounded, "w": w})
     ]
-    assert (limits[1] > 1.1 * limits[0]).all()
+    assert (tolerances[1] > 1.1 * tolerances[0]).all()
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_transposed_convolution_by_fourier_is_right(stride):
+def test_transposed_convolution_by_fourier_passes(stride):
     random = np.random.default_rng(5)
     x = random.standard_normal((1, 4, 8, 8)).astype(np.float32)
     w = random.standard_normal((4, 2, 5, 5)).astype(np.float32)
     spread = np.zeros((1, 4, 8 * stride - stride + 1, 8 * stride - stride + 1), np.float32)
     spread[:, :, ::stride, ::stride] = x
     around = np.pad(spread, [(0, 0), (0, 0), (4, 4), (4, 4)])
-    value = by_fourier(around, np.flip(w.swapaxes(0, 1), (2, 3)), 1, True)
+    value = fourier(around, np.flip(w.swapaxes(0, 1), (2, 3)), 1, True)
     model = model_of("ConvTranspose", {"x": x, "w": w}, strides=[stride] * 2)
-    assert shares(model, {"x": x, "w": w}, value).max() <= 1
+    assert error_shares(model, {"x": x, "w": w}, value).max() <= 1
 
 
-def test_what_a_stride_leaves_out_is_mixed_all_the_same():
-    # What is large lies where no output is kept.
+def test_elements_that_a_stride_omits_are_mixed():
+    # The large elements lie where the stride omits the outputs.
     x = np.full((1, 1, 16, 16), 1e-3, np.float32)
     x[:, :, 1::2, 1::2] = 1000 * np.random.default_rng(0).standard_normal((1, 1, 8, 8))
     w = np.zeros((1, 1, 3, 3), np.float32)
     w[0, 0, 0, 0], w[0, 0, 2, 2] = 0.3, 0.7
     model = model_of("Conv", {"x": x, "w": w}, strides=[2, 2])
-    value = by_fourier(x, w, 1, True)[:, :, ::2, ::2]
-    assert shares(model, {"x": x, "w": w}, value).max() <= 1
-    assert shares(model, {"x": x, "w": w}, value + 1).min() > 1
+    value = fourier(x, w, 1, True)[:, :, ::2, ::2]
+    assert error_shares(model, {"x": x, "w": w}, value).max() <= 1
+    assert error_shares(model, {"x": x, "w": w}, value + 1).min() > 1
 
 
-def test_dilated_and_large_kernels_by_fourier_are_right():
+def test_dilated_and_large_kernels_by_fourier_pass():
     random = np.random.default_rng(11)
     x = random.standard_normal((2, 3, 17, 19)).astype(np.float32)
     w = random.standard_normal((4, 3, 5, 5)).astype(np.float32)
     spread = np.zeros((4, 3, 9, 9), np.float32)
     spread[:, :, ::2, ::2] = w
     model = model_of("Conv", {"x": x, "w": w}, dilations=[2, 2])
-    assert shares(model, {"x": x, "w": w}, by_fourier(x, spread, 1, False)).max() <= 1
+    assert error_shares(model, {"x": x, "w": w}, fourier(x, spread, 1, False)).max() <= 1
     # Padding that is larger than the kernel.
     model = model_of("Conv", {"x": x, "w": w}, pads=[7] * 4)
     around = np.pad(x, [(0, 0), (0, 0), (7, 7), (7, 7)])
-    assert shares(model, {"x": x, "w": w}, by_fourier(around, w, 1, True)).max() <= 1
+    assert error_shares(model, {"x": x, "w": w}, fourier(around, w, 1, True)).max() <= 1
 
 
-def test_a_convolution_of_16_bits_is_computed_in_float32():
+def test_16_bit_convolution_is_computed_in_float32():
     random = np.random.default_rng(2)
     x = random.standard_normal((1, 4, 12, 12)).astype(np.float16)
     w = random.standard_normal((2, 4, 3, 3)).astype(np.float16)
     model = model_of("Conv", {"x": x, "w": w})
     wide = winograd(x.astype(np.float32), w.astype(np.float32), 1, F4).astype(np.float16)
-    assert shares(model, {"x": x, "w": w}, wide).max() <= 1
-    assert shares(model, {"x": x, "w": w}, winograd(x, w, 1, F4)).max() > 1
+    assert error_shares(model, {"x": x, "w": w}, wide).max() <= 1
+    assert error_shares(model, {"x": x, "w": w}, winograd(x, w, 1, F4)).max() > 1
 
 
 @pytest.mark.parametrize("count", [8, 17, 100, 1024])
-def test_a_transform_by_stages_or_by_sums_is_right(count):
+def test_transform_by_stages_or_by_sums_passes(count):
     random = np.random.default_rng(count)
     for mean in (0, 100):
         x = (mean + random.standard_normal((2, count, 1))).astype(np.float32)
@@ -346,14 +348,14 @@ def test_a_transform_by_stages_or_by_sums_is_right(count):
         slow = np.zeros((2, count), np.complex64)
         for at in range(count):
             slow += x[:, at] * matrix[at]
-        for found in (fast, slow):
-            value = np.stack([found.real, found.imag], -1)
-            assert shares(model, inputs, value).max() <= 1
+        for spectrum in (fast, slow):
+            value = np.stack([spectrum.real, spectrum.imag], -1)
+            assert error_shares(model, inputs, value).max() <= 1
             wrong = value + np.float32(1e-4 * np.abs(value).max())
-            assert shares(model, inputs, wrong).min() > 1
+            assert error_shares(model, inputs, wrong).min() > 1
 
 
-def test_a_frame_whose_length_is_a_power_of_two_needs_no_chirp():
+def test_tolerance_of_a_power_of_two_frame_excludes_chirps():
     x = np.random.default_rng(3).standard_normal((1, 256, 1)).astype(np.float32)
     limits = {}
     for length in (32, 31):
@@ -366,18 +368,18 @@ def test_a_frame_whose_length_is_a_power_of_two_needs_no_chirp():
         slow = np.zeros(length // 2 + 1, np.complex64)
         for at in range(length):
             slow += matrix[:, at] * frame[at]
-        for found in (fast, slow):
-            value = np.stack([found.real, found.imag], -1)
+        for spectrum in (fast, slow):
+            value = np.stack([spectrum.real, spectrum.imag], -1)
             assert (np.abs(value - expected[0, 0]) <= limit[0, 0]).all()
         limits[length] = limit
     assert np.median(limits[32]) < np.median(limits[31])
-    # An error of 1e-4 is seen wherever it is not lost beside the rest of its line.
+    # An error of 1e-4 fails in most elements.
     assert (1e-4 * np.abs(expected) > limits[31]).mean() > 0.8
 
 
-def test_a_small_relative_error_of_plain_convolutions_is_seen_in_nearly_all_elements():
+def test_small_relative_error_of_a_convolution_fails_in_nearly_all_elements():
     w = np.ones((1, 1, 3, 3), np.float32)
-    found = []
+    fails = []
     # The shapes of the published cases.
     for height, stride, pads in ((5, 1, 0), (5, 1, 1), (7, 2, 0), (7, 2, 1), (5, 2, 1)):
         x = np.arange(height * 5, dtype=np.float32).reshape(1, 1, height, 5)
@@ -386,35 +388,35 @@ def test_a_small_relative_error_of_plain_convolutions_is_seen_in_nearly_all_elem
         model = model_of("Conv", {"x": x, "w": w}, pads=[pads] * 4, strides=[stride] * 2)
         for sign in (1, -1):
             wrong = right * np.float32(1 + sign * 1e-5)
-            found += (shares(model, {"x": x, "w": w}, wrong) > 1).ravel().tolist()
-    assert np.mean(found) >= 0.95
+            fails += (error_shares(model, {"x": x, "w": w}, wrong) > 1).ravel().tolist()
+    assert np.mean(fails) >= 0.95
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf])
-def test_what_is_not_finite_may_spread_over_an_image_and_no_further(special):
+def test_nan_and_infinity_may_spread_over_their_image_and_group_only(special):
     random = np.random.default_rng(1)
     x = random.standard_normal((2, 2, 12, 12)).astype(np.float32)
     w = random.standard_normal((2, 1, 3, 3)).astype(np.float32)
     x[0, 0, 3, 4] = special
     model, inputs = model_of("Conv", {"x": x, "w": w}, group=2), {"x": x, "w": w}
     with np.errstate(all="ignore"):
-        found = {name: winograd(x, w, 2, it) for name, it in TILES.items()}
-        found["Fourier"] = by_fourier(x, w, 2, True)
-        found["direct"] = direct(x, w, 2, np.ndindex(1, 3, 3))
-    for name, value in found.items():
-        assert shares(model, inputs, value).max() <= 1, name
-    plain = found["direct"]
-    # Finite where it must not be, elsewhere not finite, or off.
+        outputs = {name: winograd(x, w, 2, tile) for name, tile in TILES.items()}
+        outputs["Fourier"] = fourier(x, w, 2, True)
+        outputs["direct"] = direct(x, w, 2, np.ndindex(1, 3, 3))
+    for name, value in outputs.items():
+        assert error_shares(model, inputs, value).max() <= 1, name
+    plain = outputs["direct"]
+    # Finite instead of NaN, NaN in another image or group, or inaccurate.
     lost = np.where(np.isfinite(plain), plain, 0)
-    assert (shares(model, inputs, lost) > 1).sum() == 9
+    assert (error_shares(model, inputs, lost) > 1).sum() == 9
     for place in ((0, 1), (1, 0)):
         spread = plain.copy()
         spread[place] = np.nan
-        assert (shares(model, inputs, spread) > 1).sum() == 100
-    assert shares(model, inputs, plain + 1)[np.isfinite(plain)].min() > 1
+        assert (error_shares(model, inputs, spread) > 1).sum() == 100
+    assert error_shares(model, inputs, plain + 1)[np.isfinite(plain)].min() > 1
 
 
-def test_a_line_that_holds_an_infinity_is_not_finite():
+def test_line_with_infinity_must_not_be_finite():
     x = np.random.default_rng(4).standard_normal((2, 9, 1)).astype(np.float32)
     x[0, 3] = np.inf
     model = model_of("DFT", {"x": x}, opset=19, axis=1)
@@ -423,10 +425,10 @@ def test_a_line_that_holds_an_infinity_is_not_finite():
     value[1:] = np.stack([exact.real, exact.imag], -1)
     for special in (np.nan, np.inf, -np.inf):
         value[0] = special
-        found = shares(model, {"x": x}, value)
-        assert found[1].max() <= 1
-        # What is NaN by the formula is no infinity.
-        assert np.isinf(special) or found[0].max() <= 1
+        line_shares = error_shares(model, {"x": x}, value)
+        assert line_shares[1].max() <= 1
+        # An element that is NaN by the formula must not be infinite.
+        assert np.isinf(special) or line_shares[0].max() <= 1
     value[0] = 0
-    # Imaginary parts add up zeros alone, at some places.
-    assert (shares(model, {"x": x}, value)[0, :, 0] > 1).all()
+    # The imaginary part of an element may be a sum of zeros.
+    assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()

@@ -1,4 +1,4 @@
-"""Right forms of normalizations pass at any ratio of mean to deviation, and wrong ones do not."""
+"""Reformulations of normalizations pass at any ratio of mean to deviation; larger errors fail."""
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ OPERATORS = {
     "mean and variance": ("MeanVarianceNormalization", 13, {"axes": [0, 2]}),
     "layer": ("LayerNormalization", 17, {}),
     "group": ("GroupNormalization", 21, {"num_groups": 2}),
-    "group, a scale for each": ("GroupNormalization", 18, {"num_groups": 2}),
+    "group, a scale per group": ("GroupNormalization", 18, {"num_groups": 2}),
 }
 EPSILON = 1e-5
 # The published body of MeanVarianceNormalization adds it to the deviation.
@@ -26,7 +26,7 @@ MVN_EPSILON = 1e-9
 
 
 class Case:
-    """A normalization of random numbers, and what is right of it."""
+    """A normalization of random numbers, and its expected output."""
 
     def __init__(self, kind, ratio, shape, dtype=np.float32, seed=0, affine=True):
         self.kind, self.shape = kind, shape
@@ -34,7 +34,7 @@ class Case:
         self.x = (random.standard_normal(shape) + ratio).astype(dtype)
         operator, opset, attributes = OPERATORS[kind]
         affine = affine and kind != "mean and variance"
-        count = {"layer": shape[2], "group, a scale for each": 2}.get(kind, shape[1])
+        count = {"layer": shape[2], "group, a scale per group": 2}.get(kind, shape[1])
         self.scale = (random.uniform(0.5, 2, count) if affine else np.ones(count)).astype(dtype)
         self.bias = (random.standard_normal(count) * affine).astype(dtype)
         inputs = {"x": self.x}
@@ -47,7 +47,7 @@ class Case:
         graph = helper.make_graph(
             [helper.make_node(operator, list(inputs), outputs, **attributes)],
             "g",
-            [helper.make_tensor_value_info(name, element, it.shape) for name, it in inputs.items()],
+            [helper.make_tensor_value_info(name, element, v.shape) for name, v in inputs.items()],
             [helper.make_tensor_value_info(name, element, None) for name in outputs],
         )
         imports = [helper.make_opsetid("", opset)]
@@ -55,7 +55,7 @@ class Case:
         branch = None
         for expected, limit in reversed(condition(model, inputs)[0].right):
             branch = Branch(expected, limit, branch)
-        self.right = branch
+        self.branch = branch
 
     def computed(self, statistics, application):
         """Normalize in float32 and round to the type of the input."""
@@ -73,106 +73,107 @@ class Case:
         else:
             variance = variance + F(EPSILON)
         if across:
-            mean, variance = (it.reshape(1, channels, 1) for it in (mean, variance))
+            mean, variance = (array.reshape(1, channels, 1) for array in (mean, variance))
         else:
             repeats = channels // groups
             mean, variance = (
-                np.repeat(it.reshape(batches, groups, 1), repeats, 1) for it in (mean, variance)
+                np.repeat(array.reshape(batches, groups, 1), repeats, 1)
+                for array in (mean, variance)
             )
         if self.kind == "layer":
             shape = (1, 1, length)
         else:
             shape = (1, channels, 1)
-            scale, bias = (np.repeat(it, channels // it.size) for it in (scale, bias))
+            scale, bias = (np.repeat(v, channels // v.size) for v in (scale, bias))
         scale, bias = scale.reshape(shape), bias.reshape(shape)
         return application(x, mean, variance, scale, bias).astype(self.x.dtype)
 
-    def forms(self):
+    def reformulations(self):
         for name, statistics in STATISTICS.items():
-            for how, application in APPLICATIONS.items():
-                yield f"{name}, {how}", self.computed(statistics, application)
+            for application_name, application in APPLICATIONS.items():
+                yield f"{name}, {application_name}", self.computed(statistics, application)
 
-    def off(self, value):
-        difference = value.astype(np.float64) - self.right.expected.astype(np.float64)
+    def error(self, value):
+        difference = value.astype(np.float64) - self.branch.expected.astype(np.float64)
         return float(np.abs(difference).max())
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("ratio", [0, 0.7, 30, 1e4, 1e6])
 @pytest.mark.parametrize("length", [2, 3, 33])
-def test_right_forms_pass_at_any_ratio(kind, ratio, length):
+def test_reformulations_pass_at_any_ratio(kind, ratio, length):
     for affine in (True, False):
         case = Case(kind, ratio, (2, 4, length), seed=length, affine=affine)
-        for name, value in case.forms():
-            assert not case.right.wrong(value).any(), name
+        for name, value in case.reformulations():
+            assert not case.branch.wrong(value).any(), name
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("length", [2, 4, 7])
 @pytest.mark.parametrize("ratio", [5.6e5, 1e7])
-def test_right_forms_pass_where_elements_are_one_representable_value_apart(kind, length, ratio):
+def test_reformulations_pass_if_elements_differ_by_an_ulp(kind, length, ratio):
     for seed in range(4):
         case = Case(kind, ratio, (1, 2, length), seed=seed)
-        for name, value in case.forms():
-            assert not case.right.wrong(value).any(), name
+        for name, value in case.reformulations():
+            assert not case.branch.wrong(value).any(), name
         not_a_number = np.full(case.x.shape, np.nan, F)
-        assert case.right.wrong(not_a_number).all()
+        assert case.branch.wrong(not_a_number).all()
 
 
-ratios = st.floats(-1, 7).map(lambda it: 10**it) | st.just(0.0)
+ratios = st.floats(-1, 7).map(lambda exponent: 10**exponent) | st.just(0.0)
 shapes = st.tuples(st.integers(1, 3), st.sampled_from([2, 4, 6]), st.integers(2, 300))
 
 
 @pytest.mark.slow
 @given(st.sampled_from(sorted(OPERATORS)), ratios, shapes, st.integers(0, 2**31), st.booleans())
-def test_right_forms_of_any_shape_pass_at_any_ratio(kind, ratio, shape, seed, affine):
+def test_reformulations_of_any_shape_pass_at_any_ratio(kind, ratio, shape, seed, affine):
     case = Case(kind, ratio, shape, seed=seed, affine=affine)
-    for name, value in case.forms():
-        assert not case.right.wrong(value).any(), name
+    for name, value in case.reformulations():
+        assert not case.branch.wrong(value).any(), name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("ratio", [0.3, 1e4, 1e6])
-def test_right_forms_of_long_rows_pass(kind, ratio):
+def test_reformulations_of_long_rows_pass(kind, ratio):
     case = Case(kind, ratio, (2, 4, 2000))
-    for name, value in case.forms():
-        assert not case.right.wrong(value).any(), name
+    for name, value in case.reformulations():
+        assert not case.branch.wrong(value).any(), name
 
 
 @pytest.mark.parametrize("ratio", [170, 1.3e4, 7.7e5])
-def test_what_is_ten_times_as_far_off_as_any_right_form_fails(ratio):
+def test_ten_times_the_largest_error_of_reformulations_fails(ratio):
     shares = []
     for kind in OPERATORS:
         for length in (16, 60, 500):
             case = Case(kind, ratio, (2, 4, length))
-            largest = max(case.off(value) for _, value in case.forms())
-            expected = case.right.expected.astype(np.float64)
-            shares += [case.right.wrong(expected + it * 10 * largest).mean() for it in (1, -1)]
+            largest = max(case.error(value) for _, value in case.reformulations())
+            expected = case.branch.expected.astype(np.float64)
+            shares += [case.branch.wrong(expected + sign * 10 * largest).mean() for sign in (1, -1)]
     assert np.mean(shares) >= 0.95
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("ratio", [1000, 1e4, 1e5])
-def test_a_variance_by_one_pass_fails_where_it_cancels(kind, ratio):
+def test_one_pass_variance_fails_where_it_cancels(kind, ratio):
     case = Case(kind, ratio, (2, 4, 64))
     with np.errstate(invalid="ignore", divide="ignore"):
         value = case.computed(one_pass, APPLICATIONS["quotient"])
-    assert case.right.wrong(value).mean() > 0.5
+    assert case.branch.wrong(value).mean() > 0.5
 
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize(("dtype", "ratio"), [(np.float16, 300), (ml_dtypes.bfloat16, 20)])
 @pytest.mark.parametrize("length", [5, 100])
-def test_of_16_bits_forms_in_float32_pass_and_those_far_off_fail(kind, dtype, ratio, length):
+def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype, ratio, length):
     case = Case(kind, ratio, (2, 4, length), dtype)
-    values = dict(case.forms())
+    values = dict(case.reformulations())
     for name, value in values.items():
-        assert not case.right.wrong(value).any(), name
-    expected = case.right.expected.astype(np.float64)
+        assert not case.branch.wrong(value).any(), name
+    expected = case.branch.expected.astype(np.float64)
     for wrong in (-expected, expected / 2, np.full(expected.shape, np.nan)):
-        assert case.right.wrong(wrong.astype(dtype)).mean() > 0.9
-    # Few elements may all be rounded as the exact ones are.
+        assert case.branch.wrong(wrong.astype(dtype)).mean() > 0.9
+    # A few elements may all round to the exact values, with an error of zero.
     least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
-    largest = max(least, *map(case.off, values.values()))
-    assert case.right.wrong(expected + 10 * largest).mean() >= 0.95
+    largest = max(least, *map(case.error, values.values()))
+    assert case.branch.wrong(expected + 10 * largest).mean() >= 0.95

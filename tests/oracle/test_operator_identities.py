@@ -1,4 +1,4 @@
-"""Identities that keep absolute accuracy: right by their own roundings, and named in the result."""
+"""Identities that preserve only absolute accuracy pass within their roundings, and are named."""
 
 from __future__ import annotations
 
@@ -32,26 +32,29 @@ def exact(x):
         return 1 / (1 + np.exp(-x.astype(np.float64)))
 
 
-def logistic(*nodes, dtype=np.float32, opset=24):
-    """A model that yields y from x, by nodes of (operator, inputs, output, attributes)."""
-    made = [helper.make_node(op, taken, [name], **rest) for op, taken, name, rest in nodes]
+def model_of(*nodes, dtype=np.float32, opset=24):
+    """Return a model that computes y from x by nodes (operator, inputs, output, attributes)."""
+    protos = [
+        helper.make_node(op, operands, [name], **attributes)
+        for op, operands, name, attributes in nodes
+    ]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     x, y = (helper.make_tensor_value_info(name, kind, ["N"]) for name in "xy")
-    graph = helper.make_graph(made, "g", [x], [y])
+    graph = helper.make_graph(protos, "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def allowed(right, value):
-    """Tell of each element whether it is right."""
-    found = np.zeros(np.shape(value), bool)
+def passes(right, value):
+    """Return which elements match a right value within its tolerance."""
+    matches = np.zeros(np.shape(value), bool)
     for expected, limit in right:
         wide = expected.astype(np.float64)
-        found |= (np.abs(np.asarray(value, np.float64) - wide) <= limit) | (value == expected)
-    return found
+        matches |= (np.abs(np.asarray(value, np.float64) - wide) <= limit) | (value == expected)
+    return matches
 
 
 SIGMOID = ("Sigmoid", ["x"], "y", {})
-# What contains a sigmoid, and what it makes of x.
+# Models that contain a sigmoid, and their formulas.
 MODELS = {
     "alone": ([SIGMOID], lambda x, sigma: sigma(x)),
     "Swish": ([("Swish", ["x"], "y", {"alpha": 1.0})], lambda x, sigma: x * sigma(x)),
@@ -77,65 +80,63 @@ MODELS = {
     seed=st.integers(0, 2**32),
     count=st.integers(1, 99),
 )
-def test_a_sigmoid_by_tanh_is_right_at_all_sizes(name, scale, seed, count):
+def test_sigmoid_by_tanh_passes_at_all_magnitudes(name, scale, seed, count):
     nodes, function = MODELS[name]
     x = np.random.default_rng(seed).uniform(-scale, scale, count).astype(np.float32)
-    (conditioned_output,) = condition(logistic(*nodes), {"x": x})
+    (conditioned_output,) = condition(model_of(*nodes), {"x": x})
     right = conditioned_output.reformulated or conditioned_output.right
-    assert allowed(right, function(x, by_tanh)).all()
-    # Without the identity the formula's accuracy is asked for, in the tail as well.
-    assert allowed(
+    assert passes(right, function(x, by_tanh)).all()
+    # Without the identity, the tolerance is relative to the exact value, also in the tail.
+    assert passes(
         conditioned_output.right, function(x.astype(float), exact).astype(np.float32)
     ).all()
     wrong = function(x.astype(float), exact) * (1 + 1e-5)
-    assert not allowed(right, wrong.astype(np.float32))[
-        (np.abs(x) < 1.5) & (np.abs(x) > 1e-3)
-    ].any()
+    assert not passes(right, wrong.astype(np.float32))[(np.abs(x) < 1.5) & (np.abs(x) > 1e-3)].any()
 
 
-def test_the_tail_of_an_identity_is_no_excuse_for_more_than_its_roundings():
+def test_error_beyond_the_roundings_of_an_identity_fails():
     x = np.float32([-20, -9, -6])
-    (conditioned_output,) = condition(logistic(SIGMOID), {"x": x})
-    assert not allowed(conditioned_output.right, by_tanh(x)).any()
-    assert allowed(conditioned_output.reformulated, by_tanh(x)).all()
-    # As far off as some polynomials are.
-    assert not allowed(conditioned_output.reformulated, exact(x) + 1.5e-6).any()
+    (conditioned_output,) = condition(model_of(SIGMOID), {"x": x})
+    assert not passes(conditioned_output.right, by_tanh(x)).any()
+    assert passes(conditioned_output.reformulated, by_tanh(x)).all()
+    # An error of 1.5e-6, like that of some polynomials, fails.
+    assert not passes(conditioned_output.reformulated, exact(x) + 1.5e-6).any()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_of_other_types_too_and_16_bits_are_computed_in_float32(dtype):
+def test_identity_is_computed_in_the_type_of_the_model_or_in_float32(dtype):
     x = np.linspace(-20, 12, 65).astype(dtype)
-    model = logistic(SIGMOID, dtype=dtype)
+    model = model_of(SIGMOID, dtype=dtype)
     (conditioned_output,) = condition(model, {"x": x})
     right = conditioned_output.reformulated
     if dtype is np.float64:
-        assert allowed(right, by_tanh(x)).all()
-        assert not allowed(right, by_tanh_of_float32(x)).all()
+        assert passes(right, by_tanh(x)).all()
+        assert not passes(right, by_tanh_of_float32(x)).all()
     else:
-        assert allowed(right, by_tanh_of_float32(x)).all()
-        # Computed in 16 bits, nothing is left of the tail.
-        assert not allowed(right, by_tanh(x)).all()
+        assert passes(right, by_tanh_of_float32(x)).all()
+        # In 16 bits, the tail would lose all digits.
+        assert not passes(right, by_tanh(x)).all()
 
 
-def test_other_operators_are_held_to_what_they_were():
+def test_operators_without_identity_have_one_tolerance():
     x = np.linspace(-4, 4, 33, dtype=np.float32)
     for name in ("Tanh", "Erf", "HardSigmoid", "Softplus", "Exp"):
-        (conditioned_output,) = condition(logistic((name, ["x"], "y", {})), {"x": x})
+        (conditioned_output,) = condition(model_of((name, ["x"], "y", {})), {"x": x})
         assert conditioned_output.reformulated == ()
-    # Erf by a polynomial that is right to 2e-6 of its range.
-    (conditioned_output,) = condition(logistic(("Erf", ["x"], "y", {})), {"x": x})
-    assert not allowed(
+    # A polynomial for Erf with an error of 2e-6 of its range fails.
+    (conditioned_output,) = condition(model_of(("Erf", ["x"], "y", {})), {"x": x})
+    assert not passes(
         conditioned_output.right, np.float32(conditioned_output.right[0][0] + 2e-6)
     ).any()
 
 
-def test_each_entry_is_an_identity_and_stands_in_the_document():
+def test_each_entry_is_documented():
     text = DOCS.read_text()
     for entry in IDENTITIES:
         assert entry.reason
         assert entry.sources
-        for told in (entry.formula, *(source.partition(": ")[0] for source in entry.sources)):
-            assert told in text
+        for text_part in (entry.formula, *(source.partition(": ")[0] for source in entry.sources)):
+            assert text_part in text
         assert all(f"`{name}`" in text for name in (entry.operator, *entry.within))
         function = identities()[entry.operator]
         assert {node.op_type for node in function.node}.isdisjoint(identities())
@@ -151,7 +152,7 @@ def stored(workplace):
         folder = workplace / "test_logistic"
         data = folder / "test_data_set_0"
         data.mkdir(parents=True)
-        onnx.save(logistic(*nodes), folder / "model.onnx")
+        onnx.save(model_of(*nodes), folder / "model.onnx")
         for name, array in (("input", x), ("output", y)):
             tensor = numpy_helper.from_array(array, "x" if name == "input" else "y")
             (data / f"{name}_0.pb").write_bytes(tensor.SerializeToString())
@@ -172,19 +173,19 @@ class ByTanh:
         y = s if len(model.graph.node) == 1 and model.graph.node[0].op_type == "Sigmoid" else x * s
         return [(y * np.float32(1 + self.off)).astype(np.float32)]
 
-class Off(ByTanh):
+class Inaccurate(ByTanh):
     off = 1e-5
 """
 
 
 @pytest.mark.parametrize("name", ["alone", "in two nodes"])
-def test_a_run_says_that_a_result_has_absolute_accuracy_only(name, stored, workplace, onnxopt):
+def test_run_marks_results_with_absolute_accuracy_only(name, stored, workplace, onnxopt):
     (workplace / "backend.py").write_text(BACKEND)
     folder, backend = stored(*MODELS[name]).name, "python:backend.py"
-    answer = onnxopt("run", folder, "-b", f"{backend}:ByTanh", "--report", "markdown=out.md")
-    assert answer.code == 0
-    assert f"passes 1 with {ABSOLUTE}" in answer.out
+    result = onnxopt("run", folder, "-b", f"{backend}:ByTanh", "--report", "markdown=out.md")
+    assert result.code == 0
+    assert f"passes 1 with {ABSOLUTE}" in result.out
     accuracy = (workplace / "out.md").read_text().partition("Accuracy")[2]
     assert f"y, {ABSOLUTE}" in accuracy
-    assert onnxopt("run", folder, "-b", f"{backend}:Off", "--no-explain").code == 1
+    assert onnxopt("run", folder, "-b", f"{backend}:Inaccurate", "--no-explain").code == 1
     assert ABSOLUTE not in onnxopt("run", folder, "-b", "onnx-reference").out

@@ -1,10 +1,10 @@
-"""Recurrent operators: right forms pass over long sequences, and larger errors fail."""
+"""Recurrent operators: reformulations pass over long sequences, and larger errors fail."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_fast_algorithms import model_of, shares
+from test_fast_algorithms import error_shares, model_of
 
 HIDDEN, INPUTS = 8, 5
 
@@ -17,20 +17,20 @@ def by_tanh(x):
     return x.dtype.type(0.5) + x.dtype.type(0.5) * np.tanh(x.dtype.type(0.5) * x)
 
 
-def in_order(a, b):
+def sequential_product(a, b):
     return sum(a[:, at, None] * b[at] for at in range(a.shape[1]))
 
 
-def at_once(a, b):
+def blas_product(a, b):
     return a @ b
 
 
 def lstm(x, weights, bias, sigmoid, multiplied):
-    own, recurrent = weights
+    input_weights, recurrent = weights
     state = cell = np.zeros((x.shape[1], HIDDEN), x.dtype)
     outputs = []
     for step in x:
-        gates = multiplied(step, own.T) + multiplied(state, recurrent.T) + bias
+        gates = multiplied(step, input_weights.T) + multiplied(state, recurrent.T) + bias
         enter, leave, forget, new = np.split(gates, 4, axis=1)
         cell = sigmoid(forget) * cell + sigmoid(enter) * np.tanh(new)
         state = sigmoid(leave) * np.tanh(cell)
@@ -39,12 +39,13 @@ def lstm(x, weights, bias, sigmoid, multiplied):
 
 
 def gru(x, weights, bias, sigmoid, multiplied, blended=False):
-    own, recurrent = (np.split(it, 3) for it in weights)
+    input_weights, recurrent = (np.split(matrix, 3) for matrix in weights)
     state = np.zeros((x.shape[1], HIDDEN), x.dtype)
     outputs = []
     for step in x:
         update, reset, new = (
-            multiplied(step, it.T) + part for it, part in zip(own, np.split(bias, 3), strict=True)
+            multiplied(step, matrix.T) + part
+            for matrix, part in zip(input_weights, np.split(bias, 3), strict=True)
         )
         update = sigmoid(update + multiplied(state, recurrent[0].T))
         reset = sigmoid(reset + multiplied(state, recurrent[1].T))
@@ -61,33 +62,39 @@ def gru(x, weights, bias, sigmoid, multiplied, blended=False):
 @pytest.mark.parametrize("steps", [2, 60])
 @pytest.mark.parametrize("bias", [0, 3])
 @pytest.mark.parametrize("size", [1, 5])
-def test_right_recurrences_pass_and_forty_times_their_errors_fail(operator, steps, bias, size):
+def test_reformulations_pass_and_forty_times_their_errors_fail(operator, steps, bias, size):
     random = np.random.default_rng(steps)
     gates, compute = (4, lstm) if operator == "LSTM" else (3, gru)
     x = (size * random.standard_normal((steps, 2, INPUTS))).astype(np.float32)
-    own = (random.standard_normal((gates * HIDDEN, INPUTS)) / 2).astype(np.float32)
+    input_weights = (random.standard_normal((gates * HIDDEN, INPUTS)) / 2).astype(np.float32)
     recurrent = (random.standard_normal((gates * HIDDEN, HIDDEN)) / 3).astype(np.float32)
-    both = np.full(gates * HIDDEN, bias, np.float32)
-    inputs = {"x": x, "w": own[None], "r": recurrent[None]}
-    inputs["b"] = np.concatenate([both, np.zeros_like(both)])[None]
+    biases = np.full(gates * HIDDEN, bias, np.float32)
+    inputs = {"x": x, "w": input_weights[None], "r": recurrent[None]}
+    inputs["b"] = np.concatenate([biases, np.zeros_like(biases)])[None]
     model = model_of(operator, inputs, hidden_size=HIDDEN)
-    wide = (x.astype(float), [own.astype(float), recurrent.astype(float)], both.astype(float))
-    exact = compute(*wide, by_exponential, at_once)
+    wide = (
+        x.astype(float),
+        [input_weights.astype(float), recurrent.astype(float)],
+        biases.astype(float),
+    )
+    exact = compute(*wide, by_exponential, blas_product)
     largest = 0.0
     for sigmoid in (by_exponential, by_tanh):
-        for multiplied in (at_once, in_order):
-            ways = [{}] if operator == "LSTM" else [{"blended": False}, {"blended": True}]
-            for way in ways:
-                value = compute(x, [own, recurrent], both, sigmoid, multiplied, **way)
+        for multiplied in (blas_product, sequential_product):
+            variants = [{}] if operator == "LSTM" else [{"blended": False}, {"blended": True}]
+            for variant in variants:
+                value = compute(
+                    x, [input_weights, recurrent], biases, sigmoid, multiplied, **variant
+                )
                 assert value.dtype == np.float32
-                assert shares(model, inputs, value).max() <= 1
+                assert error_shares(model, inputs, value).max() <= 1
                 largest = max(largest, np.abs(value - exact).max())
     for sign in (1, -1):
-        assert (shares(model, inputs, exact + sign * 40 * largest) > 1).mean() >= 0.9
+        assert (error_shares(model, inputs, exact + sign * 40 * largest) > 1).mean() >= 0.9
 
 
 @pytest.mark.parametrize("operator", ["LSTM", "GRU"])
-def test_small_outputs_are_judged_by_a_few_roundings_of_an_activation(operator):
+def test_tolerance_of_small_outputs_is_a_few_roundings_of_an_activation(operator):
     random = np.random.default_rng(7)
     gates = 4 if operator == "LSTM" else 3
     inputs = {"x": (1e-2 * random.standard_normal((3, 2, INPUTS))).astype(np.float32)}
@@ -97,7 +104,7 @@ def test_small_outputs_are_judged_by_a_few_roundings_of_an_activation(operator):
     weights = [inputs[name][0].astype(float) for name in ("w", "r")]
     compute = lstm if operator == "LSTM" else gru
     exact = compute(
-        inputs["x"].astype(float), weights, np.zeros(gates * HIDDEN), by_exponential, at_once
+        inputs["x"].astype(float), weights, np.zeros(gates * HIDDEN), by_exponential, blas_product
     )
-    assert shares(model, inputs, exact + 2.0**-24).max() <= 1
-    assert shares(model, inputs, exact + 10 * 2.0**-24).min() > 1
+    assert error_shares(model, inputs, exact + 2.0**-24).max() <= 1
+    assert error_shares(model, inputs, exact + 10 * 2.0**-24).min() > 1

@@ -1,4 +1,4 @@
-"""Models of 16 bits: their sums are added up in float32, whatever onnx's reference does."""
+"""16-bit models: sums are accumulated in float32. onnx's reference accumulates in 16 bits."""
 
 import ml_dtypes
 import numpy as np
@@ -16,26 +16,28 @@ from onnxopt_cli.oracle.condition_estimate import UNITS, condition
 HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
-def judge(inputs, values, *nodes, opset=23):
-    """Return how many elements of some values are wrong as what a chain of nodes yields."""
+def wrong_elements(inputs, values, *nodes, opset=23):
+    """Return the number of elements of the output of a chain of nodes that are wrong."""
     dtype = next(iter(inputs.values())).dtype
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     infos = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(it.dtype), it.shape)
-        for name, it in inputs.items()
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in inputs.items()
     ]
-    made, taken = [], list(inputs)
+    protos, operands = [], list(inputs)
     for place, (name, attributes) in enumerate(nodes):
-        made.append(helper.make_node(name, taken, [f"t{place}"], **attributes))
-        taken = [f"t{place}"]
-    output = helper.make_tensor_value_info(taken[0], kind, None)
-    graph = helper.make_graph(made, "g", infos, [output])
+        protos.append(helper.make_node(name, operands, [f"t{place}"], **attributes))
+        operands = [f"t{place}"]
+    output = helper.make_tensor_value_info(operands[0], kind, None)
+    graph = helper.make_graph(protos, "g", infos, [output])
     imports = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    (found,) = condition(model, inputs)
-    assert found.right, found.reason
+    (output_estimate,) = condition(model, inputs)
+    assert output_estimate.right, output_estimate.reason
     branch = None
-    for expected, limit in reversed(found.right):
+    for expected, limit in reversed(output_estimate.right):
         branch = Branch(expected, limit, branch)
     error_bound = ErrorBound(branch.at, UNITS, Provenance.CONDITIONED)
     value = np.reshape(values, branch.expected.shape).astype(branch.expected.dtype)
@@ -48,8 +50,9 @@ def h(*numbers, dtype=HALF):
 
 
 AXES = {"keepdims": 1}
-# What overflows or is zero in float16: the operator, its inputs, what is right, what is not.
-NO_EVIDENCE = {
+# Nodes whose intermediate results overflow or underflow in float16: nodes, inputs, the correct
+# output, and the output in float16.
+OUT_OF_SHORT_RANGE = {
     "LayerNormalization": (
         [("LayerNormalization", {})],
         {"x": h([600, -400]), "s": h(1, 1)},
@@ -90,7 +93,7 @@ NO_EVIDENCE = {
     ),
     "GlobalAveragePool": ([("GlobalAveragePool", {})], {"x": h([[6e4, 5e4]])}, 55000, np.inf),
     "Sum": ([("Sum", {})], {"x": h(6e4), "y": h(6e4), "z": h(-6e4)}, 6e4, np.inf),
-    "in a graph": (
+    "ReduceMean in a graph": (
         [("ReduceMean", AXES), ("Neg", {})],
         {"x": h(6e4, 6e4, 5e4, 4e4)},
         -52500,
@@ -99,20 +102,20 @@ NO_EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize("name", NO_EVIDENCE)
-def test_what_overflows_or_vanishes_in_16_bits_is_wrong(name):
-    nodes, inputs, right, wrong = NO_EVIDENCE[name]
-    assert judge(inputs, right, *nodes) == 0
-    assert judge(inputs, wrong, *nodes) == np.size(wrong)
+@pytest.mark.parametrize("name", OUT_OF_SHORT_RANGE)
+def test_overflow_and_underflow_of_16_bit_sums_fail(name):
+    nodes, inputs, right, wrong = OUT_OF_SHORT_RANGE[name]
+    assert wrong_elements(inputs, right, *nodes) == 0
+    assert wrong_elements(inputs, wrong, *nodes) == np.size(wrong)
 
 
-def test_what_is_itself_too_large_is_infinite():
-    assert judge({"x": h(12, 1)}, [np.inf, np.e], ("Exp", {})) == 0
-    assert judge({"x": h(6e4, 6e4)}, [np.inf], ("ReduceSum", AXES)) == 0
+def test_result_beyond_the_range_of_the_type_is_infinite():
+    assert wrong_elements({"x": h(12, 1)}, [np.inf, np.e], ("Exp", {})) == 0
+    assert wrong_elements({"x": h(6e4, 6e4)}, [np.inf], ("ReduceSum", AXES)) == 0
     # An intermediate result of the model has the model's own type.
     squared = [("Exp", {}), ("ReduceSum", AXES), ("Log", {})]
-    assert judge({"x": h(12, 12)}, [np.inf], *squared) == 0
-    assert judge({"x": h(12, 12)}, [12.693], *squared) == 0
+    assert wrong_elements({"x": h(12, 12)}, [np.inf], *squared) == 0
+    assert wrong_elements({"x": h(12, 12)}, [12.693], *squared) == 0
 
 
 def normalized(x):
@@ -120,7 +123,7 @@ def normalized(x):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-FAR_RESULTS = {
+NORMALIZATIONS = {
     "LayerNormalization": lambda x: {"x": x, "s": np.ones(x.shape[-1], x.dtype)},
     "InstanceNormalization": lambda x: {
         "x": x[None],
@@ -131,14 +134,14 @@ FAR_RESULTS = {
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
-@pytest.mark.parametrize("name", FAR_RESULTS)
-def test_small_differences_beside_a_large_mean_are_judged(name, dtype):
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_wrong_normalization_with_a_large_mean_fails(name, dtype):
     random = np.random.default_rng(3)
     x = (100 + random.standard_normal((3, 16))).astype(dtype)
-    inputs, right = FAR_RESULTS[name](x), normalized(x)
-    assert judge(inputs, right, (name, {})) == 0
+    inputs, right = NORMALIZATIONS[name](x), normalized(x)
+    assert wrong_elements(inputs, right, (name, {})) == 0
     for wrong in (right / 2, -right, right * np.nan):
-        assert judge(inputs, wrong, (name, {})) >= 0.9 * right.size
+        assert wrong_elements(inputs, wrong, (name, {})) >= 0.9 * right.size
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
@@ -147,18 +150,18 @@ def test_small_differences_beside_a_large_mean_are_judged(name, dtype):
     [
         ("ReduceSum", np.sum),
         ("ReduceMean", np.mean),
-        ("ReduceL1", lambda x, **how: np.sum(np.abs(x), **how)),
-        ("ReduceL2", lambda x, **how: np.sqrt(np.sum(x * x, **how))),
-        ("ReduceSumSquare", lambda x, **how: np.sum(x * x, **how)),
+        ("ReduceL1", lambda x, **kwargs: np.sum(np.abs(x), **kwargs)),
+        ("ReduceL2", lambda x, **kwargs: np.sqrt(np.sum(x * x, **kwargs))),
+        ("ReduceSumSquare", lambda x, **kwargs: np.sum(x * x, **kwargs)),
     ],
 )
-def test_reductions_are_judged_by_float32(name, compute, dtype):
+def test_reductions_are_computed_in_float32(name, compute, dtype):
     random = np.random.default_rng(4)
     x = random.standard_normal((20, 50)).astype(dtype)
     right = compute(x.astype(np.float32), axis=1, keepdims=True).astype(np.float64)
     attributes = {"axes": [1], "keepdims": 1}
     opset = 11
-    assert judge({"x": x}, right, (name, attributes), opset=opset) == 0
-    ten = 10 * float(ml_dtypes.finfo(dtype).eps) / 2
-    for wrong in (right * (1 + ten), right / 2, -right, right * np.nan):
-        assert judge({"x": x}, wrong, (name, attributes), opset=opset) == right.size
+    assert wrong_elements({"x": x}, right, (name, attributes), opset=opset) == 0
+    ten_roundings = 10 * float(ml_dtypes.finfo(dtype).eps) / 2
+    for wrong in (right * (1 + ten_roundings), right / 2, -right, right * np.nan):
+        assert wrong_elements({"x": x}, wrong, (name, attributes), opset=opset) == right.size

@@ -1,4 +1,4 @@
-"""Models with functions of their own, judged as the same nodes without functions are."""
+"""Models with functions have the same condition estimates as their nodes without functions."""
 
 import numpy as np
 import onnx
@@ -16,15 +16,17 @@ GRAPH = HEAD + "g (float[4] x) => (float[4] y) { %s }\n"
 
 
 def model(*functions: str, call: str = "y = my.F <k = 0.3> (x)") -> onnx.ModelProto:
-    return onnx.parser.parse_model(GRAPH % call + "".join(IMPORTS + it + "\n" for it in functions))
+    return onnx.parser.parse_model(
+        GRAPH % call + "".join(IMPORTS + text + "\n" for text in functions)
+    )
 
 
 LEAKY = "F <k>(x) => (y) { y = LeakyRelu <alpha: float = @k> (x) }"
 INNER = "G <slope>(x) => (y) { y = LeakyRelu <alpha: float = @slope> (x) }"
 PLAIN_NODE = "y = LeakyRelu <alpha = 0.3> (x)"
-ALIKE = {
+EQUIVALENT = {
     "an attribute": (model(LEAKY), PLAIN_NODE),
-    "one left out, for the operator's default": (
+    "an omitted attribute with the operator's default": (
         model(LEAKY, call="y = my.F (x)"),
         "y = LeakyRelu (x)",
     ),
@@ -33,7 +35,7 @@ ALIKE = {
               call="y = my.F (x)"),
         PLAIN_NODE,
     ),
-    "one that replaces a default": (
+    "an attribute that replaces a default": (
         model("F <k: float = 0.1>(x) => (y) { y = LeakyRelu <alpha: float = @k> (x) }"),
         PLAIN_NODE,
     ),
@@ -48,7 +50,7 @@ ALIKE = {
         ),
         "c = Constant <value = float {0.3}> () y = Mul(x, c)",
     ),
-    "a type by another name": (
+    "a type as an attribute of another name": (
         model(
             "F <k>(x) => (y) { c = Cast <to: int = @k> (x) d = Exp(c) y = Cast <to = 1> (d) }",
             call="y = my.F <k = 10> (x)",
@@ -88,7 +90,7 @@ ALIKE = {
         ),
         PLAIN_NODE,
     ),
-    "inputs and outputs left out at the end": (
+    "inputs and outputs omitted at the end": (
         model(
             "F <k>(x, least) => (y, z) { y = Clip (x, least) z = Neg (x) }",
             call="y = my.F <k = 0.3> (x)",
@@ -98,53 +100,53 @@ ALIKE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ALIKE)
-def test_a_function_is_judged_as_its_nodes_are(name):
-    with_functions, nodes = ALIKE[name]
+@pytest.mark.parametrize("name", EQUIVALENT)
+def test_function_yields_the_same_estimate_as_its_nodes(name):
+    with_functions, nodes = EQUIVALENT[name]
     plain = onnx.parser.parse_model(GRAPH % nodes)
-    (found,) = condition(with_functions, {"x": X})
-    (wanted,) = condition(plain, {"x": X})
-    assert found.right, found.reason
-    for mine, theirs in zip(found.right, wanted.right, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            np.testing.assert_array_equal(one, other)
+    (output,) = condition(with_functions, {"x": X})
+    (expected,) = condition(plain, {"x": X})
+    assert output.right, output.reason
+    for pair, expected_pair in zip(output.right, expected.right, strict=True):
+        for array, expected_array in zip(pair, expected_pair, strict=True):
+            np.testing.assert_array_equal(array, expected_array)
 
 
-def test_overloads_are_told_apart():
+def test_overloads_are_distinguished():
     made = model(LEAKY, LEAKY.replace("LeakyRelu", "Elu"), call="y = my.F <k = 0.3> (x)")
     made.functions[0].overload = "other"
-    (found,) = condition(made, {"x": X})
+    (output,) = condition(made, {"x": X})
     expected = np.where(X > 0, X, np.float64(np.float32(0.3)) * np.expm1(X.astype("d")))
-    np.testing.assert_allclose(found.right[0][0], expected, rtol=1e-6)
+    np.testing.assert_allclose(output.right[0][0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("functions", "said"),
+    ("functions", "message"),
     [
         (["F (x) => (y) { y = my.F (x) }"], "calls itself"),
         (["F (x) => (y) { y = my.G (x) }", "G (x) => (y) { y = my.F (x) }"], "calls itself"),
     ],
 )
-def test_functions_without_an_end_are_refused(functions, said):
+def test_recursive_functions_are_rejected(functions, message):
     made = model(*functions, call="y = my.F (x)")
-    with pytest.raises(NodeError, match=said):
+    with pytest.raises(NodeError, match=message):
         with_bound_functions(made)
-    with pytest.raises(NoReferenceError, match=said):
+    with pytest.raises(NoReferenceError, match=message):
         condition(made, {"x": X})
 
 
-def test_functions_that_double_are_refused_at_once():
+def test_doubling_calls_share_bound_functions():
     doubling = [
         f"F{at} <k>(x) => (y) {{ t = my.F{at + 1} <k = {at}.1> (x) "
         f"y = my.F{at + 1} <k = {at}.2> (t) z = LeakyRelu <alpha: float = @k> (y) }}"
         for at in range(40)
     ]
-    # Of equal calls one function is made, and of others two: these are 80, not 2^40.
+    # Equal calls share a bound function: there are 80, not 2^40.
     made = model(*doubling, "F40 <k>(x) => (y) { y = Neg (x) }", call="y = my.F0 <k = 0.5> (x)")
     assert len(with_bound_functions(made).functions) < 100
 
 
-def test_what_no_node_calls_draws_nothing():
+def test_uncalled_random_function_is_ignored():
     made = model(LEAKY, "G (x) => (y) { y = RandomNormalLike (x) }")
     assert drawn(made, {"x": X}) == {}
     called = model("F (x) => (y) { y = RandomNormalLike (x) }", call="y = my.F (x)")
