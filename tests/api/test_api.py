@@ -80,7 +80,7 @@ def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
         "class Backend:\n    def run(self, model, inputs):\n        return []\n"
     )
     results = onnxopt.run(onnxopt.load_cases("spec"), f"python:{tmp_path / 'plugin.py'}:Backend")
-    assert [it.outcome for it in islice(results, 1)] == [onnxopt.Outcome.FAIL]
+    assert [result.outcome for result in islice(results, 1)] == [onnxopt.Outcome.FAIL]
     results.close()
     (process,) = (int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
     with pytest.raises(ProcessLookupError):
@@ -102,9 +102,9 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
             onnxopt.check(case, backend)
         assert isinstance(raised.value, onnxopt.NotConformingError)
         assert raised.value.result.case == case.id
-        # What a user sees is the line of the test.
-        shown = raised.traceback.filter(raised)
-        assert [entry.path for entry in shown] == [Path(__file__)]
+        # The user sees only the line of the test.
+        visible_entries = raised.traceback.filter(raised)
+        assert [entry.path for entry in visible_entries] == [Path(__file__)]
     assert len(failing) > 1
     assert (tmp_path / "starts").read_text() == "x"
 
@@ -139,8 +139,8 @@ def test_an_audit_grades_each_operator():
 
 
 def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
-    found = next(onnxopt.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
-    assert found.result.outcome is onnxopt.Outcome.FAIL
+    finding = next(onnxopt.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
+    assert finding.result.outcome is onnxopt.Outcome.FAIL
     assert list(onnxopt.fuzz("numpy", operators=["Adam"], examples=20)) == []
 
 
@@ -193,6 +193,9 @@ def test_what_is_of_another_kind_is_named(wrong):
 
 def test_words_stand_for_members_and_one_name_for_several():
     (case,) = onnxopt.load_cases("spec", patterns="spec/adam/adam", operators="Adam")
-    asked = onnxopt.Judging(tolerance="onnx"), onnxopt.Execution(isolation="none", lowering="never")
-    (result,) = onnxopt.run([case], judging=asked[0], execution=asked[1])
+    settings = (
+        onnxopt.Judging(tolerance="onnx"),
+        onnxopt.Execution(isolation="none", lowering="never"),
+    )
+    (result,) = onnxopt.run([case], judging=settings[0], execution=settings[1])
     assert {diff.tolerance.rtol for diff in result.diffs} == {1e-3}

@@ -8,7 +8,7 @@ import re
 import pytest
 from places import PLUGINS, REPOSITORY
 
-# What a test of pytester imports is dropped after it; the next would have some of it twice.
+# pytester drops the modules that a test imports, so the next test would import some of them twice.
 import onnxopt_cli.analysis.explain  # noqa: F401
 
 pytest_plugins = "pytester"
@@ -108,8 +108,8 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
         run = pytester.runpytest_subprocess
     ids = [f"conformance/adam/{name}" for name in ("two_tensors", "double", "T_0")]
     targets = [word for name in ids for word in ("--onnxopt", name)]
-    asked = (*targets, "--strict-markers", "-v", *processes)
-    result = run(*asked, "-m", "many-tensors or double")
+    arguments = (*targets, "--strict-markers", "-v", *processes)
+    result = run(*arguments, "-m", "many-tensors or double")
     result.assert_outcomes(passed=2, deselected=0 if processes else 2)
     text = result.stdout.str()
     assert [name in text for name in ids] == [True, True, False]

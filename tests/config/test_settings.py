@@ -102,12 +102,12 @@ def test_the_command_line_without_words_is_the_default_configuration():
 
 
 def test_the_options_of_a_run_are_the_declared_settings():
-    declared = {one.name: one for one in RunConfig.declared()}
+    declared = {option.name: option for option in RunConfig.declared()}
     assert len(declared) == len(RunConfig.declared())
     names = {parameter.name for parameter in command().params}
     # How to read a configuration file, and code to load, are not settings of the run.
     assert names - {"profile", "operator_files"} == {*declared}
-    assert all(one.section for one in declared.values())
+    assert all(option.section for option in declared.values())
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_invalid_values_are_rejected_by_name(make, expected):
 
 @pytest.mark.parametrize("value", [[], {}, "x", -1, 1e400, True, None, "--operators"])
 def test_json_of_others_may_hold_anything(value):
-    data = dict.fromkeys((one.name for one in RunConfig.declared()), value)
+    data = dict.fromkeys((option.name for option in RunConfig.declared()), value)
     config = RunConfig.from_json(data)
     assert RunConfig.from_json(config.to_json()) == config
     assert RunConfig.from_json({"rtol": 1, "ulp": 1, "nothing": 1}) == RunConfig()

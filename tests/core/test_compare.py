@@ -1,4 +1,4 @@
-"""How arrays are judged against what was expected."""
+"""Comparison of arrays with expected values."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def floats(dtype):
 def test_every_dtype_agrees_with_itself_and_not_with_another_value(name):
     dtype = DTYPES[name]
     ones = np.ones(3, dtype=dtype)
-    other = ones.copy()
-    other[1] = 0 if name != "float8_e8m0fnu" else 2
+    changed = ones.copy()
+    changed[1] = 0 if name != "float8_e8m0fnu" else 2
     assert judge(ones, ones.copy(), EXACT).agrees
-    diff = judge(ones, other, EXACT)
+    diff = judge(ones, changed, EXACT)
     assert (diff.mismatches, diff.elements, diff.worst[0].index) == (1, 3, (1,))
 
 
@@ -67,10 +67,12 @@ def test_integers_are_exact_even_beyond_what_a_double_holds():
 
 
 def test_an_integer_output_may_be_given_a_tolerance_of_its_own():
-    own = Relative(0.0, 1.0, Provenance.OUTPUT)
-    assert judge(np.array([7], np.uint8), np.array([8], np.uint8), own).agrees
-    assert not judge(np.array([7], np.uint8), np.array([9], np.uint8), own).agrees
-    assert not judge(np.array([7]), np.array([8]), replace(own, provenance=Provenance.CASE)).agrees
+    stated = Relative(0.0, 1.0, Provenance.OUTPUT)
+    assert judge(np.array([7], np.uint8), np.array([8], np.uint8), stated).agrees
+    assert not judge(np.array([7], np.uint8), np.array([9], np.uint8), stated).agrees
+    assert not judge(
+        np.array([7]), np.array([8]), replace(stated, provenance=Provenance.CASE)
+    ).agrees
 
 
 @pytest.mark.parametrize(
@@ -123,10 +125,10 @@ def test_structure_is_judged_before_values(actual, says):
 
 
 def test_missing_and_surplus_outputs_are_named():
-    one = np.zeros(1)
-    missing = compare_outputs({"a": one, "b": one}, [one], lambda _: EXACT)
+    zero = np.zeros(1)
+    missing = compare_outputs({"a": zero, "b": zero}, [zero], lambda _: EXACT)
     assert [(diff.name, diff.structure) for diff in missing][1] == ("b", "is missing")
-    surplus = compare_outputs({"a": one}, [one, one], lambda _: EXACT)
+    surplus = compare_outputs({"a": zero}, [zero, zero], lambda _: EXACT)
     assert surplus[1].structure == "is float64[1] too many"
 
 
@@ -192,8 +194,8 @@ def test_the_needed_tolerances_pass_and_nothing_much_smaller_does(expected, data
         assert judge(expected, actual, replace(tolerance, **{field: needed})).agrees
         if needed > 1e-300:
             smaller = replace(tolerance, **{field: needed * (1 - 1e-9)})
-            other = tolerance.atol if field == "rtol" else tolerance.rtol
-            if other == 0:
+            second_limit = tolerance.atol if field == "rtol" else tolerance.rtol
+            if second_limit == 0:
                 assert not judge(expected, actual, smaller).agrees
 
 

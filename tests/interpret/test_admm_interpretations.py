@@ -72,11 +72,11 @@ def test_either_side_of_a_threshold_as_near_as_rounding_is_right_and_nothing_bet
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
     right = evaluate(call)
-    other = deviating(call, "threshold pruned, too")
+    mutant_outputs = deviating(call, "threshold pruned, too")
     assert right[0][4] == 5
-    assert other[0][4] == 0
+    assert mutant_outputs[0][4] == 0
     assert accepted(call, right)
-    assert accepted(call, other)
+    assert accepted(call, mutant_outputs)
     for between in (2.5, 4.99, 0.01, -5):
         changed = right[0].copy()
         changed[4] = between
@@ -177,16 +177,16 @@ def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
     model = training_step()
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    found = {
+    names = {
         value.name: (
             value.type.tensor_type.elem_type,
             [dimension.dim_value for dimension in value.type.tensor_type.shape.dim],
         )
         for value in inferred.graph.value_info
     }
-    assert found["U1_new"] == (TensorProto.DOUBLE, [2, 3])
-    assert found["Z1_new"] == (TensorProto.FLOAT, [2, 3])
-    assert found["loss_new"] == (TensorProto.DOUBLE, [])
+    assert names["U1_new"] == (TensorProto.DOUBLE, [2, 3])
+    assert names["Z1_new"] == (TensorProto.FLOAT, [2, 3])
+    assert names["loss_new"] == (TensorProto.DOUBLE, [])
 
 
 @pytest.mark.parametrize(

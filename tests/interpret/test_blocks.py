@@ -95,8 +95,10 @@ def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where
     for part, one in zip(parts, whole, strict=True):
         for name in ("tolerance_used", "tolerance_used_median"):
             assert part.pop(name) == pytest.approx(one.pop(name), rel=1e-6)
-        for mine, theirs in zip(part["worst"], one["worst"], strict=True):
-            assert mine.pop("limit") == pytest.approx(theirs.pop("limit"), rel=1e-6)
+        for block_element, unsplit_element in zip(part["worst"], one["worst"], strict=True):
+            assert block_element.pop("limit") == pytest.approx(
+                unsplit_element.pop("limit"), rel=1e-6
+            )
         assert part.pop("inconclusive") <= one.pop("inconclusive")
         assert part == one
     assert sum(part["mismatches"] for part in parts) == (wrong != 1)
@@ -109,9 +111,9 @@ def test_the_reference_computes_the_same_in_blocks(large, onnxopt):
 
 
 def test_what_works_element_by_element_is_known_from_the_vocabulary():
-    found = {operator.name for operator in registry().operators if is_elementwise(operator)}
-    assert {"Adam", "Adagrad", "Momentum"} <= found
-    assert not found & {"AdmmUpdate", "AdmmPenalty"}
+    elementwise = {operator.name for operator in registry().operators if is_elementwise(operator)}
+    assert {"Adam", "Adagrad", "Momentum"} <= elementwise
+    assert not elementwise & {"AdmmUpdate", "AdmmPenalty"}
 
 
 def compare_looks(expected, actual, error_bound, agrees, location):
@@ -125,8 +127,8 @@ def compare_looks(expected, actual, error_bound, agrees, location):
     with np.errstate(all="ignore"):
         beyond = np.asarray(expected + 1.5 * limit, expected.dtype)
     (diff,) = compare.compare_outputs({"it": expected}, [beyond], {"it": error_bound}.get)
-    for it, right in ((actual, agrees), (beyond, diff.agrees)):
-        assert compare.surely_agrees(expected, it, error_bound) == right, location
+    for outputs, right in ((actual, agrees), (beyond, diff.agrees)):
+        assert compare.surely_agrees(expected, outputs, error_bound) == right, location
 
 
 def compare_parts(content, location, random, monkeypatch):
@@ -151,7 +153,7 @@ def compare_parts(content, location, random, monkeypatch):
             wrong = random.random(output.shape) < 0.1
             output[wrong] *= random.choice(output.dtype.type([1.0001, 1 + 2e-7, np.nan, 0]))
     diffs = []
-    size = max(it.size for it in call.inputs)
+    size = max(array.size for array in call.inputs)
     for large, block in ((10**9, blocks.BLOCK), (0, 2 + size // 4)):
         monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", large)
         monkeypatch.setattr(compare, "BLOCK", block)
@@ -160,26 +162,29 @@ def compare_parts(content, location, random, monkeypatch):
         for diff, actual in zip(diffs[-1], outputs, strict=True):
             expected, error_bound = key.outputs[diff.name], key.tolerances[diff.name]
             compare_looks(expected, actual, error_bound, diff.agrees, location)
-    for whole, parts in zip(*diffs, strict=True):
-        assert parts.tolerance_used == pytest.approx(whole.tolerance_used, rel=1e-6), location
-        assert parts.tolerance_used_median >= whole.tolerance_used_median * (1 - 1e-6)
-        for one, other in zip(whole.worst, parts.worst, strict=True):
-            assert (one.index, str(one.actual)) == (other.index, str(other.actual))
+    for unsplit, parts in zip(*diffs, strict=True):
+        assert parts.tolerance_used == pytest.approx(unsplit.tolerance_used, rel=1e-6), location
+        assert parts.tolerance_used_median >= unsplit.tolerance_used_median * (1 - 1e-6)
+        for unsplit_element, block_element in zip(unsplit.worst, parts.worst, strict=True):
+            assert (unsplit_element.index, str(unsplit_element.actual)) == (
+                block_element.index,
+                str(block_element.actual),
+            )
         unlike = dict.fromkeys(
             ("tolerance_used", "tolerance_used_median", "inconclusive", "worst", "tolerance")
         )
-        assert replace(parts, **unlike) == replace(whole, **unlike)
-        yield whole.mismatches > 0, whole.tolerance_used > 0
+        assert replace(parts, **unlike) == replace(unsplit, **unlike)
+        yield unsplit.mismatches > 0, unsplit.tolerance_used > 0
 
 
 @pytest.mark.slow
 def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
     """Whole tensors in the widest type are the oracle, for right outputs and for wrong ones."""
     random = np.random.default_rng(3)
-    found = set()
+    outcomes = set()
     for case in collect([str(CASES)]).cases[::5]:
-        found |= set(compare_parts(case.load(), case.location, random, monkeypatch))
-    assert found == {(False, False), (False, True), (True, True)}
+        outcomes |= set(compare_parts(case.load(), case.location, random, monkeypatch))
+    assert outcomes == {(False, False), (False, True), (True, True)}
 
 
 @given(examples(tuple(registry().operators), single_nodes=True), st.integers(0, 2**32 - 1))
@@ -191,18 +196,18 @@ def test_blocks_judge_what_fuzz_draws_as_the_whole_does(example, seed):
 
 
 def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
-    """What is computed in double and corrected beside ties is what the widest type yields."""
+    """Results in double, corrected near ties, equal results in the widest type."""
     compared = 0
     for case in collect([str(CASES)]).cases[::3]:
         content = case.load()
         call = None if content.must_reject else sole_call(content.model, content.inputs)
         if content.trajectory is None and call is not None:
             monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
-            whole = evaluate(call)
+            unsplit = evaluate(call)
             monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 0)
-            for mine, theirs in zip(evaluate(call), whole, strict=True):
-                np.testing.assert_array_equal(mine, theirs, strict=True)
-                compared += mine.size
+            for output, unsplit_output in zip(evaluate(call), unsplit, strict=True):
+                np.testing.assert_array_equal(output, unsplit_output, strict=True)
+                compared += output.size
     assert compared > 1000
 
 
@@ -221,18 +226,18 @@ def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypat
         for attribute in operator.attributes
     }
     call = bind(operator, inputs, complete_attributes(operator, chosen))
-    mine = evaluate(call)
+    outputs = evaluate(call)
     monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
-    for part, whole in zip(mine, evaluate(call), strict=True):
+    for part, whole in zip(outputs, evaluate(call), strict=True):
         np.testing.assert_array_equal(part, whole, strict=True)
 
 
 def normed(W, Z, U, *, percent):
-    """Reduce what was reduced, and what rounding may have chosen."""
+    """Reduce the result of a reduction and of an undecided choice."""
     norm = np.sqrt(np.sum(W * W))
     largest = np.max(np.abs(Z) / norm)
-    kept = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
-    return W / norm - largest, kept + np.mean(kept) * np.min(W)
+    pruned = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
+    return W / norm - largest, pruned + np.mean(pruned) * np.min(W)
 
 
 @pytest.mark.parametrize("formula", [None, normed])
@@ -249,16 +254,16 @@ def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch)
     call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
     assert evaluate_module.has_blocks(call)
     mine, part = evaluate(call), evaluate_module.in_parts(call)
-    found = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
+    blocks = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
     monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
-    for output, whole in zip(mine, evaluate(call), strict=True):
-        np.testing.assert_array_equal(output, whole, strict=True)
-    for one, whole in zip(found, bound(call), strict=True):
-        np.testing.assert_allclose(one.error, whole.error, rtol=1e-6)
-        assert (one.otherwise is None) == (whole.otherwise is None)
-        if one.otherwise and whole.otherwise:
-            np.testing.assert_array_equal(one.otherwise.expected, whole.otherwise.expected)
-            np.testing.assert_allclose(one.otherwise.error, whole.otherwise.error, rtol=1e-6)
+    for output, unsplit in zip(mine, evaluate(call), strict=True):
+        np.testing.assert_array_equal(output, unsplit, strict=True)
+    for block, unsplit in zip(blocks, bound(call), strict=True):
+        np.testing.assert_allclose(block.error, unsplit.error, rtol=1e-6)
+        assert (block.otherwise is None) == (unsplit.otherwise is None)
+        if block.otherwise and unsplit.otherwise:
+            np.testing.assert_array_equal(block.otherwise.expected, unsplit.otherwise.expected)
+            np.testing.assert_allclose(block.otherwise.error, unsplit.otherwise.error, rtol=1e-6)
 
 
 def test_no_room_for_a_large_tensor_is_no_other_error():

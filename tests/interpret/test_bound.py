@@ -1,4 +1,4 @@
-"""How far off an output may be, element by element."""
+"""Error bounds of outputs, element by element."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_limit_is_a_multiple_of_the_error_and_says_that_it_is_derived():
 
 
 def sides(derived_output):
-    """Yield what is right of each element, and how far off, on every side of a choice."""
+    """Yield accepted values and error bounds of each element, on both sides of a choice."""
     while derived_output is not None:
         yield derived_output.expected, derived_output.value, derived_output.error
         derived_output = derived_output.otherwise
@@ -92,14 +92,14 @@ def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
     call = bind(ADAM, inputs, complete_attributes(ADAM, {}) | {"epsilon": epsilon})
-    alone = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
-    for together, own in zip(bound(call), chain.from_iterable(alone), strict=True):
+    single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
+    for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
         # Beside another tensor's choice, the same once more.
         wanted += wanted[-1:] * (len(several) - len(wanted))
-        for one, other in zip(several, wanted, strict=True):
-            for mine, right in zip(one, other, strict=True):
-                np.testing.assert_array_equal(mine, right, strict=True)
+        for output, expected_output in zip(several, wanted, strict=True):
+            for actual_part, expected_part in zip(output, expected_output, strict=True):
+                np.testing.assert_array_equal(actual_part, expected_part, strict=True)
 
 
 def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tensors():
@@ -189,8 +189,8 @@ def test_products_that_overflow_only_term_by_term_cannot_be_judged():
 
 def test_a_mean_of_terms_whose_difference_overflows_cannot_be_judged():
     # As TensorFlow and PyTorch compute it: V + (G - V) * (1 - alpha).
-    apart = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
-    _, moved = bound(apart)
+    outputs = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
+    _, moved = bound(outputs)
     assert moved.limit.tolist()[0] == np.inf
     assert moved.limit.tolist()[1] < 1e-5
 

@@ -80,17 +80,17 @@ def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator
 @given(data=st.data())
 def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
-    for mine, theirs in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
+    for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):
             # Of a limit as wide as the value some digits are of what long doubles lose on the way.
-            lost = float(np.finfo(WIDE).eps / np.finfo(np.float64).eps) * theirs.error
-            allowed = theirs.limit * (1e-9 + lost / np.abs(theirs.expected))
-            alike = np.abs(mine.limit - theirs.limit) <= allowed
-            assert np.all(alike | (mine.limit == theirs.limit))
-            apart = np.abs(mine.expected - theirs.expected)
-            near = apart <= np.spacing(np.abs(theirs.expected)) + theirs.error / 1000
-        assert np.all(near | (mine.expected == theirs.expected) | np.isnan(apart))
-        assert np.array_equal(np.isnan(mine.expected), np.isnan(theirs.expected))
+            lost = float(np.finfo(WIDE).eps / np.finfo(np.float64).eps) * wide.error
+            allowed = wide.limit * (1e-9 + lost / np.abs(wide.expected))
+            alike = np.abs(quad.limit - wide.limit) <= allowed
+            assert np.all(alike | (quad.limit == wide.limit))
+            distance = np.abs(quad.expected - wide.expected)
+            near = distance <= np.spacing(np.abs(wide.expected)) + wide.error / 1000
+        assert np.all(near | (quad.expected == wide.expected) | np.isnan(distance))
+        assert np.array_equal(np.isnan(quad.expected), np.isnan(wide.expected))
 
 
 def exact_outputs(call):
@@ -108,9 +108,9 @@ def exact_outputs(call):
 
 
 def exact_element(call, element):
-    alone = replace(call, groups=(tuple(np.asarray(number) for number in element),))
+    single = replace(call, groups=(tuple(np.asarray(number) for number in element),))
     return [
-        Decimal(np.asarray(result).item()) for result, _, _ in alone.apply(exact, exact, Decimal)
+        Decimal(np.asarray(result).item()) for result, _, _ in single.apply(exact, exact, Decimal)
     ]
 
 

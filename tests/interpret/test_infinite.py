@@ -32,10 +32,10 @@ def infinite_calls(draw, operator):
         return np.where(random.random(tensor.shape) < 0.2, special, tensor).astype(tensor.dtype)
 
     groups = tuple(tuple(map(spoilt, group)) for group in call.groups)
-    R, *others = call.scalars
+    R, *further = call.scalars
     if draw(st.integers(0, 4)) == 0:
         R = np.full_like(R, np.inf)
-    return replace(call, groups=groups, scalars=(R, *others))
+    return replace(call, groups=groups, scalars=(R, *further))
 
 
 def accepted(derived_output, output):
@@ -94,16 +94,21 @@ def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
 
 @pytest.mark.slow
 def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
-    asked = ("conformance/adam/not_finite", "conformance/adam/infinite_R", "--isolation", "none")
-    assert onnxopt("run", *asked, "-b", f"{REFORMULATED}:Keras").code == 0
+    arguments = (
+        "conformance/adam/not_finite",
+        "conformance/adam/infinite_R",
+        "--isolation",
+        "none",
+    )
+    assert onnxopt("run", *arguments, "-b", f"{REFORMULATED}:Keras").code == 0
 
 
 @pytest.mark.slow
 def test_nan_is_wrong_where_no_right_form_yields_it(onnxopt):
-    asked = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
+    arguments = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
     names = ("NanForInfinity", "NanForInfiniteGradient")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
-    answer = onnxopt("run", *asked, *backends)
+    answer = onnxopt("run", *arguments, *backends)
     assert answer.code == 1
     assert answer.out.count("does not conform: 1 fail") == len(names)
 
@@ -212,7 +217,7 @@ def sum_of_both(_, X, G):
 def judged(formula, form, X, G):
     """Judge a formula of one's own that has one other form."""
     adam = registry().named("Adam")
-    own = replace(
+    changed = replace(
         adam,
         formula=formula,
         scalars=adam.scalars[:1],
@@ -222,7 +227,7 @@ def judged(formula, form, X, G):
         reformulations=(Reformulation("other", form),),
     )
     inputs = [np.float32(1), np.float32(X), np.float32(G)]
-    return bound(bind(own, inputs, complete_attributes(own, {})))[0]
+    return bound(bind(changed, inputs, complete_attributes(changed, {})))[0]
 
 
 def test_a_form_of_one_s_own_operator_says_what_is_right():
@@ -242,12 +247,12 @@ def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_t
 
 
 def unity(T, dtype=np.float32, **attributes):
-    """What Adam must yield whose averages do not decay at all."""
+    """Expected results of Adam without any decay of its averages."""
     adam = registry().named("Adam")
     group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]
-    given = {"alpha": 1.0, "epsilon": 0.25, **attributes}
-    return group, bound(bind(adam, inputs, complete_attributes(adam, given)))
+    values = {"alpha": 1.0, "epsilon": 0.25, **attributes}
+    return group, bound(bind(adam, inputs, complete_attributes(adam, values)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -90,17 +90,21 @@ def tensors(draw, shape, *, positive=False):
 @st.composite
 def narrowed(draw, shape):
     """Draw a shape that broadcasts to another."""
-    kept = shape[draw(st.integers(0, len(shape))) :]
-    return tuple(1 if draw(st.booleans()) else size for size in kept)
+    suffix = shape[draw(st.integers(0, len(shape))) :]
+    return tuple(1 if draw(st.booleans()) else size for size in suffix)
 
 
 @st.composite
 def nodes(draw):
     """Draw an operator, inputs and attributes of one node of it."""
     operator = draw(st.sampled_from(TRAINING))
-    one = st.sampled_from([(), (1,), (1, 1)])
-    R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(draw(one))
-    T = np.asarray(draw(st.sampled_from([0, 1, -1, 2, 1000, 2**31 + 5]))).reshape(draw(one))
+    single_shapes = st.sampled_from([(), (1,), (1, 1)])
+    R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(
+        draw(single_shapes)
+    )
+    T = np.asarray(draw(st.sampled_from([0, 1, -1, 2, 1000, 2**31 + 5]))).reshape(
+        draw(single_shapes)
+    )
     groups = []
     for _ in range(draw(st.integers(1, 4))):
         shape = draw(st.sampled_from(SHAPES))
@@ -116,7 +120,7 @@ def nodes(draw):
         if attribute.required or draw(st.booleans())
     }
     if attributes.get("epsilon") == 0:
-        # A gradient of zero over a root of zero is no number in any evaluation.
+        # A gradient of zero over a root of zero is NaN in every evaluation.
         attributes["epsilon"] = 1e-8
     columns = [tensor for row in zip(*groups, strict=True) for tensor in row]
     return operator.name, [R, T, *columns], attributes

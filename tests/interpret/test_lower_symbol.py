@@ -100,7 +100,7 @@ def test_one_value_is_rounded_to_two_types_where_two_types_meet_it(runtime):
     def formula(T, X, Y):
         return (Y * T - X * T,)
 
-    # What a double holds of T, less what float32 holds of it.
+    # The digits of T that double can represent and float32 cannot.
     inputs = [np.array(2**24 + 1), np.ones(2, np.float32), np.ones(2)]
     (got,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
     np.testing.assert_array_equal(got, np.ones(2, np.float32))

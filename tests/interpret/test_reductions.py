@@ -1,4 +1,4 @@
-"""What rounding leaves undecided about thresholds that lie between two elements."""
+"""Undecided comparisons with thresholds that lie between two elements."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)
 
 
 def formula_of(function):
-    # What it is applied to has been rounded once, and may be anywhere near a step.
+    # The operand has been rounded once, and may lie near a step.
     return lambda _T, X, Y: (function(X * SHARE - Y, Y),)
 
 
@@ -117,7 +117,9 @@ def test_quads_do_what_long_doubles_do(function, values):
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (0, 0)])
 def test_quads_are_multiplied_as_matrices_wherever_they_lie(shape):
-    X, Y = (np.asfortranarray(it) for it in np.random.default_rng(1).standard_normal((2, *shape)))
+    X, Y = (
+        np.asfortranarray(array) for array in np.random.default_rng(1).standard_normal((2, *shape))
+    )
     operator = operator_of(lambda _, X, Y: (np.matmul(np.where(X > Y, X, Y), Y),), 1)
     call = bind(operator, [np.array(3), X, Y], {})
     (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
@@ -127,13 +129,13 @@ def test_quads_are_multiplied_as_matrices_wherever_they_lie(shape):
 
 def within(derived_output, output):
     """Tell for each element whether an output is right in one of the ways that it may be."""
-    found = False
+    accepted = False
     with np.errstate(all="ignore"):
         for each in filter(None, (derived_output, derived_output.otherwise)):
             off = np.abs(output.astype(np.longdouble) - each.value)
             alike = (output == each.value) | (np.isnan(output) & np.isnan(each.value))
-            found = found | alike | (off <= each.error) | np.isinf(each.error)
-    return found
+            accepted = accepted | alike | (off <= each.error) | np.isinf(each.error)
+    return accepted
 
 
 @each_function
@@ -172,8 +174,8 @@ def test_lowered_it_stays_within_the_bound(runtime, function):
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
     inputs = [np.array(3), X, Y]
-    for known in (True, False):
-        model = lowered(operator_of(formula_of(function), 1), inputs, known=known)
+    for has_shape in (True, False):
+        model = lowered(operator_of(formula_of(function), 1), inputs, known=has_shape)
         (output,) = runtime(model, inputs)
         assert output.dtype == np.float32
         assert within(judged(function, X, Y), output).all()

@@ -41,13 +41,13 @@ def mistake(operator, name):
 
 def call_of(operator, inputs, attributes=None, dtype="float32"):
     """Bind a node; bare numbers become scalars, lists tensors, arrays keep their type."""
-    given = attributes or {}
+    values = attributes or {}
     values = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype if name != "T" else int)
         for name, value in inputs.items()
     ]
-    omitted = frozenset(item.name for item in operator.attributes) - set(given)
-    return bind(operator, values, complete_attributes(operator, given), omitted=omitted)
+    omitted = frozenset(item.name for item in operator.attributes) - set(values)
+    return bind(operator, values, complete_attributes(operator, values), omitted=omitted)
 
 
 def momentum_call(inputs, dtype="float32", **attributes):
@@ -186,79 +186,79 @@ def test_a_known_mistake_yields_what_its_implementations_yield(
     operator, name, seen_in, attributes, inputs, right, wrong
 ):
     call = call_of(operator, inputs, attributes)
-    found = mistake(operator, name)
+    implementation = mistake(operator, name)
     assert evaluate(call)[0] == pytest.approx(right, rel=1e-5, abs=1e-12)
-    assert found.run(call)[0] == pytest.approx(wrong, rel=1e-5, nan_ok=True)
-    assert seen_in is None or seen_in in found.seen_in
+    assert implementation.run(call)[0] == pytest.approx(wrong, rel=1e-5, nan_ok=True)
+    assert seen_in is None or seen_in in implementation.seen_in
 
 
 def test_powers_rounded_to_float32_are_off_also_where_everything_is_double():
     inputs = {"R": 0.1, "T": 3, "X": 0, "G": 1, "V": 1, "H": 1}
     call = call_of(ADAM, inputs, {"beta": 0.9999}, "float64")
-    found = mistake(ADAM, "bias correction with powers rounded to float32")
-    right, wrong = evaluate(call)[0], found.run(call)[0]
+    implementation = mistake(ADAM, "bias correction with powers rounded to float32")
+    right, wrong = evaluate(call)[0], implementation.run(call)[0]
     assert abs(wrong - right) / abs(right) == pytest.approx(4.9e-5, rel=0.02)
 
 
 def test_decay_in_float32_is_off_where_everything_is_double():
     inputs = {"R": 0.1, "T": 3, "X": 1, "G": 1, "H": 0}
     call = call_of(ADAGRAD, inputs, {"decay_factor": 0.1}, "float64")
-    found = mistake(ADAGRAD, "decay in float32")
+    implementation = mistake(ADAGRAD, "decay in float32")
     # r is 0.1 / 1.3, and the denominator's last float32 digit is worth 1.2e-7.
-    assert 1e-9 < abs(found.run(call)[0] - evaluate(call)[0]) < 0.1 / 1.3**2 * 1.2e-7
-    assert found.seen_in == ("onnx2fx",)
+    assert 1e-9 < abs(implementation.run(call)[0] - evaluate(call)[0]) < 0.1 / 1.3**2 * 1.2e-7
+    assert implementation.seen_in == ("onnx2fx",)
 
 
 def test_a_root_in_float32_is_off_where_everything_is_double():
     call = call_of(ADAGRAD, {"R": 0.1, "T": 0, "X": 0, "G": 1, "H": 1}, {}, "float64")
-    found = mistake(ADAGRAD, "root taken in float32")
-    right, wrong = evaluate(call)[0], found.run(call)[0]
+    implementation = mistake(ADAGRAD, "root taken in float32")
+    right, wrong = evaluate(call)[0], implementation.run(call)[0]
     # The root of 2 is 1.41421354 in float32.
     assert abs(wrong - right) / abs(right) == pytest.approx(1.71e-8, rel=0.02)
-    assert found.seen_in == ("OpenCV 5",)
+    assert implementation.seen_in == ("OpenCV 5",)
 
 
 @each_training_operator
 def test_double_computed_in_float32_loses_what_float32_cannot_hold(operator):
-    found = mistake(operator, "double computed in float32")
+    implementation = mistake(operator, "double computed in float32")
     large = float(2**24 + 1)
     inputs = {"R": 0.0, "T": 1, "X": large} | dict.fromkeys(operator.tensors[1:], 0.0)
     attributes = STANDARD if operator is MOMENTUM else {}
-    outputs = found.run(call_of(operator, inputs, attributes, "float64"))
+    outputs = implementation.run(call_of(operator, inputs, attributes, "float64"))
     assert outputs[0] == large - 1
     assert outputs[0].dtype == np.float64
-    assert found.seen_in == ("tinygrad",)
+    assert implementation.seen_in == ("tinygrad",)
 
 
 def test_one_float32_tensor_comes_back_in_double_after_the_first_step():
-    found = mistake(ADAM, "X_new comes back in double for T > 0")
-    later = found.run(call_of(ADAM, ADAM_STEP))
+    implementation = mistake(ADAM, "X_new comes back in double for T > 0")
+    later = implementation.run(call_of(ADAM, ADAM_STEP))
     assert [output.dtype for output in later] == [np.float64, np.float32, np.float32]
-    first = found.run(call_of(ADAM, ADAM_STEP | {"T": 0}))
+    first = implementation.run(call_of(ADAM, ADAM_STEP | {"T": 0}))
     assert first[0].dtype == np.float32
-    assert found.seen_in == ("onnx.reference",)
+    assert implementation.seen_in == ("onnx.reference",)
 
 
 def test_several_double_tensors_come_back_in_float32_and_one_does_not():
-    found = mistake(ADAM, "several tensors come back in float32")
+    implementation = mistake(ADAM, "several tensors come back in float32")
     large = float(2**24 + 1)
-    one = call_of(ADAM, ADAM_STEP | {"R": 0, "X": large}, dtype="float64")
+    single_call = call_of(ADAM, ADAM_STEP | {"R": 0, "X": large}, dtype="float64")
     names = ADAM.input_names(2)
     two = call_of(ADAM, dict.fromkeys(names, 0) | {"X1": large}, dtype="float64")
-    assert found.run(one)[0] == large
-    assert {output.dtype for output in found.run(two)} == {np.dtype("float32")}
-    assert found.run(two)[0] == large - 1
-    assert found.seen_in == ("onnx.reference",)
+    assert implementation.run(single_call)[0] == large
+    assert {output.dtype for output in implementation.run(two)} == {np.dtype("float32")}
+    assert implementation.run(two)[0] == large - 1
+    assert implementation.seen_in == ("onnx.reference",)
 
 
 @each_operator
 def test_there_are_many_each_with_a_name_and_a_description(operator):
-    found = known_mistakes(operator)
-    names = [item.name for item in found]
+    mistakes = known_mistakes(operator)
+    names = [item.name for item in mistakes]
     assert len(names) > (150 if operator.counts else 80)
     assert len(set(names)) == len(names)
     assert len({item.name for item in operator.known_mistakes}) == len(operator.known_mistakes)
-    assert all(item.about.endswith((".", ")")) for item in found)
+    assert all(item.about.endswith((".", ")")) for item in mistakes)
 
 
 def test_what_shows_in_large_tensors_alone_is_a_mistake_and_not_another_one():
@@ -304,18 +304,18 @@ def test_a_change_of_nothing_yields_what_the_formula_yields(operator, dtype):
 
 
 def test_a_wrong_default_shows_only_where_the_attribute_is_left_out():
-    found = mistake(ADAM, "epsilon defaults to 1e-2")
-    given = call_of(ADAM, ADAM_STEP, {"epsilon": 1e-6})
+    implementation = mistake(ADAM, "epsilon defaults to 1e-2")
+    call = call_of(ADAM, ADAM_STEP, {"epsilon": 1e-6})
     left_out = call_of(ADAM, ADAM_STEP)
-    assert evaluate(given) == evaluate(left_out) == found.run(given)
-    assert found.run(left_out)[0] != evaluate(left_out)[0]
+    assert evaluate(call) == evaluate(left_out) == implementation.run(call)
+    assert implementation.run(left_out)[0] != evaluate(left_out)[0]
 
 
 def test_a_known_mistake_that_fails_on_an_input_gives_no_answer():
-    found = mistake(ADAM, "broadcast operands refused")
+    implementation = mistake(ADAM, "broadcast operands refused")
     inputs = {"R": 0.1, "T": 1, "X": [1, 2], "G": [1, 2], "V": [0, 0], "H": [0, 0]}
-    assert len(found.run(call_of(ADAM, inputs))) == 3
-    assert found.run(call_of(ADAM, inputs | {"H": [0]})) == []
+    assert len(implementation.run(call_of(ADAM, inputs))) == 3
+    assert implementation.run(call_of(ADAM, inputs | {"H": [0]})) == []
 
 
 @each_training_operator

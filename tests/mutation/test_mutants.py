@@ -59,8 +59,8 @@ def test_they_are_the_same_in_every_process():
     ).stdout
     # Other tests may have brought operators of their own.
     ours = [operator for operator in registry().operators if operator.file not in registry().files]
-    here = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
-    assert printed.splitlines() == here
+    descriptions = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
+    assert printed.splitlines() == descriptions
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_a_wrong_default_is_told_apart_by_leaving_the_attribute_out():
 @each_operator
 def test_what_tells_a_mutant_apart_makes_its_results_differ(operator):
     for mutant in mutants(operator)[::90]:
-        found = distinguishing_input(operator, mutant)
-        assert (found is None) == equivalent(operator, mutant)
-        if found is not None:
-            attributes, inputs = found
+        example = distinguishing_input(operator, mutant)
+        assert (example is None) == equivalent(operator, mutant)
+        if example is not None:
+            attributes, inputs = example
             call = bind(operator, list(inputs.values()), complete_attributes(operator, attributes))
             outputs = mutant.run(call)
             assert not outputs or any(

@@ -198,7 +198,7 @@ mask with signs | W=[1,-2,3] | W_new=[0,-2,3] mask=[0,-1,1]
 weights not pruned | | W_new=[1,2,3] mask=[0,1,1]
 """
 
-#: Of formulas with the regularised gradient: what takes its place.
+#: Replacements of the regularized gradient.
 REGULARIZED_GRADIENT = """
 no regularisation | X=inf G=3 norm_coefficient=1 | G_regularized=3
 regularisation of twice the strength | X=2 G=3 norm_coefficient=1 | G_regularized=7
@@ -229,7 +229,7 @@ step with the old H | G=1 H=4 | X_new=-1/2
 one denominator for the whole tensor | X=[0,0] G=[1,7] | X_new=[-1/5,-7/5]
 """
 
-#: Of formulas that prune W: what is left of it.
+#: Results of formulas that prune W.
 THRESHOLDS = """
 percentile of signed values | W=[-5,1,3] percent=50 | pruned=[-5,1,3]
 percent taken as a fraction | W=[1,2,3,4,5] percent=50 | pruned=[0,2,3,4,5]

@@ -75,7 +75,7 @@ def test_pruning_is_what_numpy_s_percentile_says(data):
     for index, (W,) in enumerate(call.groups):
         expected = np.where(np.abs(W) < _numpy_percentile(np.abs(W), percents[index]), 0, W)
         differs = outputs[index] != expected
-        # NumPy's rank is a double's; rounding may decide for what is as near to the threshold.
+        # NumPy computes the rank in double; rounding may decide elements close to the threshold.
         threshold = _numpy_percentile(np.abs(W), percents[index])
         assert np.all(np.abs(np.abs(W[differs]) - threshold) <= 1e-13 * threshold)
 

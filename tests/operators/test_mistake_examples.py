@@ -41,7 +41,7 @@ OF_TYPES = {
 
 
 def tolerance(mistake):
-    """Return how far off examples are at most: 1e-7 is not the nearest float32 number."""
+    """Return the tolerance of examples: 1e-7 is not a float32 number."""
     return 2e-8 if mistake.startswith("epsilon defaults to") else 1e-12
 
 
@@ -51,14 +51,14 @@ def number(text):
 
 def fields(text):
     """Return ``R=1/2 X=[1,2]`` as numbers and lists by name."""
-    found = {}
+    examples = {}
     for field in text.split():
         name, _, value = field.partition("=")
         if value.startswith("["):
-            found[name] = [number(word) for word in value[1:-1].split(",")]
+            examples[name] = [number(word) for word in value[1:-1].split(",")]
         else:
-            found[name] = value if value in ("-", "standard", "nesterov") else number(value)
-    return found
+            examples[name] = value if value in ("-", "standard", "nesterov") else number(value)
+    return examples
 
 
 def rows(operator):
@@ -108,31 +108,34 @@ CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
 @pytest.mark.parametrize(
     ("name", "mistake", "given", "results"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
 )
-def test_a_mistake_returns_what_its_sentence_says(name, mistake, given, results):
+def test_a_mistake_returns_what_its_sentence_says(name, mistake, inputs, results):
     operator = registry().named(name)
     if "G_regularized" in results:
-        given = given | {"alpha": 0.0, "beta": 1.0 if name == "Momentum" else 0.0}
+        inputs = inputs | {"alpha": 0.0, "beta": 1.0 if name == "Momentum" else 0.0}
     if "pruned" in results:
-        given = given | {"Z": 0.0, "U": 0.0}
-    call = node(operator, given)
+        inputs = inputs | {"Z": 0.0, "U": 0.0}
+    call = node(operator, inputs)
     implementation = named(operator, mistake)
     assert implementation is not None
     returned = dict(zip(operator.outputs, implementation.run(call), strict=True))
     with np.errstate(all="ignore"):
         right = dict(zip(operator.outputs, evaluate(call), strict=True))
-    wanted = expected(operator, results)
+    expected_outputs = expected(operator, results)
     rtol = tolerance(mistake)
-    for output, value in wanted.items():
+    for output, value in expected_outputs.items():
         np.testing.assert_allclose(returned[output], value, rtol=rtol, atol=0)
-    # The example shows it: what is right differs.
-    assert any(not np.allclose(right[it], wanted[it], rtol=rtol, atol=0) for it in wanted)
+    # The example distinguishes the mistake from the formula.
+    assert any(
+        not np.allclose(right[name], expected_outputs[name], rtol=rtol, atol=0)
+        for name in expected_outputs
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_mistake_has_an_example(name):
     listed = [mistake for mistake, *_ in rows(name)]
-    known = {known_mistake.name for known_mistake in registry().named(name).known_mistakes}
-    assert set(listed) == known - set(OF_TYPES)
+    mistakes = {known_mistake.name for known_mistake in registry().named(name).known_mistakes}
+    assert set(listed) == mistakes - set(OF_TYPES)
     assert len(listed) == len(set(listed))
 
 

@@ -56,9 +56,9 @@ def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_i
 def test_a_norm_compared_with_another_number_than_zero_is_rejected():
     (lamb,) = read_operators(LAMB, [])
     calls = [
-        bind(lamb, list(it.inputs.values()), complete_attributes(lamb, it.attributes))
-        for it in conformance(lamb)
-        if "small" in it.name
+        bind(lamb, list(template.inputs.values()), complete_attributes(lamb, template.attributes))
+        for template in conformance(lamb)
+        if "small" in template.name
     ]
     judged = [(call, bound(call)) for call in calls]
     wrong = [

@@ -38,15 +38,15 @@ def call(place, command, **settings):
 @pytest.mark.slow
 def test_every_command_of_the_document_works_on_the_operator_of_the_document(place):
     assert len(COMMANDS) == 8
-    said = {}
+    outputs = {}
     for command in COMMANDS:
         done = call(place, command)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        said[command.partition(" --operators")[0]] = done.stdout
-    assert "company/lion/defaults" in said["list company"]
-    assert "sign(blend)" in said["show Lion"]
-    assert " lowered" in said["run company -b onnxruntime --lower always"]
-    rejected = re.findall(r"(\d+) of (\d+)", said["audit company"])
+        outputs[command.partition(" --operators")[0]] = done.stdout
+    assert "company/lion/defaults" in outputs["list company"]
+    assert "sign(blend)" in outputs["show Lion"]
+    assert " lowered" in outputs["run company -b onnxruntime --lower always"]
+    rejected = re.findall(r"(\d+) of (\d+)", outputs["audit company"])
     assert [a for a, _ in rejected] == [b for _, b in rejected]
     assert len(rejected) == 3
     assert (place / "cases" / "company" / "lion.yaml").is_file()
@@ -228,7 +228,7 @@ def test_two_rates_limits_and_what_depends_on_signs_alone(place):
         assert "Warning" not in done.stderr
     done = call(place, "audit company --operators signs.py")
     assert re.search(r"wrong, named +(\d+) of \1 ", done.stdout), done.stdout
-    # Who checks no limit fails each of their refusals, and nothing else.
+    # A backend that checks no limits fails exactly the refusals of limits.
     done = call(
         place,
         "run company -b python:backend.py:Backend --no-explain --operators signs.py"
@@ -237,8 +237,12 @@ def test_two_rates_limits_and_what_depends_on_signs_alone(place):
     results = json.loads((place / "out.json").read_text())["results"]
     wrong = [result["case"].rpartition("/")[2] for result in results if result["outcome"] == "fail"]
     limits = ("low", "high", "nan")
-    names = {f"refuses_{what}_{name}" for what in limits for name in ("low", "high", "share")}
-    assert {it for it in wrong if it.startswith("refuses")} >= names, done.stdout
+    names = {
+        f"refuses_{name_of_limit}_{name}"
+        for name_of_limit in limits
+        for name in ("low", "high", "share")
+    }
+    assert {name for name in wrong if name.startswith("refuses")} >= names, done.stdout
 
 
 CLIPPED = """\
@@ -438,6 +442,6 @@ def test_a_function_that_no_formula_can_use_is_named(place, expression, message)
     (place / "lion.py").write_text(text)
     done = call(place, "list company --operators lion.py")
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert message in said
-    assert "matmul" not in said
+    text = " ".join(done.stderr.split())
+    assert message in text
+    assert "matmul" not in text

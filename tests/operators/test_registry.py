@@ -99,14 +99,14 @@ def test_a_registry_in_use_ends_with_its_variable_and_schemas(file, monkeypatch)
 
 def test_a_file_is_added_once_and_invalid_files_are_rejected(file, tmp_path):
     made = Registry.builtin()
-    known = len(made.operators)
+    count = len(made.operators)
     assert len(made.add_file(file)) == 1
     assert made.files == [file]
     assert made.find("made.here", "Half") is made.named("hALF")
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UsageError, match="defines no operator"):
         made.add_file(tmp_path / "empty.py")
-    assert (len(made.operators), made.files) == (known + 1, [file])
+    assert (len(made.operators), made.files) == (count + 1, [file])
 
 
 def test_a_command_forgets_the_operators_of_its_files(file, onnxopt):

@@ -50,12 +50,17 @@ def run(model, inputs):
 def test_a_case_says_how_the_graph_around_its_node_is_wired(tmp_path):
     content = only_case(tmp_path, WIRED)
     graph, (node,) = content.model.graph, content.model.graph.node
-    assert [it.name for it in graph.input] == ["G", "T", "weights"] == list(content.inputs)
-    assert [it.name for it in graph.output] == ["V_new", "after"]
-    assert [it.name for it in graph.initializer] == ["R"]
+    assert [value.name for value in graph.input] == ["G", "T", "weights"] == list(content.inputs)
+    assert [value.name for value in graph.output] == ["V_new", "after"]
+    assert [tensor.name for tensor in graph.initializer] == ["R"]
     assert list(node.input) == ["R", "T", "weights", "G", "weights"]
     assert list(node.output) == ["after", "V_new"]
-    assert [it.name for it in node.attribute] == ["mode", "beta", "alpha", "norm_coefficient"]
+    assert [attribute.name for attribute in node.attribute] == [
+        "mode",
+        "beta",
+        "alpha",
+        "norm_coefficient",
+    ]
 
 
 def test_a_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
@@ -105,13 +110,13 @@ def test_the_last_elements_of_drawn_data_may_be_said():
 @pytest.mark.parametrize("count", [1, 4, 2**20])
 def test_a_zero_of_exact_operands_is_judged(count):
     author = Author(registry().named("Adagrad"))
-    asked = author.ask("", "", count=count, changed={"decay_factor": -1 / count})
-    new = derived_outputs(asked)[0]
+    template = author.ask("", "", count=count, changed={"decay_factor": -1 / count})
+    new = derived_outputs(template)[0]
     assert np.isinf(new.value).all()
     assert not new.branch.inconclusive.any()
-    # A third is rounded, and so what comes of it.
-    asked = author.ask("", "", count=3, changed={"decay_factor": -1 / 3})
-    assert derived_outputs(asked)[0].branch.inconclusive.all()
+    # A third is rounded, and so are its results.
+    template = author.ask("", "", count=3, changed={"decay_factor": -1 / 3})
+    assert derived_outputs(template)[0].branch.inconclusive.all()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A run says where its backends agree with each other against what was expected."""
+"""Runs report agreement of backends against the expected result."""
 
 import numpy as np
 import pytest
@@ -36,20 +36,20 @@ cases:
 @pytest.fixture
 def run(onnxopt, tmp_path):
     x = np.exp(np.array([0.5, 1.5, -2]))
-    data = [float(it) for it in (x / x.sum()).astype(np.float32)]
+    data = [float(number) for number in (x / x.sum()).astype(np.float32)]
     (tmp_path / "case.yaml").write_text(CASE.replace("{DATA}", str(data)))
     (tmp_path / "backend.py").write_text(BACKEND)
 
     def call(*names):
         backends = [
-            it for name in names for it in ("-b", f"python:{tmp_path / 'backend.py'}:{name}")
+            word for name in names for word in ("-b", f"python:{tmp_path / 'backend.py'}:{name}")
         ]
         reports = {"markdown": tmp_path / "run.md", "html": tmp_path / "run.html"}
-        options = [it for kind in reports for it in ("--report", f"{kind}={reports[kind]}")]
+        options = [word for kind in reports for word in ("--report", f"{kind}={reports[kind]}")]
         options += ["--isolation", "none", "--no-explain"]
-        told = onnxopt("run", tmp_path / "case.yaml", *backends, *options)
+        answer = onnxopt("run", tmp_path / "case.yaml", *backends, *options)
         texts = [report.read_text() for report in reports.values()]
-        return [" ".join(text.split()) for text in (told.out, *texts)]
+        return [" ".join(text.split()) for text in (answer.out, *texts)]
 
     return call
 

@@ -1,4 +1,4 @@
-"""No string of anybody's is more than text to what reads a report: a property over all formats."""
+"""Readers of a report interpret every untrusted string as plain text, in all formats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from onnxopt_cli.report.terminal import (
     summary_table,
 )
 
-# What GitHub, Azure and TeamCity take for a command; the blanks are those that .NET trims.
+# Commands to GitHub, Azure and TeamCity; the blanks are those that .NET trims.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
@@ -125,23 +125,23 @@ PLAIN_PAGE = Tags("".join(render("html", record(*(
 
 
 def markdown_is_text(text):
-    seen = Tags(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
-    assert seen.tags <= TAGS, seen.tags
-    assert {name for _, name in seen.attributes} <= {"class", "style"}
+    tags = Tags(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))
+    assert tags.tags <= TAGS, tags.tags
+    assert {name for _, name in tags.attributes} <= {"class", "style"}
 
 
 def html_is_text(text):
-    seen = Tags(text)
-    assert seen.tags <= PLAIN_PAGE.tags, seen.tags - PLAIN_PAGE.tags
-    assert {attribute[1] for attribute in seen.attributes} <= {
+    tags = Tags(text)
+    assert tags.tags <= PLAIN_PAGE.tags, tags.tags - PLAIN_PAGE.tags
+    assert {attribute[1] for attribute in tags.attributes} <= {
         attribute[1] for attribute in PLAIN_PAGE.attributes
     }
 
 
 def junit_is_text(text):
-    known = {"testsuites", "testsuite", "properties", "property", "testcase"}
-    found = {it.tag for it in fromstring(text).iter()}  # noqa: S314 - our own
-    assert found <= {*known, "failure", "error", "skipped"}
+    allowed_tags = {"testsuites", "testsuite", "properties", "property", "testcase"}
+    tags = {element.tag for element in fromstring(text).iter()}  # noqa: S314 - our own
+    assert tags <= {*allowed_tags, "failure", "error", "skipped"}
 
 
 def github_is_commands(text):
@@ -184,18 +184,20 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
     failing = [result for result in run.results if not result.conforms]
     for part in cause_table(group_failures(failing, run.explanations), 1):
         console.print(part)
-    for it in failing:
-        console.print(failure_panel(it, run.options, it.message, complete=True))
+    for failing_result in failing:
+        console.print(
+            failure_panel(failing_result, run.options, failing_result.message, complete=True)
+        )
         # Whoever prints text that is not fit to be shown, and in pieces.
-        console.print(it.message, soft_wrap=True)
+        console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
-        stream.write(f"{it.message}\n")
+        stream.write(f"{failing_result.message}\n")
     for line in failing_lines(run):
         console.print(line)
     console.print(summary_table(run.results) or "")
     stream.flush()
-    shown = written.getvalue().decode().replace("\r", "\n")
-    assert not COMMAND.search(shown), COMMAND.search(shown)
+    text = written.getvalue().decode().replace("\r", "\n")
+    assert not COMMAND.search(text), COMMAND.search(text)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Messages of one cause have one pattern, whatever names, numbers and shapes they carry."""
+"""Messages of one cause with different names, numbers and shapes have the same pattern."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ NAMES = ("X_new", "V_new", "H_new")
 
 
 def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
-    """Outputs around 1.0, so many ulp off."""
+    """Outputs near 1.0 with the given errors in ulp."""
     expected = np.ones(len(ulps), dtype=np.float32)
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
     step = float(np.spacing(np.float32(1)))
     error_bound = tolerance or ErrorBound(
         Branch(expected, np.full(len(ulps), limit * step)).at, factor=4.0
     )
-    wanted = dict.fromkeys(names, expected)
-    return compare_outputs(wanted, [actual] * len(names), lambda _: error_bound)
+    outputs = dict.fromkeys(names, expected)
+    return compare_outputs(outputs, [actual] * len(names), lambda _: error_bound)
 
 
 def test_tolerance_used_is_the_largest_share_and_the_median_of_the_medians():
@@ -70,14 +70,14 @@ def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_call
 
 def test_only_outputs_with_a_derived_tolerance_count():
     exact = result(diffs=outputs([0]))
-    others = [
+    further = [
         result(diffs=outputs([9], tolerance=ONNX_DEFAULT)),
         result(diffs=outputs([9]), operators=("Relu",)),
         result(diffs=outputs([9]), operators=("Adam", "Relu")),
         result(diffs=()),
     ]
-    assert accuracy(others) == ()
-    assert [row.max_ulp for row in accuracy([exact, *others])] == [0, 0, 0]
+    assert accuracy(further) == ()
+    assert [row.max_ulp for row in accuracy([exact, *further])] == [0, 0, 0]
 
 
 def test_backends_come_in_the_order_of_the_run():

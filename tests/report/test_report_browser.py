@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Browser:
-    """Opens a page and keeps what it became, what it said and what it asked for."""
+    """Opens a page and keeps its DOM, its console output and its requests."""
 
     def __init__(self, folder, profile, run):
         self.folder, self.profile = folder, profile
@@ -105,11 +105,11 @@ def several():
 
 
 def test_the_page_opens_without_an_error_and_without_a_request(browser, several):
-    seen = browser(several).open()
-    assert seen.console == []
-    assert seen.asked == set()
-    assert seen.shown_cases() == ["demo/adam/b", "demo/adam/a", "demo/momentum/c"]
-    assert "3 of 3 cases" in seen.dom
+    page = browser(several).open()
+    assert page.console == []
+    assert page.asked == set()
+    assert page.shown_cases() == ["demo/adam/b", "demo/adam/a", "demo/momentum/c"]
+    assert "3 of 3 cases" in page.dom
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_the_page_opens_without_an_error_and_without_a_request(browser, several)
     ],
 )
 def test_the_address_says_what_is_shown_and_in_what_order(browser, several, fragment, cases):
-    seen = browser(several).open(fragment)
-    assert seen.shown_cases() == cases
-    assert seen.console == []
+    page = browser(several).open(fragment)
+    assert page.shown_cases() == cases
+    assert page.console == []
 
 
 def test_of_very_many_cases_the_first_are_shown_and_the_filter_finds_the_others(browser):
@@ -158,18 +158,18 @@ def test_a_row_that_the_script_makes_is_what_the_page_has_for_the_first(browser)
 
 
 def test_the_address_of_a_failure_unfolds_it(browser, several):
-    seen = browser(several).open("#failure-2")
-    opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", seen.dom)
+    page = browser(several).open("#failure-2")
+    opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", page.dom)
     assert len(opened) == 1
     assert 'id="failure-2"' in opened[0]
 
 
 def test_hostile_names_do_nothing(browser):
-    seen = browser(hostile()).open("#text=<script>document.title='owned'</script>")
-    assert "<title>onnxopt does not conform</title>" in seen.dom
-    assert seen.console == []
-    assert seen.asked == set()
-    assert len(re.findall("<script", seen.dom)) == 1
+    page = browser(hostile()).open("#text=<script>document.title='owned'</script>")
+    assert "<title>onnxopt does not conform</title>" in page.dom
+    assert page.console == []
+    assert page.asked == set()
+    assert len(re.findall("<script", page.dom)) == 1
 
 
 def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, several):
@@ -177,15 +177,15 @@ def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, sev
     text = page.page.read_text(encoding="utf-8")
     injected = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
     page.page.write_text(text.replace("<main>", f"<main>{injected}"), encoding="utf-8")
-    seen = page.open()
-    assert "<title>owned" not in seen.dom
-    assert any("Content Security Policy" in line for line in seen.console)
+    opened = page.open()
+    assert "<title>owned" not in opened.dom
+    assert any("Content Security Policy" in line for line in opened.console)
 
 
 def test_without_a_script_the_table_is_there(browser, several):
     page = browser(several)
     text = page.page.read_text(encoding="utf-8")
     page.page.write_text(re.sub(r"<script>.*</script>", "", text, flags=re.DOTALL), "utf-8")
-    seen = page.open()
-    assert len(seen.shown_cases()) == 3
-    assert '<form id="filter" role="search" hidden' in seen.dom
+    opened = page.open()
+    assert len(opened.shown_cases()) == 3
+    assert '<form id="filter" role="search" hidden' in opened.dom

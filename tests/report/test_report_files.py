@@ -211,9 +211,9 @@ def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):
 
 
 def test_what_only_html_needs_is_asked_for_before_the_run(demo, onnxopt, monkeypatch):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "jinja2" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name)
     )
     answer = onnxopt("run", "demo.yaml", "--report", "html=x.html")
     assert answer.code == 2

@@ -20,7 +20,7 @@ COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\
 
 
 def commands(run):
-    """What GitHub's runner reads: (file, line, title, message) a line, escapes undone."""
+    """Return the annotations that GitHub's runner reads: file, line, title and message."""
     lines = github_report(run).splitlines()
     matches = [COMMAND.fullmatch(line) for line in lines]
     assert all(matches), lines
@@ -45,8 +45,8 @@ def test_every_result_that_counts_against_the_run_has_one_command():
     run = every_outcome()
     # Few enough that none is left to the summary.
     halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
-    found = [command for half in halves for command in commands(half)]
-    titles = [title.split(" on ")[0] for _, _, title, _ in found]
+    annotations = [command for half in halves for command in commands(half)]
+    titles = [title.split(" on ")[0] for _, _, title, _ in annotations]
     assert len(titles) == len([result for result in run.results if not result.conforms]) - 1
     assert "unexpected-pass: demo/adam/surprise" in titles
     assert not any("known" in title or "skip" in title for title in titles)
@@ -75,16 +75,16 @@ def test_hostile_text_stays_in_its_own_command():
 def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(count):
     results = [result(f"demo/adam/{number}", outcome=Outcome.FAIL) for number in range(count)]
     results.append(result("demo/late", "other", Outcome.CRASH, message="died"))
-    found = commands(record(*results[count == 10 :]))
-    assert len(found) == 10
-    titles = [title for _, _, title, _ in found]
+    annotations = commands(record(*results[count == 10 :]))
+    assert len(annotations) == 10
+    titles = [title for _, _, title, _ in annotations]
     # One of each kind comes first, however many there are of another.
     assert "crash: demo/late on other" in titles
     if count == 10:
         assert all(" on " in title for title in titles)
     else:
         assert titles[-1].startswith(f"{count + 1 - 9} more")
-        assert "summary" in found[-1][3]
+        assert "summary" in annotations[-1][3]
 
 
 def test_a_stack_trace_is_its_first_and_last_line():

@@ -95,16 +95,16 @@ class Page(HTMLParser):
 def test_without_a_script_the_page_holds_every_result_and_number():
     run = every_outcome()
     page = Page(html_report(run))
-    shown = " ".join(page.text.split())
+    text = " ".join(page.text.split())
     for one_result in run.results:
-        assert one_result.case in shown
-        assert one_result.message in shown
-    assert "unexpected-pass" in shown
-    assert "max abs 0.5, rel 0.25" in shown
-    assert "allowed: 4 times the error bound of the formula (derived)" in shown
-    assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in shown
-    assert "onnxopt 1.2.3" in shown
-    assert "exit code 1" in shown
+        assert one_result.case in text
+        assert one_result.message in text
+    assert "unexpected-pass" in text
+    assert "max abs 0.5, rel 0.25" in text
+    assert "allowed: 4 times the error bound of the formula (derived)" in text
+    assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in text
+    assert "onnxopt 1.2.3" in text
+    assert "exit code 1" in text
     assert page.values("details", "open") == []
 
 
@@ -126,7 +126,7 @@ def test_the_page_asks_for_nothing_and_runs_no_script_but_its_own():
     for name in ("src", "srcset", "action", "formaction", "data"):
         assert [value for _, key, value in page.attributes if key == name] == []
     assert all(value == "data:," or value.startswith("#") for value in page.values("a", "href"))
-    (policy,) = (it for it in page.values("meta", "content") if "default-src" in it)
+    (policy,) = (content for content in page.values("meta", "content") if "default-src" in content)
     assert policy.startswith("default-src 'none'; ")
     sources = {source for rule in policy.split("; ") for source in rule.split()[1:]}
     assert {source for source in sources if not source.startswith("'sha256-")} == {
@@ -171,12 +171,12 @@ def test_each_chart_says_in_words_what_it_shows():
 
 
 def numbers_of(chart, pattern):
-    return [float(it) for it in re.findall(pattern, chart)]
+    return [float(number) for number in re.findall(pattern, chart)]
 
 
 def test_a_bar_is_as_long_as_its_share_of_the_tolerance_and_ends_beyond_the_limit_if_over():
     half, over = result(diffs=(share(0.5),)), result("demo/x", "b", diffs=(share(7.0),))
-    bars = [charts_of(record(it))[0] for it in (half, over)]
+    bars = [charts_of(record(run_result))[0] for run_result in (half, over)]
     for chart, part in zip(bars, (0.5, 1.15), strict=True):
         (limit,) = numbers_of(chart, r'class="limit" x1="([\d.]+)" y1="24')
         start, width = numbers_of(chart, r'class="mark" x="([\d.]+)"')[0], numbers_of(
@@ -191,11 +191,11 @@ def share(used):
 
 
 def test_a_bar_is_there_for_each_size_of_error_and_one_for_what_is_not_finite():
-    apart = result(diffs=(diff(actual=(1.0, float("nan"))),), outcome=Outcome.FAIL)
+    not_finite = result(diffs=(diff(actual=(1.0, float("nan"))),), outcome=Outcome.FAIL)
     _, spread = charts_of(record(result(outcome=Outcome.FAIL)))
     assert spread.count('class="mark"') == 2
     assert "2^21<" in spread
-    _, spread = charts_of(record(apart))
+    _, spread = charts_of(record(not_finite))
     assert (spread.count('class="mark"'), spread.count('class="apart"')) == (1, 1)
     assert "inf or NaN<" in spread
 

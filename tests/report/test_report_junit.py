@@ -36,18 +36,23 @@ def tree(text):
 
 def kinds(text):
     return {
-        name: [type(it).__name__.lower() for it in case.result] for name, case in read(text).items()
+        name: [type(element).__name__.lower() for element in case.result]
+        for name, case in read(text).items()
     }
 
 
-def test_what_makes_the_run_fail_is_a_failure_or_an_error_and_nothing_else_is():
+def test_only_nonconforming_results_are_failures_or_errors():
     failing = {"fail", "unsupported", "surprise"}
-    found = kinds(junit_report(every_outcome()))
-    assert {name for name, it in found.items() if it == ["failure"]} == failing
-    assert {name for name, it in found.items() if it == ["skipped"]} == {"skip", "not-run", "known"}
-    assert {name for name, it in found.items() if not it} == {"pass"}
-    errors = {it.value for it in Outcome} - failing - {"skip", "not-run", "pass"}
-    assert {name for name, it in found.items() if it == ["error"]} == errors
+    kinds_by_name = kinds(junit_report(every_outcome()))
+    assert {name for name, it in kinds_by_name.items() if it == ["failure"]} == failing
+    assert {name for name, it in kinds_by_name.items() if it == ["skipped"]} == {
+        "skip",
+        "not-run",
+        "known",
+    }
+    assert {name for name, it in kinds_by_name.items() if not it} == {"pass"}
+    errors = {outcome.value for outcome in Outcome} - failing - {"skip", "not-run", "pass"}
+    assert {name for name, it in kinds_by_name.items() if it == ["error"]} == errors
 
 
 def test_a_real_consumer_counts_what_the_run_counted():
@@ -81,26 +86,26 @@ NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 
 
 @given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12, unique=True))
-def test_no_classname_and_name_occur_twice_whatever_the_names_are(pairs):
-    # What GitLab takes for the same case loses results, whatever suite it is in.
+def test_pairs_of_classname_and_name_are_unique(pairs):
+    # GitLab loses results of cases with the same classname and name, also in different suites.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
     problems = tuple(Fault(case, case) for case, _ in pairs)
     text = junit_report(record(*results, problems=problems, started="2026-01-31T23:59:59Z"))
     root = tree(text)
-    keys = [(it.get("classname"), it.get("name")) for it in root.iter("testcase")]
+    keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert len(keys) == len(results) + len(problems)
     assert len({tuple(part.strip().lower() for part in key) for key in keys}) == len(keys)
     # Jenkins drops a suite with the name and the time of another one.
-    suites = [it.get("name") for it in root.iter("testsuite")]
+    suites = [element.get("name") for element in root.iter("testsuite")]
     assert len(set(suites)) == len(suites)
 
 
-def test_what_workers_did_outside_of_cases_is_kept_for_each_backend():
+def test_failures_outside_of_cases_are_reported_for_each_backend():
     places = [("teardown", "a"), ("teardown", "b"), ("Teardown", "a")]
     aside = [result(f"worker/{place}", name, Outcome.CRASH) for place, name in places]
     text = junit_report(record(*aside))
     root = tree(text)
-    keys = [(it.get("classname"), it.get("name")) for it in root.iter("testcase")]
+    keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert keys == [
         ("a.worker", "teardown"),
         ("a.worker", "Teardown (2)"),
@@ -128,8 +133,8 @@ def test_a_case_says_where_it_stands_and_a_suite_when_and_where_it_ran(workplace
 
 def test_for_jenkins_xunit_plugin_nothing_else_is_left_out():
     run = every_outcome()
-    junit, xunit = (tree(it(run)) for it in (junit_report, xunit_report))
-    assert not any(set(it.attrib) & {"file", "line"} for it in xunit.iter("testcase"))
+    junit, xunit = (tree(render(run)) for render in (junit_report, xunit_report))
+    assert not any(set(element.attrib) & {"file", "line"} for element in xunit.iter("testcase"))
     for case in junit.iter("testcase"):
         del case.attrib["file"], case.attrib["line"]
     assert ET.tostring(junit) == ET.tostring(xunit)
@@ -149,8 +154,8 @@ def test_all_of_a_stack_trace_is_there_and_its_ends_are_in_the_message():
 
 def test_problems_of_case_and_expectation_files_are_errors():
     problems = (Fault("a.yaml:3", "no such field"),)
-    found = kinds(junit_report(record(result(), problems=problems, findings=problems)))
-    assert found["a.yaml:3"] == ["error"]
+    kinds_by_name = kinds(junit_report(record(result(), problems=problems, findings=problems)))
+    assert kinds_by_name["a.yaml:3"] == ["error"]
 
 
 def test_no_hostile_text_breaks_the_document():
@@ -161,5 +166,5 @@ def test_no_hostile_text_breaks_the_document():
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_gives_a_valid_document(text):
-    it = result(text, text, Outcome.ERROR, message=text, printed=text)
-    SCHEMA.validate(junit_report(record(it)).encode())
+    hostile_result = result(text, text, Outcome.ERROR, message=text, printed=text)
+    SCHEMA.validate(junit_report(record(hostile_result)).encode())

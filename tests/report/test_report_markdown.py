@@ -1,4 +1,4 @@
-"""Markdown: what a renderer makes of it, and that nothing foreign becomes markup."""
+"""Markdown as a renderer shows it; untrusted text never becomes markup."""
 
 from __future__ import annotations
 
@@ -81,21 +81,21 @@ def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
 
 
 def test_nothing_foreign_becomes_markup_and_all_of_it_is_shown():
-    seen = Seen(markdown_report(hostile()))
-    assert seen.tags <= OUR_TAGS
-    assert not seen.open
-    shown = "".join(data for _, data in seen.text)
+    rendered = Seen(markdown_report(hostile()))
+    assert rendered.tags <= OUR_TAGS
+    assert not rendered.open
+    rendered_text = "".join(data for _, data in rendered.text)
     for text in ("<script>document.title='owned'</script>", "a|b`c``d|e\\|f", "{{ 7 * 7 }}"):
-        assert text in shown
+        assert text in rendered_text
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "````\n# owned"])
 def test_a_hostile_message_stays_in_its_fence(text):
     run = record(result(outcome=Outcome.ERROR, message=f"first\n{text}"))
-    seen = Seen(markdown_report(run))
-    headings = [data for tag, data in seen.text if tag in ("h1", "h2")]
+    rendered = Seen(markdown_report(run))
+    headings = [data for tag, data in rendered.text if tag in ("h1", "h2")]
     assert headings == ["onnxopt does not conform", "1 not as expected"]
-    assert seen.tags <= OUR_TAGS
+    assert rendered.tags <= OUR_TAGS
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -131,9 +131,9 @@ HUGE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", HUGE, ids=["one", "names", "many", "backends"])
 def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts):
-    one = result(outcome=Outcome.ERROR)
+    failure = result(outcome=Outcome.ERROR)
     results = [
-        replace(one, case=f"demo/{name}/{number}", backend=name, message=message)
+        replace(failure, case=f"demo/{name}/{number}", backend=name, message=message)
         for name, message, count in parts
         for number in range(count)
     ]
@@ -144,10 +144,10 @@ def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts
     assert len(text) <= 60_000
     assert len(text.encode()) < 1 << 20
     assert Seen(text).open == []
-    shown = text.count("<details><summary>error")
-    left = re.search(r"(\d+) more are not shown here \((\d+) error\)", text)
-    assert shown >= 1
-    assert shown + (int(left[1]) if left else 0) == len(results)
+    shown_count = text.count("<details><summary>error")
+    hidden = re.search(r"(\d+) more are not shown here \((\d+) error\)", text)
+    assert shown_count >= 1
+    assert shown_count + (int(hidden[1]) if hidden else 0) == len(results)
 
 
 def test_the_first_failures_are_of_each_kind():

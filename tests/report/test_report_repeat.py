@@ -22,7 +22,7 @@ def run(onnxopt, workplace):
         answer = onnxopt(*arguments, "-q", "--report", "json=report.json")
         assert answer.code in (0, 1), answer.text
         report = json.loads((workplace / "report.json").read_text())
-        return [result_from_json(it) for it in report["results"]], report["options"]
+        return [result_from_json(result) for result in report["results"]], report["options"]
 
     return call
 
@@ -44,10 +44,10 @@ def repeated(run, result, *more):
     ],
 )
 def test_the_command_runs_the_same_case_alone(run, target):
-    here = ("--isolation", "none")
-    results, _ = run("run", target, *here)
+    options = ("--isolation", "none")
+    results, _ = run("run", target, *options)
     for result in results[:8]:
-        (again,) = repeated(run, result, *here)
+        (again,) = repeated(run, result, *options)
         assert (again.case, again.outcome) == (result.case, result.outcome)
 
 
@@ -58,22 +58,24 @@ def test_an_id_that_is_part_of_another_or_looks_like_a_pattern_stands_for_itself
     results, _ = run("run", ".")
     assert len(results) == 4
     for result in results:
-        assert [it.case for it in repeated(run, result)] == [result.case]
+        assert [repeated_result.case for repeated_result in repeated(run, result)] == [result.case]
 
 
 def test_a_node_case_of_onnx_is_named_by_its_id(run):
     (result,), _ = run("run", "onnx-node", "-k", "onnx-node/test_acos/0")
     command = shlex.split(repeat_command(result, {}))
     assert command == ["onnxopt", "run", "onnx-node/test_acos/0", "-b", "numpy"]
-    assert [it.case for it in repeated(run, result)] == ["onnx-node/test_acos/0"]
+    assert [repeated_result.case for repeated_result in repeated(run, result)] == [
+        "onnx-node/test_acos/0"
+    ]
 
 
 def test_the_command_judges_as_the_run_did(run, workplace):
     (workplace / "demo.yaml").write_text(CASE)
-    given = ["--atol", "0.25", "--rtol", "1e-05", "--signed-zeros", "--lower", "always"]
-    (result,), options = run("run", "demo.yaml", "-k", "plain", *given)
+    arguments = ["--atol", "0.25", "--rtol", "1e-05", "--signed-zeros", "--lower", "always"]
+    (result,), options = run("run", "demo.yaml", "-k", "plain", *arguments)
     command = shlex.split(repeat_command(result, options))
     assert command[2:4] == ["demo.yaml", "-k"]
-    assert {*given} <= {*command}
+    assert {*arguments} <= {*command}
     plain = shlex.split(repeat_command(result, run("run", "demo.yaml")[1]))
     assert plain == ["onnxopt", "run", "demo.yaml", "-k", "demo/demo/plain", "-b", "numpy"]
