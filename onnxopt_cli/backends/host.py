@@ -83,11 +83,11 @@ class Response:
     Attributes:
         outputs: the outputs in the graph's order; None after a failure.
         failure: the kind of failure; None if the backend returned outputs.
-        message: the reason for the failure; empty if there is none.
+        message: the reason for the failure; empty for a response with outputs.
         lowered: whether the backend ran primitive operators.
         earlier: whether the backend's process had ended before it received the request.
         changed: names of the inputs that the backend modified.
-        leak: a description of leaked resources; empty if there are none.
+        leak: a description of leaked resources; empty without a leak.
         seconds: wall time in the backend.
         printed: the end of the backend's output to stdout and stderr, if captured.
     """

@@ -70,7 +70,7 @@ class Job:
 
     Attributes:
         request: the request.
-        result: the response, or the reason why there is none; None until either is known.
+        result: the response, or the reason why it is missing; None until either is known.
         earlier_breach: a fault of an earlier worker that had the request; an earlier case may have
             caused it.
     """
@@ -130,7 +130,7 @@ class Pool:
         """Queue a request.
 
         Returns:
-            A function that waits for the response; it returns the reason if there is none.
+            A function that waits for the response, or returns the reason why it is missing.
         """
         job = Job(request)
         self._queue.append(job)

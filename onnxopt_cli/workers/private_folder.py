@@ -88,7 +88,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 def sweep_folders() -> None:
     """Remove folders that killed runs of this user left behind, but none of a living run.
 
-    The next run continues what takes too long.
+    A sweep that takes too long is continued by the next run.
     """
     import tempfile
 

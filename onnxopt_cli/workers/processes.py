@@ -60,7 +60,7 @@ def visible() -> bool:
 
 
 def weakness() -> str:
-    """Describe the weaknesses of isolation on this system; empty if there are none."""
+    """Describe the weaknesses of isolation on this system; empty for full isolation."""
     if not HAS_WORKERS:
         return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":

@@ -199,7 +199,7 @@ class LeakCheck:
         """Check the worker after its response, and again after each step that was yielded.
 
         Yields:
-            The next step; finally a description of the leak, empty if there is none.
+            The next step; finally a description of the leak, empty without a leak.
         """
         before = self._largest
         suspects: dict[str, int] = {}
@@ -225,7 +225,7 @@ class LeakCheck:
         yield f"leaves {' and '.join(leaks)} behind each time that it runs" if leaks else ""
 
     def _growth(self) -> dict[str, int]:
-        """Return the growth over the largest amounts so far, where it exceeds the allowed one."""
+        """Return the growth over the largest earlier amounts, where it exceeds the limit."""
         largest, held = self._largest, self._amounts()
         # Updating the largest amounts keeps slow growth over many cases from being blamed on one.
         self._largest = {name: max(amount, largest.get(name, 0)) for name, amount in held.items()}

@@ -81,9 +81,9 @@ class Worker:
         version: the version that the backend reports, once it is ready.
         refusal: the reason why the backend did not start; None if it started.
         response: the response to the last request, once it has arrived.
-        incident: a fault that belongs to no case; None if there is none.
+        incident: a fault that belongs to no case; None without a fault.
         has_responded: whether it has responded to any request.
-        case_count: number of requests so far, without those that keep the prepared model.
+        case_count: number of requests, without those that keep the prepared model.
     """
 
     backend: str

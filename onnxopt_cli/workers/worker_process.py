@@ -187,8 +187,8 @@ def _serve_forked(channel: int, input_file: int, output_file: int, *settings: An
     code = 1
     try:
         gc.freeze()
-        kept = sorted({2, channel, input_file, output_file} - {-1})
-        for before, after in pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
+        open_descriptors = sorted({2, channel, input_file, output_file} - {-1})
+        for before, after in pairwise([*open_descriptors, os.sysconf("SC_OPEN_MAX")]):
             os.closerange(before + 1, after)
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
@@ -272,18 +272,18 @@ class Printed:
         return bool(data)
 
     def forget(self) -> None:
-        """Discard the output so far, which belongs to an earlier case."""
+        """Discard the output that belongs to an earlier case."""
         self._end.clear()
         self._count = 0
 
     def text(self) -> str:
         """Return the last lines, printable; if lines are missing, the first line says so."""
         self.read()
-        kept = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
-        lines = kept.split("\n")[-_SHOWN_LINES:]
-        shown = "\n".join(lines)[-_SHOWN_CHARACTERS:]
-        if not shown:
+        end_text = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
+        lines = end_text.split("\n")[-_SHOWN_LINES:]
+        shown_text = "\n".join(lines)[-_SHOWN_CHARACTERS:]
+        if not shown_text:
             return ""
-        is_cut = self._count > _KEPT_BYTES or len(shown) < len(kept)
+        is_cut = self._count > _KEPT_BYTES or len(shown_text) < len(end_text)
         start = f"... the end of {self._count} bytes:\n" if is_cut else ""
-        return start + printable(shown, lines=True)
+        return start + printable(shown_text, lines=True)

@@ -1,4 +1,4 @@
-"""Backends that lie about who they are, speak out of turn, or send more than anybody needs."""
+"""Backends that claim another identity, or send unrequested or excessive messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY_OUTPUTS = 100_000
 
 
 class ReturnsTooMuch(Misbehaves):
-    """Returns at the bad case what it should, and more."""
+    """Returns additional outputs in the bad case."""
 
     def __init__(self, surplus):
         self.surplus = surplus
@@ -33,20 +33,20 @@ returns_long_text = ReturnsTooMuch(lambda: [np.array(["x" * 5_000_000], object)]
 
 
 class SpeaksWhileIdle(Well):
-    """Sends a byte a moment after the bad case; its thread was always there."""
+    """Sends a byte shortly after the bad case, from a thread that starts before any case."""
 
     def __init__(self):
-        self.told = threading.Event()
+        self.is_triggered = threading.Event()
         threading.Thread(target=self.speak_late, daemon=True).start()
 
     def speak_late(self):
-        self.told.wait()
+        self.is_triggered.wait()
         time.sleep(0.1)
         speak(b"o")
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            self.told.set()
+            self.is_triggered.set()
         return super().run(model, inputs)
 
 
@@ -54,13 +54,13 @@ class SpeaksDuringALaterCase(SpeaksWhileIdle):
     """Sends the byte while the next case runs."""
 
     def run(self, model, inputs):
-        if self.told.is_set():
+        if self.is_triggered.is_set():
             time.sleep(0.5)
         return super().run(model, inputs)
 
 
 class SpeaksAtTheEnd(Well):
-    """Sends a byte when it is to end."""
+    """Sends a byte at shutdown."""
 
     def close(self):
         speak(b"o")
@@ -70,7 +70,7 @@ class SpeaksAtTheEnd(Well):
 
 
 class AnswersAhead(Well):
-    """Answers cases before they are asked."""
+    """Sends responses to cases before it receives them."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
@@ -84,13 +84,13 @@ def forge(**fields):
 
 
 def claim(**claims):
-    """Return a backend whose answer to the bad case says this of itself, too."""
+    """Return a backend whose response to the bad case contains false claims."""
 
     def pack_response(number, response, *_):
-        worker_messages.pack_response = honest
-        return honest(number, replace(response, **claims))
+        worker_messages.pack_response = original
+        return original(number, replace(response, **claims))
 
-    honest = worker_messages.pack_response
+    original = worker_messages.pack_response
     return one(lambda: setattr(worker_messages, "pack_response", pack_response))
 
 

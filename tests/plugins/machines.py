@@ -1,4 +1,4 @@
-"""Backends that take the machine of a cluster with them, by killing the Dask worker there."""
+"""Backends that kill the Dask worker of their machine."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ from hostile import BAD, Well
 
 
 def _dask_worker():
-    """Return the process above our sidecar; those that it forks look like it."""
-    process, found = os.getpid(), None
+    """Return the parent of the sidecar, the topmost process with its command."""
+    process, worker = os.getpid(), None
     while process > 1:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         process = int(fields[1])
         if b"onnxopt_cli.workers.cluster.sidecar" in command:
-            found = process
-    return found
+            worker = process
+    return worker
 
 
 class KillsTheMachine(Well):

@@ -1,4 +1,4 @@
-"""Backends that try to leave a process or a folder behind, each in its own way, at the bad case."""
+"""Backends that try to leave a process or a folder behind in the bad case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hostile
 from hostile import SLEEP, Misbehaves, Well, one
 
-#: By which a test finds the processes, though their environment is empty.
+#: An argument by which a test finds processes whose environment is empty.
 MARK = next((name for name in os.environ if name.startswith("ONNXOPT_TEST_")), "")
 BEGAN = time.monotonic()
 
 
 def begin_daemon():
-    """Fork; return True in a process with a session of its own and no parent."""
+    """Fork; return True in an orphan with a session of its own."""
     if child := os.fork():
         os.waitpid(child, 0)
         return False
@@ -34,7 +34,7 @@ def begin_daemon():
 
 
 def rename_itself():
-    """Become a program with another name and an empty environment."""
+    """Execute a program with another name and an empty environment."""
     os.execve(SLEEP, [MARK, "300"], {})  # noqa: S606 - as a backend would
 
 
@@ -44,14 +44,14 @@ def stop_itself():
 
 
 def beat():
-    """Show that it lives, for as long as a test that fails may bear it."""
+    """Update a file to show that the process is alive, for 30 seconds at most."""
     Path("pulse").write_text(str(time.monotonic()))
     if time.monotonic() > BEGAN + 30:
         os._exit(0)
 
 
 def hop():
-    """Be another process all the time, each in a session and group of its own."""
+    """Fork and exit repeatedly, each time into a new session and process group."""
     while True:
         if os.fork():
             os._exit(0)
@@ -60,7 +60,7 @@ def hop():
 
 
 def multiply():
-    """Have more and more children, up to some number at a time."""
+    """Start children continuously."""
     while True:
         if not os.fork():
             time.sleep(0.5)
@@ -70,21 +70,21 @@ def multiply():
 
 
 def revive():
-    """Two processes, of which each is replaced when the other finds it dead."""
-    other = os.fork() or os.getppid()
+    """Run two processes, each of which replaces the other when it ends."""
+    partner = os.fork() or os.getppid()
     while True:
         beat()
         try:
-            os.kill(other, 0)
+            os.kill(partner, 0)
             os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             pass
         except ProcessLookupError:
-            other = os.fork() or os.getppid()
+            partner = os.fork() or os.getppid()
 
 
 def lose_main_thread():
-    """Look dead: the first thread ends, another goes on."""
+    """Look dead: end the first thread while another one runs."""
     import ctypes
 
     def go_on():
@@ -101,7 +101,7 @@ def kill_supervisor():
     time.sleep(60)
 
 
-# Of the program that takes a worker's place: it has children already.
+# A program that the worker executes; the worker already has children.
 KILLS_SUPERVISOR = """
 import os, signal, time
 if not os.fork():
@@ -117,7 +117,7 @@ time.sleep(60)
 
 
 def leave(life, end=kill_supervisor):
-    """Return a backend that starts a daemon, and then ends in some way."""
+    """Return a backend that starts a daemon and then ends by calling a function."""
 
     def misbehave():
         if begin_daemon():
@@ -130,7 +130,7 @@ def leave(life, end=kill_supervisor):
 
 
 def breed_to_the_end():
-    """Start daemons until the last moment of its life."""
+    """Start daemons until the process is killed."""
 
     def breed():
         while True:
@@ -173,7 +173,7 @@ class KillsSupervisorWhileItStarts(Well):
 
 
 class KillsSupervisorAtTeardown(Misbehaves):
-    """Leaves a daemon when it is told to end."""
+    """Leaves a daemon behind at shutdown."""
 
     def misbehave(self):
         import atexit
@@ -191,7 +191,7 @@ def temporary():
 
 
 def dig():
-    """Leave folders within folders, deeper than any path may be long."""
+    """Leave folders that are nested too deeply for a path."""
     os.chdir(temporary())
     for _ in range(3000):
         os.mkdir("d")  # noqa: PTH102 - its path is too long
@@ -213,11 +213,11 @@ def lock_up():
 def link():
     """Leave a link in place of its folder, and links in others."""
     precious = Path("precious").absolute()
-    mine = temporary()
-    (mine / "file").symlink_to(precious / "file")
-    (mine / "folder").symlink_to(precious)
-    (mine / "inner").mkdir()
-    (mine / "inner" / "folder").symlink_to(precious)
+    own_folder = temporary()
+    (own_folder / "file").symlink_to(precious / "file")
+    (own_folder / "folder").symlink_to(precious)
+    (own_folder / "inner").mkdir()
+    (own_folder / "inner" / "folder").symlink_to(precious)
     os._exit(0)
 
 

@@ -203,7 +203,7 @@ class Cluster:
         """Return the certificates for a TLS address; None for other addresses.
 
         Raises:
-            UsageError: if there are no certificates, or they are not usable.
+            UsageError: if certificates are missing or not usable.
         """
         if not self._where.startswith("tls"):
             return None
@@ -354,7 +354,7 @@ class _Work(Generic[Done]):
     _retries: deque[int] = field(default_factory=deque)
 
     def take(self, address: str, workers: int) -> list[int]:
-        """Return the indices of a worker's next batch; empty if there is no work at present."""
+        """Return the indices of a worker's next batch; empty if no item is available at present."""
         for index in self._retries:
             if workers == 1 or address not in self._losses[index]:
                 self._retries.remove(index)
@@ -723,16 +723,16 @@ class WorkerGroup:
         """Send a worker files that it does not have."""
         new = [path for path in dict.fromkeys(paths) if path not in worker.files]
         # Files that no longer exist are left out; the worker reports them when it reads them.
-        wanted = {
+        wanted_files = {
             path: digest_and_mode
             for path in new
             if (digest_and_mode := self._digest_and_mode(path))
         }
         worker.files.update(new)
         deliver = partial(self._call, worker, Sidecar.deliver, worker.sidecar)
-        paths_by_digest = {digest: path for path, (digest, _) in wanted.items()}
+        paths_by_digest = {digest: path for path, (digest, _) in wanted_files.items()}
         contents: dict[str, bytes] = {}
-        while wanted and (lacking := await deliver(wanted, contents)):
+        while wanted_files and (lacking := await deliver(wanted_files, contents)):
             contents = {}
             for digest in lacking:
                 if sum(map(len, contents.values())) < _FILES_AT_ONCE_BYTES:
