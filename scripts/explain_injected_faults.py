@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.failure_conditions import failure_condition, sample
+from onnxopt_cli.analysis.failure_conditions import failure_condition
+from onnxopt_cli.analysis.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.interpret.bound.error_bound import bound
@@ -332,9 +333,10 @@ def explain_fault(
         samples = [sample(call, expected, fault.outputs(call)) for call, expected in trials]
         if any(trial.failed for trial in samples):
             break
-    statement, predicts = failure_condition(samples, fault.outputs)
-    if predicts is None:
-        return fault.description, statement, None, None
+    samples.sort(key=lambda trial: not trial.failed)
+    condition = failure_condition(samples, fault.outputs)
+    if condition is None or not condition.conditions:
+        return fault.description, condition.text if condition else "", None, None
     visible: list[Call[Any]] = []
     invisible: list[Call[Any]] = []
     for _ in range(MAX_DRAWS):
@@ -348,11 +350,11 @@ def explain_fault(
     new = [
         sample(call, expected_outputs(call), fault.outputs(call)) for call in (*visible, *invisible)
     ]
-    predicted = sum(predicts(trial) for trial in new)
+    predicted = sum(condition.meets(trial) for trial in new)
     failed = sum(trial.failed for trial in new)
-    predicted_failures = sum(predicts(trial) and trial.failed for trial in new)
+    predicted_failures = sum(condition.meets(trial) and trial.failed for trial in new)
     precision, recall = predicted_failures / max(1, predicted), predicted_failures / max(1, failed)
-    return fault.description, statement, precision, recall
+    return fault.description, condition.text, precision, recall
 
 
 def main() -> int:
@@ -380,7 +382,7 @@ def main() -> int:
             if precision is None or recall is None:
                 print(f"  none  {operator.name}: {fault} -> {statement}")
                 continue
-            if statement.startswith("wrong in"):
+            if statement.startswith("wrong only"):
                 print(f"  frequencies  {operator.name}: {fault} -> {statement}")
                 continue
             explained += 1

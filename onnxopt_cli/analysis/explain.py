@@ -1,9 +1,9 @@
-"""Which known mistakes reproduce what a failing backend returned.
+"""Explanations of failures: known mistakes that reproduce the outputs of a backend.
 
-An explanation rests on wrong values. It is a cover: as few mistakes as reproduce as many of the
-failing cases as any do, each alone or with others, and none that fails a case which the backend
-passes. An error may have any reason: a mistake beside one that values support may account for
-errors too, and errors alone are never explained.
+An explanation is a cover: the fewest known mistakes that together reproduce as many failing cases
+as possible, each alone or combined, none of which fails a case that the backend passes. Failing
+cases that no mistake reproduces are described by a condition. Errors alone are never explained,
+because an error may have any reason; a mistake that wrong values support may account for some.
 """
 
 from __future__ import annotations
@@ -19,12 +19,8 @@ from time import monotonic, process_time
 
 import numpy as np
 
-from onnxopt_cli.analysis.failure_conditions import (
-    Sample,
-    failure_condition,
-    sample,
-)
-from onnxopt_cli.analysis.further_inputs import further
+from onnxopt_cli.analysis.failure_conditions import FailureCondition, failure_condition
+from onnxopt_cli.analysis.generated_inputs import changed
 from onnxopt_cli.analysis.lowered_nodes import (
     Submit,
     WrongNode,
@@ -40,6 +36,7 @@ from onnxopt_cli.analysis.reproduce import (
     returned_arrays,
     returns,
 )
+from onnxopt_cli.analysis.samples import Sample, sample
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import (
@@ -61,30 +58,32 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.rerun import Questioning, node_question
 
-#: Cases with larger outputs are not read: reading alone may take longer than all the rest.
-_MOST_ELEMENTS = 1 << 20
-#: So many implementations that are known to do so are named.
-_SEEN = 2
-#: Of the cases that passed, or failed, so many are tried before the others; of those that failed,
-#: more for likely mistakes.
-_FIRST, _FIRST_LIKELY = 12, 36
-#: So many mistakes are added to one that reproduces something.
-_DEPTH = 2
-#: Where so many times as many cases are left, what reproduces the others may do so by chance.
-_CHANCE = 3
-#: For so many seconds of work a backend may be asked further inputs, at any rate.
-_ASKING = 10
-#: A known mistake is put to so many further inputs that it gets wrong, of so many drawn.
-_PUT_SAMPLES, _DRAWN_SAMPLES = 24, 96
-#: It is not named if the backend is right in a larger share of them, or seldom wrong as it is.
-_MOST_RIGHT, _LEAST_ALIKE = 0.1, 0.5
-#: Of mistakes that do the same so many are compared.
-_ALIKE = 12
+#: Larger cases are skipped: reading one may take longer than the rest of the search.
+MAX_OUTPUT_ELEMENTS = 1 << 20
+#: Public implementations named for a mistake.
+MAX_IMPLEMENTATIONS_NAMED = 2
+#: Cases tried before the others; more of the failing ones for likely mistakes.
+FIRST_CASES, FIRST_CASES_LIKELY = 12, 36
+#: Mistakes combined with one that reproduces something.
+MAX_ADDED_MISTAKES = 2
+#: With more failing cases remaining than this many times those reproduced, the rest may be chance.
+MAX_LEFT_RATIO = 3
+#: Seconds for which a backend may be queried even if the search took all of its time.
+QUERY_SECONDS = 8
+#: Generated inputs that a mistake gets wrong: how many are submitted, and how many drawn for that.
+SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
+#: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
+#: share of the backend's wrong results equals those of the mistake.
+MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
+#: Equivalent mistakes that are counted.
+MAX_EQUIVALENT = 12
+#: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
+MAX_RESTRICTED, RESTRICTED_CASES = 2, 6
 
 
 def least_seconds(run: float) -> float:
-    """Return for how long to look for mistakes after a run of so many seconds."""
-    return max(10.0, run / 5)
+    """Return the time limit of the search after a run that took this many seconds."""
+    return max(5.0, run / 5)
 
 
 def explain(
@@ -98,40 +97,40 @@ def explain(
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    Likely mistakes are tried first, one by one for all of them, then several at once; then all
-    others so; at last it is asked what the cases have in common that nothing reproduces. In each
-    part all have an equal time.
+    Likely mistakes are tried first, alone for all operators, then combined; then all other mistakes
+    in the same way. Conditions come last. The operators share the time of each phase equally.
 
     Args:
         results: all results of a run.
         cases: the cases by id.
         judging: how the run judged outputs.
-        seconds: how long to look; the explanations say what was left.
-        progress: called now and then with what is going on.
-        ask: asks a backend, given by its name, for a model's outputs; None for what returns none.
-            Without it, further inputs cannot tell what failing cases have in common.
+        seconds: time limit; explanations list the mistakes not tried.
+        progress: called with the current activity.
+        ask: submits a model to a backend, given by name; returns None if the backend fails.
+            Without it, generated inputs cannot confirm mistakes and conditions.
     """
     end = monotonic() + seconds
     searches = list(_searches(results, cases, judging or Judging(), progress))
-    _share([search.lowered(ask) for search in searches if ask], end)
+    _share_time([search.check_lowered_nodes(ask) for search in searches if ask], end)
     for likely in (True, False):
-        _share([search.alone(likely=likely) for search in searches], end)
-        _share([search.together(likely=likely) for search in searches], end)
-    end = max(end, monotonic() + _ASKING)
-    for search in searches:
+        _share_time([search.try_single(likely=likely) for search in searches], end)
+        _share_time([search.try_combined(likely=likely) for search in searches], end)
+    end = max(end, monotonic() + QUERY_SECONDS)
+    for number, search in enumerate(searches):
         if monotonic() < end:
-            search.describe(ask)
+            share = (end - monotonic()) / (len(searches) - number)
+            search.find_condition(ask, max(QUERY_SECONDS, share))
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
 
-def _share(tasks: Sequence[Iterator[None]], end: float) -> None:
-    """Go on with each task in turn, each for an equal part of the time that is left."""
+def _share_time(tasks: Sequence[Iterator[None]], end: float) -> None:
+    """Advance the tasks in turn, each for an equal part of the remaining time."""
     while tasks and monotonic() < end:
         unfinished = []
-        for place, task in enumerate(tasks):
+        for index, task in enumerate(tasks):
             now = monotonic()
-            until = now + (end - now) / (len(tasks) - place)
+            until = now + (end - now) / (len(tasks) - index)
             if any(monotonic() >= until for _ in task):
                 unfinished.append(task)
         tasks = unfinished
@@ -143,55 +142,56 @@ def _searches(
     judging: Judging,
     progress: Callable[[str], None],
 ) -> Iterator[_Search]:
-    known: dict[tuple[str, ...], Operator] = {
+    """Yield a search for each backend and operator with wrong values."""
+    operators: dict[tuple[str, ...], Operator] = {
         (operator.name,): operator for operator in registry().operators
     }
     groups: dict[tuple[str, Operator], list[Result]] = {}
     for result in results:
         case = cases.get(result.case)
-        operator = known.get(result.operators or (case and case.operators) or ())
+        operator = operators.get(result.operators or (case and case.operators) or ())
         if operator is not None:
             groups.setdefault((result.backend, operator), []).append(result)
     for (backend, operator), group in groups.items():
-        if any(it.outcome is Outcome.FAIL and returned_arrays(it) for it in group):
+        if any(result.outcome is Outcome.FAIL and returned_arrays(result) for result in group):
             yield _Search(backend, operator, group, cases, judging, progress)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """A mistake, or several at once, and the failing cases that it reproduces.
+class _Candidate:
+    """One or more known mistakes, and the failing cases that they reproduce together.
 
     Attributes:
-        names: of the mistakes.
-        mistake: all of them in one implementation.
-        cases: those of the wrong cases.
+        names: names of the mistakes.
+        mistake: an implementation with all of them.
+        cases: the failing cases reproduced.
     """
 
     names: tuple[str, ...]
     mistake: Implementation
     cases: frozenset[Observation] = frozenset()
 
-    def beside(self, base: _Found | None) -> _Found | None:
-        """Return these mistakes after those of a base; None if they cannot be made at once."""
+    def combined(self, base: _Candidate | None) -> _Candidate | None:
+        """Return the mistakes of a base followed by these; None if they exclude each other."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
-        return _Found(names, mistake) if mistake and len({*names}) == len(names) else None
+        return _Candidate(names, mistake) if mistake and len({*names}) == len(names) else None
 
 
 @dataclass(eq=False)
 class _Search:
-    """The search for what explains the failures of a backend in an operator.
+    """The search for explanations of the failures of one backend in one operator.
 
-    What takes long is an iterator over small steps.
+    Long operations are iterators over small steps, so that searches can share the time.
 
     Attributes:
         backend: the backend's name.
         operator: the operator.
-        results: those of the backend in the operator.
+        results: results of the backend in the operator.
         cases: the cases by id.
         judging: how the run judged outputs.
-        progress: called with what is going on.
+        progress: called with the current activity.
     """
 
     backend: str
@@ -202,51 +202,60 @@ class _Search:
     progress: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        passed = sorted(filter(_is_right, self.results), key=_elements)
-        self._passed = [it for it in passed if _elements(it) <= _MOST_ELEMENTS]
+        passed = sorted(filter(_has_right_values, self.results), key=_output_elements)
+        self._unread_passing = [
+            result for result in passed if _output_elements(result) <= MAX_OUTPUT_ELEMENTS
+        ]
+        self._passing: list[Observation] = []
         self._wrong: list[Observation] = []
         self._refused: list[Observation] = []
-        self._right: list[Observation] = []
-        self._untried: Counter[str] = Counter()
-        # Of lowered models by what their wrong nodes return: the failing cases.
-        self._of_nodes: dict[WrongNode, list[str]] = {}
-        self._found: list[_Found] = []
-        self._possible: list[_Found] = []
-        self._ground: tuple[str, frozenset[Observation]] = ("", frozenset())
+        self._not_tried: Counter[str] = Counter()
+        self._wrong_nodes: dict[WrongNode, list[str]] = {}
+        self._reproducing: list[_Candidate] = []
+        self._possible: list[_Candidate] = []
+        self._contradicted: list[Implementation] = []
+        self._condition_cause: Cause | None = None
+        self._condition_cases: frozenset[Observation] = frozenset()
         self._began = False
-        self._tried_alone = False
+        self._tried_single = False
         self._complete = False
 
-    def _tell(self, what: str) -> None:
-        self.progress(f"explaining {self.operator.name}: {what}")
+    def _report(self, activity: str) -> None:
+        self.progress(f"explaining {self.operator.name}: {activity}")
 
     @property
-    def _all(self) -> frozenset[Observation]:
+    def _all_wrong(self) -> frozenset[Observation]:
         return frozenset(self._wrong)
 
-    def lowered(self, ask: Questioning) -> Iterator[None]:
+    # Lowered models -----------------------------------------------------------------------------
+
+    def check_lowered_nodes(self, ask: Questioning) -> Iterator[None]:
         """Find the primitive nodes that are wrong where a backend runs lowered models.
 
-        What they account for is no mistake of the operator's.
+        Cases that such a node accounts for do not indicate a mistake of the operator.
         """
-        failing = [it for it in self.results if it.failing and it.lowered and returned_arrays(it)]
-        failing.sort(key=_elements)
+        failing = [
+            result
+            for result in self.results
+            if result.failing and result.lowered and returned_arrays(result)
+        ]
+        failing.sort(key=_output_elements)
         submit = partial(ask, self.backend)
-        example: dict[str, WrongNode] = {}
+        examples: dict[str, WrongNode] = {}
         for number, result in enumerate(failing):
-            # The smallest cases show which operators are wrong; the others are asked for these.
-            if number >= _FIRST and not example:
+            # The smallest cases show which operators are wrong; larger ones test only those.
+            if number >= FIRST_CASES and not examples:
                 return
-            self._tell(f"{number} of {len(failing)} lowered models")
+            self._report(f"{number} of {len(failing)} lowered models")
             yield
             case = self.cases.get(result.case)
-            only = frozenset(example) if number >= _FIRST else frozenset[str]()
-            for found in self._wrong_nodes(case, submit, only):
-                known = example.setdefault(found.operator, found)
-                self._of_nodes.setdefault(known, []).append(result.case)
+            only = frozenset(examples) if number >= FIRST_CASES else frozenset[str]()
+            for node in self._wrong_nodes_of(case, submit, only):
+                example = examples.setdefault(node.operator, node)
+                self._wrong_nodes.setdefault(example, []).append(result.case)
                 break
 
-    def _wrong_nodes(
+    def _wrong_nodes_of(
         self, case: Case | None, submit: Submit, only: frozenset[str]
     ) -> Iterator[WrongNode]:
         try:
@@ -254,434 +263,590 @@ class _Search:
         except (InvalidCase, NodeError, MemoryError):
             return
         if problem and problem.trajectory is None:
-            arrays = {k: it for k, it in problem.inputs.items() if isinstance(it, np.ndarray)}
+            arrays = {
+                name: value
+                for name, value in problem.inputs.items()
+                if isinstance(value, np.ndarray)
+            }
             yield from wrong_nodes(problem.model, arrays, submit, only)
 
-    def alone(self, *, likely: bool) -> Iterator[None]:
+    # Known mistakes -----------------------------------------------------------------------------
+
+    def try_single(self, *, likely: bool) -> Iterator[None]:
         """Read the failing cases, and try each known mistake alone.
 
         Args:
-            likely: whether to try those that a person would name, or all others.
+            likely: whether to try the likely mistakes, or all others.
         """
         if likely:
             yield from self._read_failing()
             self._began = True
-        known = [it for it in all_known_mistakes(self.operator) if self._is_likely(it) is likely]
-        for number, mistake in enumerate(known if self._wrong else ()):
-            self._tell(f"{number} of {len(known)} mistakes")
+        mistakes = [
+            mistake
+            for mistake in all_known_mistakes(self.operator)
+            if self._is_likely(mistake) is likely
+        ]
+        for number, mistake in enumerate(mistakes if self._wrong else ()):
+            self._report(f"{number} of {len(mistakes)} mistakes")
             yield
-            if (yield from self._agrees(mistake, _FIRST)):
-                self._possible.append(_Found((mistake.name,), mistake))
-                first = _FIRST_LIKELY if likely else _FIRST
-                yield from self._try(self._possible[-1], self._all, first)
+            if (yield from self._agrees(mistake, FIRST_CASES)):
+                self._possible.append(_Candidate((mistake.name,), mistake))
+                first = FIRST_CASES_LIKELY if likely else FIRST_CASES
+                yield from self._try(self._possible[-1], self._all_wrong, first)
+            elif likely:
+                self._contradicted.append(mistake)
         if not likely:
-            self._tried_alone = True
-            self._complete = not self._left(self._found)
+            self._tried_single = True
+            self._complete = not self._left(self._reproducing)
 
     def _is_likely(self, mistake: Implementation) -> bool:
-        """Tell whether a mistake is the operator's own, or one of what many programs lack."""
-        own = mistake.name in {it.name for it in self.operator.known_mistakes}
-        return own or mistake.name.startswith(self._unread) or mistake.precision == np.float32
+        """Return whether a mistake is listed for the operator, or common to many programs."""
+        listed = mistake.name in {deviation.name for deviation in self.operator.known_mistakes}
+        return listed or self._ignores_attribute(mistake) or mistake.precision == np.float32
 
-    @property
-    def _unread(self) -> tuple[str, ...]:
-        """How the names begin of mistakes that never read an attribute."""
-        return tuple(f"{it.name} taken as" for it in self.operator.attributes)
+    def _ignores_attribute(self, mistake: Implementation) -> bool:
+        prefixes = tuple(f"{attribute.name} taken as" for attribute in self.operator.attributes)
+        return mistake.name.startswith(prefixes)
 
-    def together(self, *, likely: bool) -> Iterator[None]:
-        """Try several known mistakes at once, where single ones leave something unexplained."""
-        if not self._wrong or not (likely or self._tried_alone):
+    def try_combined(self, *, likely: bool) -> Iterator[None]:
+        """Try combinations of known mistakes for cases that no single one reproduces."""
+        if not self._wrong or not (likely or self._tried_single):
             return
-        if not self._found and not likely:
-            yield from self._try_beside([None], self._pairs(), "pairs")
-        for _ in range(_DEPTH):
-            before = len(self._found)
+        if not self._reproducing and not likely:
+            yield from self._try_with_bases([None], self._pairs(), "pairs")
+        for _ in range(MAX_ADDED_MISTAKES):
+            before = len(self._reproducing)
             bases = self._cover()
-            # What reproduces few cases may have been overlooked while there were many.
-            yield from self._try_beside([*bases, None] if bases else [], self._possible, "mistakes")
-            if len(self._found) == before:
+            # A mistake that reproduces few cases may have been missed among many.
+            chosen = [*bases, None] if bases else []
+            yield from self._try_with_bases(chosen, self._possible, "mistakes")
+            if len(self._reproducing) == before:
                 break
-        if self._found and self._left(self._found) and not likely:
-            # Beside others, only what programs are known to do.
-            pairs = self._pairs(seen=True)
-            yield from self._try_beside([None, *self._cover()[:1]], pairs, "pairs")
+        if self._reproducing and self._left(self._reproducing) and not likely:
+            pairs = self._pairs(published=True)
+            yield from self._try_with_bases([None, *self._cover()[:1]], pairs, "pairs")
         self._complete = not likely
 
-    def _pairs(self, *, seen: bool = False) -> list[_Found]:
-        """Return pairs of possible mistakes that a person would name.
+    def _pairs(self, *, published: bool = False) -> list[_Candidate]:
+        """Return pairs of the operator's listed mistakes, and of these with ignored attributes.
 
         Args:
-            seen: whether only those of its own mistakes count that programs are known to make.
+            published: whether to use only listed mistakes that public programs make.
         """
-        own = {it.name for it in self.operator.known_mistakes if it.seen_in or not seen}
-        chosen = [it for it in self._possible if it.mistake.name in own]
-        unread = [it for it in self._possible if it.mistake.name.startswith(self._unread)]
-        couples = [*product(unread, chosen), *combinations(chosen, 2)]
-        return [*filter(None, (second.beside(first) for first, second in couples))]
+        listed = {
+            deviation.name
+            for deviation in self.operator.known_mistakes
+            if deviation.seen_in or not published
+        }
+        chosen = [candidate for candidate in self._possible if candidate.mistake.name in listed]
+        ignoring = [
+            candidate for candidate in self._possible if self._ignores_attribute(candidate.mistake)
+        ]
+        couples = [*product(ignoring, chosen), *combinations(chosen, 2)]
+        return [*filter(None, (second.combined(first) for first, second in couples))]
 
-    def _try_beside(
-        self, bases: Sequence[_Found | None], mistakes: Sequence[_Found], what: str
+    def _try_with_bases(
+        self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Try mistakes, alone or beside what reproduces something, on what is left."""
+        """Try candidates on the cases remaining, each combined with each base."""
         for base in bases:
-            for number, mistake in enumerate(mistakes):
-                self._tell(f"{number} of {len(mistakes)} more {what}")
+            for number, candidate in enumerate(candidates):
+                self._report(f"{number} of {len(candidates)} more {what}")
                 yield
-                left = self._left(self._found)
-                if left and (both_at_once := mistake.beside(base)):
-                    yield from self._try(both_at_once, left)
+                remaining = self._left(self._reproducing)
+                if remaining and (combination := candidate.combined(base)):
+                    yield from self._try(combination, remaining)
 
-    def describe(self, ask: Questioning | None) -> None:
-        """Put known mistakes to further inputs, then look for what other failures have in common.
+    def _try(
+        self, candidate: _Candidate, cases: Iterable[Observation], first: int = FIRST_CASES
+    ) -> Iterator[None]:
+        """Record a candidate if it reproduces failing cases and agrees with passing ones.
 
         Args:
-            ask: asks a backend; None if it cannot be asked.
+            candidate: the mistakes.
+            cases: failing cases of which they must reproduce some.
+            first: the number of these tried first; the others only if one is reproduced.
         """
-        began, waited = process_time(), 0.0
+        reproduced = []
+        # Once a candidate reproduces everything, only its equals are of interest.
+        solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
+        few = _spread(self._in_order(cases), first)
+        for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
+            if reproduces(candidate.mistake, observation, self.judging):
+                reproduced.append(observation)
+            elif solved:
+                return
+            elif observation is few[-1] and not reproduced:
+                break
+            yield
+        if reproduced and (yield from self._agrees(candidate.mistake)):
+            self._reproducing.append(replace(candidate, cases=frozenset(reproduced)))
 
-        def asked(call: Call[Array]) -> Sequence[Array] | None:
-            nonlocal waited
-            if ask is None or process_time() - began + waited > _ASKING:
-                return None
-            start, busy = monotonic(), process_time()
-            returned = ask(self.backend, *node_question(call))
-            waited += max(0.0, monotonic() - start - (process_time() - busy))
-            return returned
+    def _agrees(
+        self, mistake: Implementation, most: int | None = None
+    ) -> Generator[None, None, bool]:
+        """Return whether a mistake passes the cases that the backend passes."""
+        for observation in islice(self._read_passing(), most):
+            if not agrees_with(mistake, observation, self.judging):
+                return False
+            yield
+        return True
 
-        cover = self._supported() if self._wrong else []
-        while untrue := self._contradicted(cover, asked if ask else None):
-            self._found = [it for it in self._found if not untrue.intersection(it.names)]
-            cover = self._supported()
-        left = self._in_order(self._left(cover))
-        if not left:
+    def _left(self, candidates: Iterable[_Candidate]) -> frozenset[Observation]:
+        """Return the wrong cases that no candidate reproduces."""
+        return self._all_wrong.difference(*(candidate.cases for candidate in candidates))
+
+    def _cover(self, without: frozenset[str] = frozenset()) -> list[_Candidate]:
+        """Return few candidates that reproduce as many cases as all do, the largest share first.
+
+        Each keeps the cases that no earlier one has. Among equals, the candidate with the fewest
+        mistakes comes first, then one that does not round, then one that refuses what the backend
+        refused.
+        """
+        cover: list[_Candidate] = []
+        remaining = self._all_wrong
+        usable = [
+            candidate
+            for candidate in self._reproducing
+            if not without.intersection(candidate.names)
+        ]
+        while best := max((len(candidate.cases & remaining) for candidate in usable), default=0):
+            equals = [candidate for candidate in usable if len(candidate.cases & remaining) == best]
+            chosen = min(equals, key=self._cost)
+            cover.append(replace(chosen, cases=chosen.cases & remaining))
+            remaining -= chosen.cases
+        return cover
+
+    def _cost(self, candidate: _Candidate) -> tuple[int, bool, int]:
+        refused = sum(refuses(candidate.mistake, observation) for observation in self._refused)
+        rounds = candidate.mistake.rounds or candidate.mistake.precision is not None
+        return len(candidate.names), rounds, -refused
+
+    def _supported_cover(self) -> list[_Candidate]:
+        """Return the cover without mistakes that most affected cases contradict.
+
+        A mistake is always present: the combination that reproduces a case which the mistake
+        affects must contain it.
+        """
+        without: frozenset[str] = frozenset()
+        while True:
+            cover = self._cover(without)
+            doubtful = {
+                name
+                for candidate in cover
+                for name in candidate.names
+                if not self._is_supported(name)
+            }
+            if not doubtful:
+                remaining = len(self._left(cover))
+                return cover if remaining <= MAX_LEFT_RATIO * (len(self._wrong) - remaining) else []
+            without |= doubtful
+
+    def _is_supported(self, name: str) -> bool:
+        containing = [candidate for candidate in self._reproducing if name in candidate.names]
+        not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
+        if 2 * len(not_alone) <= len(self._wrong):
+            return True
+        reproduced = self._all_wrong - self._left(containing)
+        run = next(
+            candidate.mistake.run for candidate in self._possible if candidate.names == (name,)
+        )
+        affected = {
+            observation
+            for observation in self._wrong
+            if not conforms(run(observation.call), observation, self.judging)
+        }
+        return 2 * len(reproduced & affected) >= len(affected)
+
+    # Generated inputs ---------------------------------------------------------------------------
+
+    def find_condition(self, ask: Questioning | None, seconds: float) -> None:
+        """Test the cover on generated inputs, then look for a condition of the failures remaining.
+
+        Args:
+            ask: submits a model to a backend; None if backends are not available.
+            seconds: time limit for queries of the backend.
+        """
+        submit = _limited(partial(ask, self.backend), seconds) if ask else None
+        cover = self._supported_cover() if self._wrong else []
+        while refuted := self._refuted(cover, submit):
+            self._contradicted += [
+                candidate.mistake for candidate in cover if candidate.names == (*refuted,)
+            ]
+            # A refuted combination says nothing about its parts.
+            self._reproducing = [
+                candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
+            ]
+            cover = self._supported_cover()
+        remaining = self._in_order(self._left(cover))
+        if not remaining:
             return
+        self._report("conditions of failing cases")
 
-        def asking(call: Call[Array]) -> Sequence[Array] | None:
-            """Ask the backend; what is explained is nothing more to explain, and as if right."""
-            returned = asked(call)
-            if returned and any(returns(it.mistake, call, returned) for it in cover):
+        def submit_explained(call: Call[Array]) -> Sequence[Array] | None:
+            """Return the expected outputs where a mistake of the cover explains the wrong ones."""
+            returned = submit(call) if submit else None
+            if returned and any(returns(candidate.mistake, call, returned) for candidate in cover):
                 return evaluate(call)
             return returned
 
-        self._tell("what failing cases have in common")
-        samples: list[Sample] = []
-        for seen in (*left, *self._read_passed(), *self._in_order(self._all.difference(left))):
-            returned = seen.returned if len(samples) < len(left) else None
-            samples.append(sample(seen.call, seen.right, returned))
-        words, says = failure_condition(samples, asking if ask else None)
-        if says is not None:
-            left = [seen for seen, it in zip(left, samples, strict=False) if says(it)]
-        self._ground = (words, frozenset(left) if words else frozenset())
+        explained = self._in_order(self._all_wrong.difference(remaining))
+        passing = [*self._read_passing(), *explained]
+        for mistake in [] if cover else self._restricted_mistakes(remaining):
+            outcomes = Counter[bool]()
+            compared = _compared(submit, mistake, outcomes) if submit else None
+            condition = failure_condition(_samples(remaining, passing, mistake), compared, mistake)
+            if (
+                condition
+                and condition.conditions
+                and outcomes[False] <= MAX_RIGHT_SHARE * (outcomes.total())
+            ):
+                text = f"{mistake.name!r}, but only where {condition.where}"
+                self._set_condition(remaining, condition, Cause(text, (), (mistake.name,)), mistake)
+                return
+        condition = failure_condition(_samples(remaining, passing), submit and submit_explained)
+        if condition:
+            self._set_condition(remaining, condition, Cause(condition.text, ()))
 
-    def _contradicted(
-        self, cover: Sequence[_Found], ask: Callable[[Call[Array]], Sequence[Array] | None] | None
+    def _set_condition(
+        self,
+        remaining: Sequence[Observation],
+        condition: FailureCondition,
+        cause: Cause,
+        mistake: Implementation | None = None,
+    ) -> None:
+        met = [
+            observation
+            for observation, each in zip(remaining, _samples(remaining, (), mistake), strict=True)
+            if condition.meets(each)
+        ]
+        self._condition_cause = replace(cause, cases=_ids(met))
+        self._condition_cases = frozenset(met)
+
+    def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
+        """Return likely mistakes that reproduce the failing cases, but fail passing ones, too."""
+        few = _spread(remaining, RESTRICTED_CASES)
+        return [
+            mistake
+            for mistake in self._contradicted
+            if not mistake.rounds
+            and mistake.precision is None
+            and all(reproduces(mistake, observation, self.judging) for observation in few)
+            and sum(reproduces(mistake, observation, self.judging) for observation in remaining)
+            == len(remaining)
+        ][:MAX_RESTRICTED]
+
+    def _refuted(
+        self,
+        cover: Sequence[_Candidate],
+        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
     ) -> frozenset[str]:
-        """Return the names of the first mistakes of a cover that further inputs speak against."""
-        for found in cover:
-            if found.mistake.rounds:
-                if not self._rounds_alike(found):
-                    return frozenset(found.names)
+        """Return the names of the first candidate that generated inputs contradict."""
+        for candidate in cover:
+            if candidate.mistake.rounds:
+                if not self._rounds_alike(candidate):
+                    return frozenset(candidate.names)
                 continue
-            # What is computed in a coarser type may come out right by another order.
-            if ask is None or found.mistake.precision is not None:
+            # A computation in a coarser type may be right in another order of operations.
+            if submit is None or candidate.mistake.precision is not None:
                 continue
-            counts = Counter(self._put(found, cover, ask))
+            counts = Counter(self._outcomes(candidate, cover, submit))
             total, wrong = counts.total(), counts["alike"] + counts["other"]
-            if counts["right"] > _MOST_RIGHT * total or counts["alike"] < _LEAST_ALIKE * wrong:
-                return frozenset(found.names)
+            if counts["right"] > MAX_RIGHT_SHARE * total or counts["alike"] < (
+                MIN_ALIKE_SHARE * wrong
+            ):
+                return frozenset(candidate.names)
         return frozenset()
 
-    def _put(
+    def _outcomes(
         self,
-        found: _Found,
-        cover: Sequence[_Found],
-        ask: Callable[[Call[Array]], Sequence[Array] | None],
+        candidate: _Candidate,
+        cover: Sequence[_Candidate],
+        submit: Callable[[Call[Array]], Sequence[Array] | None],
     ) -> Iterator[str]:
-        """Yield how a backend does on inputs that a mistake gets wrong: right, alike or other."""
-        random = Random(0)  # noqa: S311 - no secret
-        bases = [it.call for it in (*self._in_order(found.cases), *self._right)]
-        left = _PUT_SAMPLES
-        for _ in range(_DRAWN_SAMPLES):
-            call = further(random, random.choice(bases), (1, 1, 2, 3))
-            mistaken = found.mistake.run(call) if call else []
+        """Yield the outcome of inputs that a mistake gets wrong: right, alike or other."""
+        random = Random(0)  # noqa: S311 - not a secret
+        bases = [
+            observation.call for observation in (*self._in_order(candidate.cases), *self._passing)
+        ]
+        remaining = SUBMITTED_TO_CONFIRM
+        for _ in range(DRAWN_TO_CONFIRM):
+            call = changed(random, random.choice(bases), (1, 2, 3, 4, 5, 6))
+            mistaken = candidate.mistake.run(call) if call else []
             if call is None or not mistaken:
                 continue
-            right = [it.branch for it in bound(call)]
+            right = [derived_output.branch for derived_output in bound(call)]
             if not _is_wrong(right, mistaken):
                 continue
-            returned = ask(call)
+            returned = submit(call)
             if returned is None:
                 continue
-            left -= 1
+            remaining -= 1
             if not _is_wrong(right, returned):
                 yield "right"
             else:
-                alike = any(returns(it.mistake, call, returned) for it in cover)
+                alike = any(returns(candidate.mistake, call, returned) for candidate in cover)
                 yield "alike" if alike else "other"
-            if not left:
+            if not remaining:
                 return
 
-    def _rounds_alike(self, found: _Found) -> bool:
-        """Tell whether what a backend returned is nearer to a mistake than to what is right.
+    def _rounds_alike(self, candidate: _Candidate) -> bool:
+        """Return whether the backend's values are nearer to a mistake than to the expected ones.
 
-        The limits of a mistake that rounds are as wide as what its roundings change.
+        The tolerance of a mistake that rounds is as wide as the change that its roundings make.
         """
         shares: list[float] = []
-        for seen in self._in_order(found.cases):
-            for right, mine, theirs in zip(
-                seen.right, found.mistake.run(seen.call), seen.returned, strict=False
+        for observation in self._in_order(candidate.cases):
+            for right, own, returned in zip(
+                observation.right,
+                candidate.mistake.run(observation.call),
+                observation.returned,
+                strict=False,
             ):
-                if mine.shape != theirs.shape:
+                if own.shape != returned.shape:
                     continue
-                wrong = right.wrong(theirs) & np.isfinite(theirs) & np.isfinite(mine)
-                wide, other = (it[wrong].astype(np.float64) for it in (theirs, mine))
-                off = np.abs(wide - right.expected[wrong])
-                shares += (np.abs(wide - other) / off).tolist()
+                wrong = right.wrong(returned) & np.isfinite(returned) & np.isfinite(own)
+                returned_wide, own_wide = (
+                    array[wrong].astype(np.float64) for array in (returned, own)
+                )
+                error = np.abs(returned_wide - right.expected[wrong])
+                shares += (np.abs(returned_wide - own_wide) / error).tolist()
         return not shares or float(np.median(shares)) <= 0.5  # noqa: PLR2004 - nearer
 
+    # Reading cases ------------------------------------------------------------------------------
+
+    def _read_failing(self) -> Iterator[None]:
+        """Read the failing cases, and count those that no mistake can be tried on."""
+        self._report("reading failing cases")
+        accounted = {case for cases in self._wrong_nodes.values() for case in cases}
+        for result in filter(attrgetter("failing"), self.results):
+            if result.case in accounted:
+                continue
+            observation: Observation | str = str(result.outcome)
+            if _output_elements(result) > MAX_OUTPUT_ELEMENTS:
+                observation = "large"
+            elif result.outcome in (Outcome.FAIL, Outcome.ERROR):
+                observation = self._observed(result)
+            if isinstance(observation, str):
+                self._not_tried[observation] += 1
+            else:
+                (self._wrong if observation.returned else self._refused).append(observation)
+            yield
+        # Small cases first: they are the fastest.
+        self._wrong.sort(key=lambda observation: observation.call.size)
+
+    def _observed(self, result: Result) -> Observation | str:
+        observation = observe(result, self.cases.get(result.case), self.judging)
+        foreign = (
+            isinstance(observation, Observation) and observation.call.operator is not self.operator
+        )
+        return "without formula" if foreign else observation
+
+    def _read_passing(self) -> Iterator[Observation]:
+        """Yield the passing cases that mistakes can be tried on, reading each once."""
+        yield from self._passing
+        while self._unread_passing:
+            observation = self._observed(self._unread_passing.pop(0))
+            if isinstance(observation, Observation):
+                self._passing.append(observation)
+                yield observation
+
+    def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
+        """Return some of the wrong cases, the smallest first."""
+        chosen = frozenset(cases)
+        return [observation for observation in self._wrong if observation in chosen]
+
+    # Results ------------------------------------------------------------------------------------
+
     def explanation(self, stopped: str) -> Explanation | None:
-        """Return what the search has found; None if there was nothing to look for.
+        """Return the result of the search; None if there was nothing to search for.
 
         Args:
             stopped: says when the search was stopped, if it was.
         """
         if not self._began:
-            failing = Counter(str(it.outcome) for it in self.results if it.failing)
-            others = {"not tried": failing}
+            failing = Counter(str(result.outcome) for result in self.results if result.failing)
+            unexplained = {"not tried": failing}
             note = f"{UNEXPLAINED}, {stopped}"
-            return Explanation(self.backend, self.operator.name, (), others, note, False)
-        of_nodes = tuple(
-            Cause(f"the lowered model's node {it.operator} is wrong: {it.shows}", tuple(cases))
-            for it, cases in self._of_nodes.items()
+            return Explanation(self.backend, self.operator.name, (), unexplained, note, False)
+        node_causes = tuple(
+            Cause(
+                f"the lowered model's node {node.operator} is wrong: {node.example}", tuple(cases)
+            )
+            for node, cases in self._wrong_nodes.items()
         )
         if not self._wrong:
-            others = {"not tried": +self._untried} if self._untried else {}
-            note = "each node was run alone" if of_nodes else ""
+            unexplained = {"not tried": +self._not_tried} if self._not_tried else {}
+            note = "each node was run alone" if node_causes else ""
             return (
-                Explanation(self.backend, self.operator.name, of_nodes, others, note)
-                if of_nodes
+                Explanation(self.backend, self.operator.name, node_causes, unexplained, note)
+                if node_causes
                 else None
             )
-        cover = self._supported()
+        cover = self._supported_cover()
         causes, errors = self._causes(cover)
-        left = self._left(cover)
-        words, common = self._ground
-        if common:
-            causes = (*causes, Cause(words, _ids(self._in_order(common))))
-            left -= common
-        others = {UNEXPLAINED: Counter({"fail": len(left)})} if left else {}
+        remaining = self._left(cover)
+        if self._condition_cause:
+            causes = (*causes, self._condition_cause)
+            remaining -= self._condition_cases
+        unexplained = {UNEXPLAINED: Counter({"fail": len(remaining)})} if remaining else {}
         if cover:
-            others |= {"not reproduced": errors, "not tried": self._untried}
+            unexplained |= {"not reproduced": errors, "not tried": self._not_tried}
         else:
-            others["not tried"] = self._untried + errors
-        if cover:
-            note = "" if self._complete else f"{stopped}, not all others tried"
-        elif common:
-            note = "no known mistake, nor two at once, does that"
-            if not self._complete:
-                note = f"{stopped}, not all known mistakes tried"
-        elif self._complete:
-            note = "none of the known mistakes, nor two of them, reproduces"
-        elif self._tried_alone:
-            note = f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
-        else:
-            note = f"{stopped}, before all known mistakes were tried; none so far reproduces"
-        causes = (*of_nodes, *causes)
-        return Explanation(self.backend, self.operator.name, causes, others, note, self._complete)
+            unexplained["not tried"] = self._not_tried + errors
+        note = self._note(cover, stopped)
+        causes = (*node_causes, *causes)
+        return Explanation(
+            self.backend, self.operator.name, causes, unexplained, note, self._complete
+        )
 
-    def _read_failing(self) -> Iterator[None]:
-        """Read the cases that failed, and count those that nothing can be tried on."""
-        self._tell("reading failing cases")
-        accounted = {case for cases in self._of_nodes.values() for case in cases}
-        for result in filter(attrgetter("failing"), self.results):
-            if result.case in accounted:
-                continue
-            seen: Observation | str = str(result.outcome)
-            if _elements(result) > _MOST_ELEMENTS:
-                seen = "large"
-            elif result.outcome in (Outcome.FAIL, Outcome.ERROR):
-                seen = self._evidence(result)
-            if isinstance(seen, str):
-                self._untried[seen] += 1
-            else:
-                (self._wrong if seen.returned else self._refused).append(seen)
-            yield
-        # Small cases first: they cost least.
-        self._wrong.sort(key=lambda it: it.call.size)
+    def _note(self, cover: Sequence[_Candidate], stopped: str) -> str:
+        if cover or (self._condition_cause and self._condition_cause.known_mistakes):
+            return "" if self._complete else f"{stopped}, not all others tried"
+        if self._condition_cause:
+            if self._complete:
+                return "no known mistake, nor two at once, does that"
+            return f"{stopped}, not all known mistakes tried"
+        if self._complete:
+            return "none of the known mistakes, nor two of them, reproduces"
+        if self._tried_single:
+            return f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
+        return f"{stopped}, before all known mistakes were tried; none of those tried reproduces"
 
-    def _evidence(self, result: Result) -> Observation | str:
-        seen = observe(result, self.cases.get(result.case), self.judging)
-        strange = isinstance(seen, Observation) and seen.call.operator is not self.operator
-        return "without formula" if strange else seen
-
-    def _try(
-        self, trial: _Found, cases: Iterable[Observation], first: int = _FIRST
-    ) -> Iterator[None]:
-        """Take note of what reproduces failing cases, and agrees with those that passed.
-
-        Args:
-            trial: the mistakes.
-            cases: failing cases of which they must reproduce some.
-            first: how many of these are looked at; the others only if one of them is reproduced.
-        """
-        found = []
-        # Where something reproduces everything, only its equals are worth naming beside it.
-        whole = any(len(it.cases) == len(self._wrong) for it in self._found)
-        few = self._few(self._in_order(cases), first)
-        for seen in (*few, *self._in_order(self._all.difference(few))):
-            if reproduces(trial.mistake, seen, self.judging):
-                found.append(seen)
-            elif whole:
-                return
-            elif seen is few[-1] and not found:
-                break
-            yield
-        if found and (yield from self._agrees(trial.mistake)):
-            self._found.append(replace(trial, cases=frozenset(found)))
-
-    def _few(self, cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-        """Return a few cases: what reproduces none of them, is not tried on others.
-
-        They are of all sorts in the smaller half, where a case costs least.
-        """
-        small = cases[: max(count, len(cases) // 2)]
-        return small[:: -(-len(small) // count)]
-
-    def _agrees(
-        self, mistake: Implementation, most: int | None = None
-    ) -> Generator[None, None, bool]:
-        """Tell whether a mistake fails nothing that the backend has passed."""
-        for seen in islice(self._read_passed(), most):
-            if not agrees_with(mistake, seen, self.judging):
-                return False
-            yield
-        return True
-
-    def _read_passed(self) -> Iterator[Observation]:
-        """Yield the cases that passed and that something can be tried on."""
-        yield from self._right
-        while self._passed:
-            seen = self._evidence(self._passed.pop(0))
-            if isinstance(seen, Observation):
-                self._right.append(seen)
-                yield seen
-
-    def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
-        """Return some of the wrong cases, the smallest first."""
-        chosen = frozenset(cases)
-        return [it for it in self._wrong if it in chosen]
-
-    def _left(self, found: Iterable[_Found]) -> frozenset[Observation]:
-        """Return the wrong cases that none of these reproduces."""
-        return self._all.difference(*(it.cases for it in found))
-
-    def _cover(self, without: frozenset[str] = frozenset()) -> list[_Found]:
-        """Return few mistakes that reproduce as many cases as all do, the largest share first.
-
-        Each has the cases that no earlier one has. Of equal ones the first is taken that has the
-        fewest parts, rounds least, and refuses most of what the backend refused.
-        """
-        cover: list[_Found] = []
-        left = self._all
-        usable = [it for it in self._found if not without.intersection(it.names)]
-        while best := max((len(it.cases & left) for it in usable), default=0):
-            alike = [it for it in usable if len(it.cases & left) == best]
-            chosen = min(alike, key=self._cost)
-            cover.append(replace(chosen, cases=chosen.cases & left))
-            left -= chosen.cases
-        return cover
-
-    def _cost(self, found: _Found) -> tuple[int, bool, int]:
-        refused = sum(refuses(found.mistake, it) for it in self._refused)
-        rounds = found.mistake.rounds or found.mistake.precision is not None
-        return len(found.names), rounds, -refused
-
-    def _supported(self) -> list[_Found]:
-        """Return the cover without mistakes that most cases speak against.
-
-        A mistake is always there: where it has an effect, it should be in what reproduces the case.
-        """
-        without: frozenset[str] = frozenset()
-        while True:
-            cover = self._cover(without)
-            doubtful = {name for it in cover for name in it.names if not self._shows(name)}
-            if not doubtful:
-                left = len(self._left(cover))
-                return cover if left <= _CHANCE * (len(self._wrong) - left) else []
-            without |= doubtful
-
-    def _shows(self, name: str) -> bool:
-        mine = [it for it in self._found if name in it.names]
-        not_alone = self._left(it for it in mine if len(it.names) == 1)
-        if 2 * len(not_alone) <= len(self._wrong):
-            # All of these are affected.
-            return True
-        having = self._all - self._left(mine)
-        run = next(it.mistake.run for it in self._possible if it.names == (name,))
-        affected = {it for it in self._wrong if not conforms(run(it.call), it, self.judging)}
-        return 2 * len(having & affected) >= len(affected)
-
-    def _causes(self, cover: Sequence[_Found]) -> tuple[tuple[Cause, ...], Counter[str]]:
-        """Return what a cover says, and the errors that nothing in it accounts for."""
+    def _causes(self, cover: Sequence[_Candidate]) -> tuple[tuple[Cause, ...], Counter[str]]:
+        """Return the causes in a cover, and the errors that none of them accounts for."""
         causes: list[Cause] = []
         errors = list(self._refused)
 
-        def add(words: str, found: _Found) -> None:
-            mine = [seen for seen in errors if refuses(found.mistake, seen)]
-            errors[:] = [seen for seen in errors if seen not in mine]
-            causes.append(Cause(words, _ids([*self._in_order(found.cases), *mine]), found.names))
+        def add(text: str, candidate: _Candidate) -> None:
+            accounted = [
+                observation for observation in errors if refuses(candidate.mistake, observation)
+            ]
+            errors[:] = [observation for observation in errors if observation not in accounted]
+            ids = _ids([*self._in_order(candidate.cases), *accounted])
+            causes.append(Cause(text, ids, candidate.names))
 
-        for it in cover:
-            words, seen_in = " and ".join(map(repr, it.names)), it.mistake.seen_in
-            known = f", as in {some_of(seen_in, _SEEN)}" if seen_in else ""
-            add(words + known + self._alike(it), it)
+        for candidate in cover:
+            text, seen_in = " and ".join(map(repr, candidate.names)), candidate.mistake.seen_in
+            named = f", as in {some_of(seen_in, MAX_IMPLEMENTATIONS_NAMED)}" if seen_in else ""
+            add(text + named + self._equivalents(candidate), candidate)
         if cover and (refusing := self._refusing(errors)):
             add(repr(*refusing.names), refusing)
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
-    def _alike(self, found: _Found) -> str:
-        """Say how many other mistakes do the same in the failing cases."""
-        same = [
-            it.mistake
-            for it in self._found
-            if it.names != found.names
-            and len(it.names) == len(found.names)
-            and it.mistake.precision is found.mistake.precision
-            and found.cases <= it.cases
+    def _equivalents(self, candidate: _Candidate) -> str:
+        """Return how many other mistakes give the same results in the failing cases."""
+        equivalents = [
+            other.mistake
+            for other in self._reproducing
+            if other.names != candidate.names
+            and len(other.names) == len(candidate.names)
+            and other.mistake.precision is candidate.mistake.precision
+            and candidate.cases <= other.cases
         ]
-        others = len(distinct(self.operator, [found.mistake, *same[:_ALIKE]])) - 1
-        return f" (or {others} more that do the same here)" if others and self._complete else ""
+        mistakes = [candidate.mistake, *equivalents[:MAX_EQUIVALENT]]
+        count = len(distinct(self.operator, mistakes)) - 1
+        return f" (or {count} more that do the same here)" if count and self._complete else ""
 
-    def _refusing(self, errors: Sequence[Observation]) -> _Found | None:
+    def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
         """Return the mistake that refuses most of what the backend refused, and nothing else."""
-        counts = [(sum(refuses(it.mistake, seen) for seen in errors), it) for it in self._possible]
-        for count, trial in sorted(counts, key=itemgetter(0), reverse=True):
-            mistake = trial.mistake
-            if count <= 1 or any(refuses(mistake, seen) for seen in self._wrong):
+        counts = [
+            (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
+            for candidate in self._possible
+        ]
+        for count, candidate in sorted(counts, key=itemgetter(0), reverse=True):
+            mistake = candidate.mistake
+            if count <= 1 or any(refuses(mistake, observation) for observation in self._wrong):
                 continue
-            if all(agrees_with(mistake, seen, self.judging) for seen in self._read_passed()):
-                return trial
+            if all(
+                agrees_with(mistake, observation, self.judging)
+                for observation in self._read_passing()
+            ):
+                return candidate
         return None
 
 
-def _ids(seen: Iterable[Observation]) -> tuple[str, ...]:
-    return tuple(it.case for it in seen)
+def _samples(
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    mistake: Implementation | None = None,
+) -> list[Sample]:
+    """Return observations as samples; those of ``passing`` count as right."""
+    pairs = [
+        *((observation, observation.returned) for observation in failing),
+        *((observation, None) for observation in passing),
+    ]
+    return [
+        sample(
+            observation.call,
+            observation.right,
+            returned,
+            (mistake.run(observation.call) or None) if mistake else None,
+        )
+        for observation, returned in pairs
+    ]
+
+
+def _compared(
+    submit: Callable[[Call[Array]], Sequence[Array] | None],
+    mistake: Implementation,
+    outcomes: Counter[bool],
+) -> Callable[[Call[Array]], Sequence[Array] | None]:
+    """Return a function that submits nodes and counts which wrong outputs equal a mistake's."""
+
+    def compare(call: Call[Array]) -> Sequence[Array] | None:
+        returned = submit(call)
+        if returned and _is_wrong(
+            [derived_output.branch for derived_output in bound(call)], returned
+        ):
+            outcomes[returns(mistake, call, returned)] += 1
+        return returned
+
+    return compare
+
+
+def _limited(ask: Submit, seconds: float) -> Callable[[Call[Array]], Sequence[Array] | None]:
+    """Return a function that submits nodes until a time limit is reached.
+
+    The limit counts the processor time of this process and the time that the backend takes.
+    """
+    began, waited = process_time(), 0.0
+
+    def submit(call: Call[Array]) -> Sequence[Array] | None:
+        nonlocal waited
+        if process_time() - began + waited > seconds:
+            return None
+        start, busy = monotonic(), process_time()
+        returned = ask(*node_question(call))
+        waited += max(0.0, monotonic() - start - (process_time() - busy))
+        return returned
+
+    return submit
+
+
+def _spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
+    """Return a few cases, spread evenly over the smaller half, which is the fastest."""
+    small = cases[: max(count, len(cases) // 2)]
+    return small[:: -(-len(small) // count)] if small else small
+
+
+def _ids(observations: Iterable[Observation]) -> tuple[str, ...]:
+    return tuple(observation.case for observation in observations)
 
 
 def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
-    """Tell whether outputs are not those of a node, in structure or in values."""
+    """Return whether outputs differ from the expected ones in structure or values."""
     return len(outputs) != len(right) or any(
-        (it.expected.dtype, it.expected.shape) != (output.dtype, output.shape)
-        or bool(it.wrong(output).any())
-        for it, output in zip(right, outputs, strict=True)
+        (branch.expected.dtype, branch.expected.shape) != (output.dtype, output.shape)
+        or bool(branch.wrong(output).any())
+        for branch, output in zip(right, outputs, strict=True)
     )
 
 
-def _is_right(result: Result) -> bool:
-    """Tell whether a backend returned what is right, whatever else it did."""
-    values = bool(result.diffs) and not result.wrong
-    return result.outcome is Outcome.PASS or values
+def _has_right_values(result: Result) -> bool:
+    """Return whether the values are right, regardless of other failures."""
+    return result.outcome is Outcome.PASS or (bool(result.diffs) and not result.wrong)
 
 
-def _elements(result: Result) -> int:
+def _output_elements(result: Result) -> int:
     return sum(diff.elements for diff in result.diffs)

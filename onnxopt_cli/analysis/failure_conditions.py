@@ -1,712 +1,750 @@
-"""What failing cases have in common that passing ones do not: one sentence, or none.
+"""Conditions under which a backend fails: what failing inputs share and passing ones lack.
 
-A sentence has at most two feature conditions, and says that a case fails where an element has them.
-It must hold in every failing case, at an element that is wrong, and in no case that passed. Many
-sentences do that by chance. So the backend is asked further inputs that tell those apart which are
-left, and others on which the best one may turn out wrong.
+A condition has one or two parts, like a path through a decision tree of depth two: the backend
+fails a node if an element of it meets all parts. It must hold for a wrong element of every failing
+input and for no element of a passing input where the fault would be visible.
+
+Many conditions agree with a suite by chance. The search therefore generates inputs, submits them to
+the backend, and fits again: first inputs on which the remaining conditions disagree, then inputs
+that try to contradict the plainest one. Only a condition that survives is reported.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import and_
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import numpy as np
 
 from onnxopt_cli.analysis.features import (
     WRONG,
-    FeatureCondition,
-    Range,
-    feature_conditions,
+    Condition,
+    Feature,
+    feature_list,
     features,
-    number_names,
+    fitted_conditions,
+    fixed_conditions,
     roundest,
 )
-from onnxopt_cli.analysis.further_inputs import further, mixed
+from onnxopt_cli.analysis.generated_inputs import changed, mixed
+from onnxopt_cli.analysis.samples import (
+    ALWAYS_SHARE,
+    EFFECTS,
+    EXCEPTIONS,
+    Sample,
+    always_wrong,
+    common_effects,
+    sample,
+)
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.call import Call
 
-#: Asks a backend a node; None if it returns nothing.
-Ask = Callable[[Call[Array]], Sequence[Array] | None]
+#: Submits a node to a backend; returns None if the backend returns no outputs.
+Submit = Callable[[Call[Array]], Sequence[Array] | None]
 
-#: So many further inputs are asked, in rounds.
-_QUESTIONS = 50
-_ROUNDS = 5
-_POOL_SAMPLES, _MORE_SAMPLES = 220, 130
-#: Then so often a sentence is put to the proof: of inputs drawn, so many that it says fail, and as
-#: many others, are asked.
-_PROOFS = 3
-_DRAWN_SAMPLES, _PUT_SAMPLES = 400, {True: 60, False: 60}
-#: What is seen in a smaller share is not said without its count.
-_NEARLY_ALL_SHARE = 0.95
-#: A fault is expected to show where it changes a result by more than so many units of rounding.
-_VISIBLE = 100
-#: So large a share of further inputs has a number near to where a condition on it turns.
-_BESIDE = 0.25
-#: So many sentences are weighed, the plainest first.
-_SENTENCES = 400
-#: A sentence that is worse by so much is not an alternative.
-_PLAINER_COST = 0.75
-#: Nor is one with which so much more of the elements disagree.
-_OFF = 0.02
-#: Sentences that differ in a smaller share of inputs say the same.
-_SAME_SHARE = 0.01
-#: Of fewer failing cases anything can be said, unless the backend can be asked.
-_FEW_SAMPLES = 4
-#: A sentence that holds in a smaller share of the failing cases may be a part of another truth.
-_ENOUGH_SHARE = 0.25
-#: What is said of a larger share of inputs says nothing.
-_ALWAYS_SHARE = 0.9
-#: Each of two conditions is needed if at least so many inputs pass that lack it alone, and only a
-#: small share of those fails.
-_NEEDED, _IDLE_SHARE = 5, 0.1
-#: Where a smaller share of inputs fails, or elsewhere a larger one of the rest, nothing is said.
-_OFTEN_SHARE = 0.6
-
-
-#: What may come in place of a right element, in words, by what is right and what it replaces.
-_INSTEAD: dict[str, Callable[[Array, Array], Array]] = {
-    "0": lambda new, _: np.zeros_like(new),
-    "what it was": lambda _, old: old,
-    "NaN": lambda new, _: np.full_like(new, np.nan),
-    "negated": lambda new, _: -new,
-}
-#: Effects of a fault: those; some of which no more is known than where they show; and a wrong
-#: structure. What is known of an element is a number with a bit for each.
-_EFFECTS = (*_INSTEAD, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
-#: Those of which no more is known show, in elements with one right value, where it is NaN or
-#: infinite; where it is finite and neither 0 nor what it replaces; where it is finite and not 0;
-#: where it is finite; and everywhere.
-_NOT_FINITE, _CHANGED, _NOT_ZERO, _FINITE, _EVERYWHERE, _STRUCTURE = range(
-    len(_INSTEAD), len(_EFFECTS)
-)
-_IS_WRONG = -1
-#: Why an effect may not show in an element, by effect: in words, with the bit that such an element
-#: has, and the one that it lacks.
-_ZERO = ("{} should be 0", _FINITE, _NOT_ZERO)
-_KEPT_WORDS = ("{} should be what it was", _NOT_ZERO, _CHANGED)
-_SPECIAL = ("{} should be NaN or infinite", _EVERYWHERE, _FINITE)
-_ORDINARY = ("{} should be finite", _EVERYWHERE, _NOT_FINITE)
-_SEVERAL = ("several values are right", _STRUCTURE, _EVERYWHERE)
-_UNLESS: dict[int, tuple[tuple[str, int, int], ...]] = {
-    0: (("that is right", _FINITE, 0), _SPECIAL, _SEVERAL),
-    **{at: (("that is right", _EVERYWHERE, at), _SEVERAL) for at in range(1, len(_INSTEAD))},
-    _NOT_FINITE: (_ORDINARY, _SEVERAL),
-    _CHANGED: (_ZERO, _KEPT_WORDS, _SPECIAL, _SEVERAL),
-    _NOT_ZERO: (_ZERO, _SPECIAL, _SEVERAL),
-    _FINITE: (_SPECIAL, _SEVERAL),
-    _EVERYWHERE: (_SEVERAL,),
-    _STRUCTURE: (),
-}
-#: Several values are right where the limit is a larger share of the expected one.
-_WIDE_LIMIT = 0.001
-#: Marks an element that is neither wrong nor left out.
-_ANY = 1 << 10
+#: Rounds of inputs that distinguish conditions: how many are drawn and submitted in each.
+LEARNING_ROUNDS = 6
+DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
+#: Generated inputs derive from the smaller half of the known ones, if these are at least as many.
+MIN_BASES = 8
+#: Attempts to prove a condition. Each submits this many inputs that meet the condition and as many
+#: that do not, out of at most MAX_DRAWN_TO_PROVE.
+PROOFS = 4
+SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
+#: A proof needs more than this many inputs on either side.
+MIN_SUPPORT = 4
+#: Steps of the bisection that narrows a threshold.
+BISECTIONS = 24
+#: A threshold is narrow if its gap is at most this share of it.
+NARROW_GAP = 0.01
+#: Share of generated inputs in which a value lies near a threshold.
+NEAR_THRESHOLD = 0.25
+#: First parts of a path that are continued with a second, and paths that are kept.
+BEAM_WIDTH, MAX_PATHS = 40, 200
+#: A path is an alternative to the plainest if neither its cost nor its share of elements that
+#: disagree is larger by more than this.
+COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
+#: Conditions that differ in at most this share of inputs are the same.
+DIFFERENT_SHARE = 0.01
+#: A fault is assumed visible where it changes a result by this many units of rounding.
+VISIBLE_ROUNDINGS = 100
+#: Without a backend, fewer failing cases are not enough for a condition.
+MIN_FAILING_CASES = 4
+#: A condition must account for this share of the run's failing cases.
+MIN_CASES_SHARE = 0.25
+#: A condition that holds in a larger share of inputs, for all their elements, says nothing.
+MAX_INPUTS_SHARE = 0.9
+#: Inputs that lack one part alone: how many must pass, and the largest share that may fail.
+MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
+#: The same share where failures have several reasons.
+MAX_OTHER_REASONS = 0.4
+#: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
+MIN_FAILURE_RATE = 0.5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """A node, and what a backend returned for it.
+@dataclass(frozen=True, slots=True)
+class FailureCondition:
+    """When a backend fails.
 
     Attributes:
-        call: the node.
-        marked: by output, for the elements of all tensors in a row: _IS_WRONG for those that are;
-            for others the effects that would show there, a bit each.
-        effects: by output that has wrong elements, those that all of them may have, a bit each.
+        text: the statement, with the evidence for it.
+        conditions: the parts; empty if two conditions cannot be distinguished.
+        effect: the outputs that are wrong, and the content of their wrong elements.
+        meets: returns whether an element of a sample meets all parts.
     """
 
-    call: Call[Array]
-    marked: Mapping[str, Array]
-    effects: Mapping[str, int]
+    text: str
+    conditions: tuple[Condition, ...]
+    effect: str
+    meets: Callable[[Sample], bool]
 
     @property
-    def failed(self) -> bool:
-        """Whether the backend failed it."""
-        return bool(self.effects)
-
-
-def sample(
-    call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
-) -> Sample:
-    """Return what a backend's outputs say of a node; None for what is right."""
-    marked: dict[str, Array] = {}
-    effects: dict[str, int] = {}
-    if returned is not None and len(returned) != len(right):
-        returned = [np.array(None)] * len(right)
-    for name, own, old in _outputs(call):
-        judged = _joined(right[own])
-        new = judged.expected
-        instead = np.stack([it(new, old) for it in _INSTEAD.values()])
-        shown = judged.wrong(instead)
-        # NaN and infinity times zero are not zero.
-        finite = np.isfinite(new)
-        shown[0] &= finite
-        # Where either of two values is right, the other one is no fault.
-        sure = _single(judged)
-        every = np.ones_like(finite)
-        kinds = (~finite, shown[0] & shown[1], shown[0], finite, every)
-        where = [*(it & sure for it in kinds), every]
-        marks = _bits([*shown, *where])
-        if returned is not None:
-            wanted = [it.expected for it in right[own]]
-            pairs = list(zip(wanted, returned[own], strict=True))
-            fit = [(it.dtype, it.shape) == (by.dtype, by.shape) for it, by in pairs]
-            actual = _row(by if fits else it for fits, (it, by) in zip(fit, pairs, strict=True))
-            unlike = Branch(actual, np.zeros(actual.shape)).wrong(instead)
-            # Of the others each is possible that shows here, or need not.
-            may = _bits([*~unlike, *(it | ~sure for it in kinds)])
-            misfit = ~np.repeat(fit, [it.size for it in wanted])
-            may[misfit] = 1 << _STRUCTURE
-            wrong = judged.wrong(actual) | misfit
-            if wrong.any() or not all(fit):
-                most = -1 if all(fit) else 1 << _STRUCTURE
-                effects[name] = int(np.bitwise_and.reduce(may[wrong], initial=most))
-            marks[wrong] = _IS_WRONG
-        if call.operator.carries(name):
-            # What is wrong has all bits.
-            size = sum(first.size for first, *_ in call.groups)
-            marks = np.full(size, np.bitwise_or.reduce(marks))
-        marked[name] = marks
-    return Sample(call, marked, effects)
-
-
-def _single(judged: Branch) -> Array:
-    """Tell for each element whether one value is right, and others at most close to it."""
-    with np.errstate(all="ignore"):
-        wide = judged.limit > _WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
-    single, other = ~(wide & (judged.expected != 0)), judged.otherwise
-    while other is not None:
-        single &= ~Branch(judged.expected, judged.limit).wrong(other.expected)
-        other = other.otherwise
-    return single
-
-
-def _bits(masks: Sequence[Array]) -> Array:
-    return np.asarray(sum(it.astype(np.int16) << at for at, it in enumerate(masks)), np.int16)
-
-
-def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
-    """Yield each output's name, its place among the node's, and what it replaces, in a row."""
-    old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
-    for name in call.operator.outputs:
-        begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))
-        yield name, slice(begin, end), _row(old[begin:end])
-
-
-def _joined(branches: Sequence[Branch]) -> Branch:
-    """Return what is right of the elements of several outputs, in a row."""
-    several = any(it.otherwise for it in branches)
-    other = _joined([it.otherwise or it for it in branches]) if several else None
-    return Branch(_row(it.expected for it in branches), _row(it.limit for it in branches), other)
-
-
-def _row(arrays: Iterable[Array]) -> Array:
-    return np.concatenate([it.reshape(-1) for it in arrays])
+    def where(self) -> str:
+        """The parts in words."""
+        return _text(self.conditions)
 
 
 def failure_condition(
-    samples: Sequence[Sample], ask: Ask | None
-) -> tuple[str, Callable[[Sample], bool] | None]:
-    """Return what failing cases have in common; nothing if no sentence does.
+    samples: Sequence[Sample], submit: Submit | None, mistake: Implementation | None = None
+) -> FailureCondition | None:
+    """Return the condition under which a backend fails; None if none is found.
 
-    Failures may have several reasons. Where the backend can be asked, a sentence is enough that
-    holds in as many failing cases as any, if none holds in all.
+    Failures may have several reasons. If the backend can be queried, a condition that accounts for
+    part of the failing samples is returned if none accounts for all.
 
     Args:
-        samples: what is known of nodes of one operator.
-        ask: asks the backend; None if it cannot be asked.
-
-    Returns:
-        The sentence, or that two cannot be told apart; and what it says of a node, if it is clear.
+        samples: nodes of one operator, failing ones first.
+        submit: submits a generated node; None if the backend is not available.
+        mistake: the known mistake whose condition is sought; None for any fault.
     """
-    failing = sum(it.failed for it in samples)
-    if not ask and (failing < _FEW_SAMPLES or failing == len(samples)):
-        return "", None
-    return _Conditions(samples).sentence(ask)
+    failing = sum(each.failed for each in samples)
+    if not failing or (not submit and (failing < MIN_FAILING_CASES or failing == len(samples))):
+        return None
+    return _Search(samples, submit, mistake).run()
 
 
-class _Conditions:
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self._samples, self._node = list(samples), samples[0].call
-        self._random = Random(0)  # noqa: S311 - no secret
-        self._several, self._given = False, sum(it.failed for it in samples)
-        self._rounds = _ROUNDS
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """One or two conditions that agree with the samples.
+
+    Attributes:
+        conditions: the parts.
+        cost: preference; the smallest is reported.
+        disagreement: share of the elements of failing samples that disagree.
+        reach: number of failing samples that it accounts for.
+    """
+
+    conditions: tuple[Condition, ...]
+    cost: float
+    disagreement: float
+    reach: int
+
+
+class _Search:
+    def __init__(
+        self, samples: Sequence[Sample], submit: Submit | None, mistake: Implementation | None
+    ) -> None:
+        self._samples, self._submit, self._mistake = list(samples), submit, mistake
+        self._given = sum(each.failed for each in samples)
+        self._random = Random(0)  # noqa: S311 - not a secret
+        self._features = feature_list(samples[0].call)
+        self._fixed = [
+            condition
+            for index, feature in enumerate(self._features)
+            for condition in fixed_conditions(index, feature)
+        ]
         self._effects: dict[str, int] = {}
-        self._always: set[str] = set()
-        self._names = number_names(self._node)
-        self._ranges: dict[int, Range] = {}
-        self._rows: dict[Sample, tuple[Array, Array]] = {}
-        self._pool: list[Sample] = []
-        self._known: list[FeatureCondition] = []
-        self._pairs = np.empty((0, 2), int)
-        self._costs = self._reach = self._off = np.empty(0)
+        self._always: frozenset[str] = frozenset()
+        self._tables: dict[Sample, tuple[Array, Array]] = {}
+        self._partial = False
+        self._paths: list[_Path] = []
+        self._rounds = LEARNING_ROUNDS
 
-    def sentence(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
-        """Look for what is true of all failures; else, where one can ask, of those of a reason."""
-        words, says = self._search(ask)
-        if ask and not says:
-            self._several = True
-            one, says = self._search(ask)
-            words = one if says else words
-        return words, says
+    def run(self) -> FailureCondition | None:
+        """Search for one condition for all failures, then for one for part of them."""
+        for_all = self._attempt()
+        if (for_all and for_all.conditions) or self._submit is None:
+            return for_all
+        self._partial = True
+        for_part = self._attempt()
+        if for_part and for_part.conditions:
+            return for_part
+        return for_all or self._necessary_condition()
 
-    def _search(self, ask: Ask | None) -> tuple[str, Callable[[Sample], bool] | None]:
-        """Look for a sentence, and put the plainest to the proof until one stands it."""
-        proven, proofs = "", _PROOFS
-        self._separate()
-        while self._pairs.size and ask and proven != self._words(0):
-            if self._rounds:
-                self._rounds -= 1
-                self._fill_pool()
-                loaded_cases = self._questions(self._predictions(), _QUESTIONS // _ROUNDS)
-                for at in sorted(loaded_cases, reverse=True):
-                    self._put(ask, self._pool.pop(at).call)
-                self._separate()
-            elif proofs:
-                proofs -= 1
-                proven = self._words(0) if self._stands(ask) else ""
-                self._separate()
-            else:
-                self._pairs = self._pairs[:0]
-        words, says = self._plainest() if self._pairs.size else ("", None)
-        return self._often(ask) if ask and self._several and not says else (words, says)
+    def _attempt(self) -> FailureCondition | None:
+        """Fit, refute and fit again until a condition survives a proof."""
+        self._fit()
+        if self._submit is None:
+            return self._statement() if self._paths else None
+        for _ in range(self._rounds):
+            if not self._paths:
+                break
+            self._rounds -= 1
+            candidates = [*self._drawn(DRAWN_TO_LEARN)]
+            for at in self._informative(candidates):
+                self._observe(candidates[at].call)
+            self._fit()
+        for _ in range(PROOFS):
+            if not self._paths:
+                break
+            self._sharpen()
+            proven = self._paths and self._survives_proof()
+            self._fit()
+            if proven and self._paths:
+                return self._statement()
+        return None
 
-    def _put(self, ask: Ask, call: Call[Array]) -> Sample | None:
-        """Ask a node, and keep what is returned."""
-        returned = ask(call)
-        if returned is None:
-            return None
-        self._samples.append(sample(call, [it.branch for it in bound(call)], returned))
-        return self._samples[-1]
+    # Fitting ------------------------------------------------------------------------------------
 
-    def _prove(
-        self, ask: Ask, conditions: Sequence[FeatureCondition]
-    ) -> Iterator[tuple[bool, bool]]:
-        """Ask inputs that have little in common with known ones.
+    def _fit(self) -> None:
+        """Find the paths that agree with all samples, the plainest first."""
+        self._update_effects()
+        failing = [each for each in self._samples if each.failed]
+        passing = [each for each in self._samples if not each.failed]
+        wrong, self._wrong_owners = self._joined(failing, lambda labels: labels == WRONG)
+        right, self._right_owners = self._joined(passing, lambda labels: labels > 0)
+        self._paths = []
+        if not wrong.size or not failing:
+            return
+        self._wrong, self._right = wrong, right
+        first = self._level(np.ones(wrong.shape[1], bool), np.ones(right.shape[1], bool))
+        found: list[tuple[tuple[Condition, ...], int]] = [
+            ((first.conditions[at],), int(first.reach[at]))
+            for at in first.consistent(self._least())
+        ]
+        for at in first.promising(self._least(), partial=self._partial):
+            second = self._level(first.wrong[at], first.right[at], first.conditions[at])
+            found += [
+                ((first.conditions[at], second.conditions[other]), int(second.reach[other]))
+                for other in second.consistent(self._least())
+            ]
+        self._paths = self._ranked(found, failing)
 
-        Yields of each whether an element has some feature conditions, and whether the backend
-        fails.
+    def _least(self) -> int:
+        """Return how many failing samples a path must account for."""
+        if not self._partial:
+            return len({*self._wrong_owners.tolist()})
+        return max(1, int(np.ceil(MIN_CASES_SHARE * self._given)))
+
+    def _level(self, wrong: Array, right: Array, parent: Condition | None = None) -> _Level:
+        """Return all conditions on the elements of one branch of the tree.
+
+        Args:
+            wrong: which wrong elements the branch has.
+            right: which right elements the branch has.
+            parent: the condition of the branch; None at the root.
         """
-        left = Counter(_PUT_SAMPLES)
-        for it in self._drawn(_DRAWN_SAMPLES, wide=True):
-            said = self._says(conditions, it)
-            if left[said] and (answer := self._put(ask, it.call)):
-                left[said] -= 1
-                yield self._says(conditions, answer), answer.failed
-            if not +left:
-                return
-
-    def _stands(self, ask: Ask) -> bool:
-        """Tell whether further inputs agree with the plainest sentence."""
-        met = Counter[bool]()
-        for said, failed in self._prove(ask, self._conditions(0)):
-            # Where there are several reasons, some other may fail it.
-            if said != failed and not (failed and self._several):
-                return False
-            met[said] += 1
-        return min(met[True], met[False]) > _FEW_SAMPLES
-
-    def _plainest(self) -> tuple[str, Callable[[Sample], bool] | None]:
-        """Return the plainest sentence, if enough of what fails is where it says."""
-        self._fill_pool()
-        said = self._predictions()
-        # Of earlier inputs those are left that were not asked.
-        if np.mean(said[0, -_MORE_SAMPLES:]) > _ALWAYS_SHARE:
-            return "", None
-        # What holds in fewer of the failing inputs says nothing against the plainest sentence.
-        near = (self._costs <= self._costs[0] + _PLAINER_COST) & (self._reach >= self._reach[0])
-        near &= self._off <= self._off[0] + _OFF
-        near = np.flatnonzero(near).tolist()
-        other = next((at for at in near if np.mean(said[at] != said[0]) > _SAME_SHARE), 0)
-        if other:
-            words = f"wherever {self._words(0)} or wherever {self._words(other)}"
-            return f"cannot tell whether it fails {words}", None
-        conditions = self._conditions(0)
-        if not self._needs_both(conditions):
-            return "", None
-        says = partial(self._says, conditions)
-        failing = [it for it in self._samples if it.failed]
-        found = [it for it in failing if says(it)]
-        given = sum(map(says, failing[: self._given])) / max(1, self._given)
-        elsewhere = (len(failing) - len(found)) / max(1, len(self._samples) - len(found))
-        if self._several and (
-            len(found) <= _FEW_SAMPLES or given < _ENOUGH_SHARE or elsewhere > 1 - _OFTEN_SHARE
-        ):
-            return "", None
-        # Further inputs may speak against it: how many it has met is for the reader to weigh.
-        failed = f"{len(found)} of {len(failing)}" if len(found) < len(failing) else len(failing)
-        others = len(self._samples) - len(failing)
-        what, besides = _outputs_words(found, partly=self._wrong_share(conditions, found))
-        met = f"seen in {failed} inputs that fail{besides}, in none of {others} that pass"
-        return f"{what} wherever {self._words(0)}{self._exceptions(conditions)} ({met})", says
-
-    def _needs_both(self, conditions: Sequence[FeatureCondition]) -> bool:
-        """Tell whether inputs that lack one of two conditions pass, for either of them."""
-        if len({it.words for it in conditions}) == 1:
-            return True
-        met = [Counter[bool](), Counter[bool]()]
-        for it in self._samples:
-            rows, _ = self._features(it)
-            first, second = _holding(conditions, rows).T
-            if not np.any(first & second):
-                for lacking, other in enumerate((second, first)):
-                    met[lacking][it.failed] += bool(other.any())
-        # Where there are several reasons, any input may fail for another one.
-        idle = max(_IDLE_SHARE, 1 - _OFTEN_SHARE) if self._several else _IDLE_SHARE
-        return all(it[False] >= _NEEDED and it[True] <= idle * it.total() for it in met)
-
-    def _exceptions(self, conditions: Sequence[FeatureCondition]) -> str:
-        """Say where elements that meet some conditions are right, because the fault could not show.
-
-        Where it could show, they would have spoken against the sentence.
-        """
-        names = sorted(self._always) or sorted(self._effects)
-        reasons = dict.fromkeys(reason for name in names for reason in _UNLESS[self._effects[name]])
-        found = 0
-        for it in self._samples:
-            marks = np.full(sum(first.size for first, *_ in it.call.groups), _ANY)
-            for name in names:
-                for at, reason in enumerate(reasons):
-                    _, has, lacks = reason
-                    own = it.marked[name]
-                    if reason in _UNLESS[self._effects[name]]:
-                        marks |= (own >> has & ~own >> lacks & 1) << at
-            # All count, also those of which nothing is said.
-            rows, marks = features(it.call, marks)
-            found |= int(np.bitwise_or.reduce(marks[_holding(conditions, rows).all(axis=1)]))
-        words = dict.fromkeys(word for at, (word, *_) in enumerate(reasons) if found >> at & 1)
-        subject = names[0] if len(names) == 1 else "each"
-        said = " or ".join(words).replace("{}", subject)
-        return f", unless {said}" if said else ""
-
-    def _wrong_share(
-        self, conditions: Sequence[FeatureCondition], found: Sequence[Sample]
-    ) -> float:
-        """Return the share of elements that meet some conditions and are wrong, at the median."""
-        shares = []
-        for it in found:
-            rows, marks = self._features(it)
-            has = _holding(conditions, rows).all(axis=1)
-            shares.append(np.mean(marks[has] == WRONG))
-        return float(np.median(shares))
-
-    def _often(self, ask: Ask) -> tuple[str, Callable[[Sample], bool] | None]:
-        """Count failures where a feature condition is that all given ones have, and elsewhere.
-
-        What depends on memory that nobody wrote fails often, and no condition says when. It is
-        counted in inputs that did not choose the feature condition.
-        """
-        known = sorted(feature_conditions(self._node, {}), key=lambda it: it.cost)
-        failed = np.array([it.failed for it in self._samples])
-        columns = self._holding(known, self._samples)
-        given = np.flatnonzero(failed)[: self._given]
-        # Pairs of those feature conditions that all given failures have.
-        kept = np.all([columns[at].any(axis=0) for at in given], axis=0)
-        known = [it for it, usable in zip(known, kept, strict=True) if usable]
-        numbers = [_unique(it[:, kept]) for it in columns]
-        has = np.stack([np.triu(it.T @ it > 0) for it in numbers])
-        # Of each pair: inputs that have it and those that do not; how many of either fail.
-        where = np.stack([has, ~has])
-        inputs, bad = where.sum(axis=1), (where & failed[:, None, None]).sum(axis=1)
-        share, elsewhere = bad / np.maximum(1, inputs)
-        usable = (
-            has[given].all(axis=0)
-            & (bad[0] > 2 * _FEW_SAMPLES)
-            & (has.mean(axis=0) <= _ALWAYS_SHARE)
+        conditions = [*self._fixed]
+        own_wrong, own_right = self._wrong[:, wrong], self._right[:, right]
+        for index, feature in enumerate(self._features):
+            if feature.kind != "flag":
+                values = np.sort(own_right[index])
+                conditions += fitted_conditions(index, feature, own_wrong[index], values)
+        if parent:
+            conditions = [condition for condition in conditions if condition.text != parent.text]
+        holds_wrong, holds_right = _holds(conditions, own_wrong), _holds(conditions, own_right)
+        owners = self._wrong_owners[wrong]
+        met = _met(holds_wrong, owners)
+        given = np.unique(owners) < self._given if self._partial else slice(None)
+        return _Level(
+            conditions,
+            met[:, given].sum(axis=1),
+            _met(holds_right, self._right_owners[right]).sum(axis=1),
+            holds_wrong,
+            holds_right,
         )
-        if not usable.any():
-            return "", None
-        better = share - elsewhere - 0.05 * ~np.eye(len(known), dtype=bool)
-        pair = np.unravel_index(np.argmax(np.where(usable, better, -2)), usable.shape)
-        best = [known[at] for at in dict.fromkeys(pair)]
-        met = Counter(self._prove(ask, best))
-        with_it, others = (met[has_it, True] + met[has_it, False] for has_it in (True, False))
-        rare = min(with_it, others) <= _FEW_SAMPLES
-        if (
-            rare
-            or met[True, True] < _OFTEN_SHARE * with_it
-            or met[False, True] > (1 - _ALWAYS_SHARE) * others
-        ):
-            return "", None
-        counts = f"{met[True, True]} of {with_it}", f"{met[False, True]} of {others}"
-        words = f"wrong in {counts[0]} inputs where {_words(best)}, in {counts[1]} others"
-        return words, partial(self._says, best)
 
-    def _separate(self) -> None:
-        """Find the sentences that hold in all failing samples and in no other, plainest first."""
-        effects, always = _effects(self._samples), _always_wrong(self._samples)
+    def _ranked(
+        self, found: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
+    ) -> list[_Path]:
+        """Return the plainest paths. Elements that disagree add to the cost of a path."""
+        plain = sorted(found, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
+        if self._partial and plain:
+            most = max(reach for _, reach in plain)
+            plain = [pair for pair in plain if pair[1] == most]
+        tables = [self._table(each) for each in failing]
+        columns = np.concatenate([table for table, _ in tables], axis=1)
+        labels = np.concatenate([own for _, own in tables])
+        owners = np.repeat(np.arange(len(tables)), [own.size for _, own in tables])
+        parts = list({id(part): part for conditions, _ in plain for part in conditions}.values())
+        holds = dict(zip(map(id, parts), _holds(parts, columns), strict=True))
+        wrong, paths = labels == WRONG, []
+        totals = np.bincount(owners, wrong, len(tables))
+        for conditions, _ in plain:
+            meets = np.logical_and.reduce([holds[id(part)] for part in conditions])
+            met = np.bincount(owners, meets & wrong, len(tables))
+            more = np.bincount(owners, meets & ~wrong, len(tables))
+            off = np.mean(1 - met / np.maximum(1, totals) + more / np.maximum(1, met + more))
+            own = int(np.sum(met > 0))
+            paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), own))
+        paths.sort(key=lambda path: path.cost)
+        # The same comparisons fitted in another branch differ in their thresholds alone.
+        unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
+        return sorted(unique.values(), key=lambda path: path.cost)
+
+    def _update_effects(self) -> None:
+        effects, always = common_effects(self._samples), always_wrong(self._samples)
         if (effects, always) != (self._effects, self._always):
             self._effects, self._always = effects, always
-            self._rows.clear()
-        wrong: list[Array] = []
-        right: list[Array] = []
-        beside: list[Array] = []
-        for it in self._samples:
-            rows, marks = self._features(it)
-            if not it.failed:
-                right.append(rows)
-            elif (marks == WRONG).any():
-                wrong.append(rows[:, marks == WRONG])
-                beside.append(rows[:, marks == 1])
-        if not wrong:
-            self._pairs = self._pairs[:0]
-            return
-        bad = np.concatenate(wrong, axis=1)
-        good = np.concatenate([bad[:, :0], *right], axis=1)
-        self._ranges = {row: _range(*pair) for row, pair in enumerate(zip(bad, good, strict=True))}
-        known = sorted(feature_conditions(self._node, self._ranges), key=lambda it: it.cost)
-        columns = _holding(known, bad)
-        ends = np.cumsum([it.shape[1] for it in wrong])[:-1]
-        holds = [part.any(axis=0) for part in np.split(columns, ends)]
-        # Where there are several reasons, further inputs may fail for others.
-        share, least = (self._given, _ENOUGH_SHARE) if self._several else (len(wrong), 1)
-        kept = np.flatnonzero(np.mean(holds[:share], axis=0) >= least)
-        self._known, parts = [known[at] for at in kept], np.split(columns[:, kept], ends)
-        passed = _unique(_holding(self._known, good))
-        alive = self._hold([*map(_unique, parts[:share])], passed.T @ passed == 0)
-        costs = np.array([it.cost for it in self._known])
-        first, second = np.nonzero(np.triu(alive))
-        total = costs[first] + np.where(first == second, 0, costs[second] + 0.5)
-        plainest = np.argsort(total, kind="stable")[:_SENTENCES]
-        first, second, total = first[plainest], second[plainest], total[plainest]
-        # A sentence that elements speak against is less plain: wrong ones that it leaves out, and
-        # right ones of a failing node that it says are wrong.
-        reach, off = np.zeros(total.shape, int), np.zeros(total.shape)
-        used, places = np.unique([first, second], return_inverse=True)
-        chosen, (one, two) = [self._known[at] for at in used], places.reshape(2, -1)
-        rest = np.split(
-            _holding(chosen, np.concatenate(beside, axis=1)),
-            np.cumsum([it.shape[1] for it in beside])[:-1],
-        )
-        for part, others in zip(parts, rest, strict=True):
-            both = part[:, first] & part[:, second]
-            met = both.sum(axis=0)
-            more = (others[:, one] & others[:, two]).sum(axis=0)
-            reach += met > 0
-            off += (1 - met / len(both) + more / np.maximum(1, met + more)) / len(wrong)
-        total += off
-        order = np.argsort(total, kind="stable")
-        self._reach, self._off = reach[order], off[order]
-        self._pairs = np.stack([first, second], axis=1)[order]
-        self._costs = total[order]
+            self._tables.clear()
 
-    def _hold(self, failing: Sequence[Array], alive: Array) -> Array:
-        """Tell which pairs of conditions hold in all failing samples, or in as many as any."""
-        reached = np.zeros(alive.shape, np.int32)
-        for own in failing:
-            holds = own.T @ own > 0
-            if self._several:
-                reached += holds
-            elif not (alive := alive & holds).any():
-                break
-        most = np.max(reached, where=alive, initial=1)
-        return alive & (reached == most) if self._several else alive
+    def _table(self, each: Sample) -> tuple[Array, Array]:
+        """Return features and labels of the elements of a sample."""
+        if each not in self._tables:
+            self._tables[each] = features(each.call, each.labels(self._effects, self._always))
+        return self._tables[each]
 
-    def _features(self, node: Sample) -> tuple[Array, Array]:
-        """Return the features of a node's elements that may be wrong, and marks of them."""
-        if node not in self._rows:
-            self._rows[node] = features(node.call, self._marks(node))
-        return self._rows[node]
+    def _joined(
+        self, samples: Sequence[Sample], chosen: Callable[[Array], Array]
+    ) -> tuple[Array, Array]:
+        """Return the features of chosen elements of samples, and the sample's number of each."""
+        tables = [np.empty((len(self._features), 0))]
+        owners = [np.empty(0, int)]
+        for number, each in enumerate(samples):
+            table, labels = self._table(each)
+            tables.append(table[:, chosen(labels)])
+            owners.append(np.full(tables[-1].shape[1], number))
+        return np.concatenate(tables, axis=1), np.concatenate(owners)
 
-    def _marks(self, node: Sample) -> Array:
-        outputs = [
-            np.where(node.marked[name] < 0, WRONG, node.marked[name] >> effect & 1)
-            for name, effect in self._effects.items()
-        ]
-        wrong, shows = np.max(outputs, axis=0) == WRONG, np.min(outputs, axis=0)
-        if self._always:
-            # What is wrong in every failing node would be in this one, wherever it may show.
-            at = [place for place, name in enumerate(self._effects) if name in self._always]
-            shows = np.max([outputs[place] for place in at], axis=0)
-        # Where one output may not show a fault, it may be another's that is not there.
-        return np.where(wrong, WRONG, shows)
+    def _meets(self, conditions: Sequence[Condition], each: Sample) -> bool:
+        table, _ = self._table(each)
+        return bool(_holds(conditions, table).all(axis=0).any())
 
-    def _holding(self, known: Sequence[FeatureCondition], nodes: Sequence[Sample]) -> list[Array]:
-        """Tell for each node which of its elements, by row, have which feature conditions.
+    # Inputs -------------------------------------------------------------------------------------
 
-        Of all nodes at once: to ask it of each takes longer than all the rest.
-        """
-        rows = [self._features(it)[0] for it in nodes]
-        ends = np.cumsum([it.shape[1] for it in rows])[:-1]
-        return np.split(_holding(known, np.concatenate(rows, axis=1)), ends)
+    def _observe(self, call: Call[Array]) -> Sample | None:
+        """Submit a node and keep the outcome."""
+        returned = self._submit(call) if self._submit else None
+        if returned is None:
+            return None
+        right = [derived_output.branch for derived_output in bound(call)]
+        self._samples.append(self._sampled(call, right, returned))
+        return self._samples[-1]
 
-    def _fill_pool(self) -> None:
-        """Draw further inputs, most near to failing ones."""
-        self._pool += self._drawn(_MORE_SAMPLES if self._pool else _POOL_SAMPLES)
-        # An operator may have a rule that no change keeps.
-        self._pool = self._pool or self._samples[:1]
+    def _sampled(
+        self, call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
+    ) -> Sample:
+        mistaken = self._mistake.run(call) if self._mistake else None
+        return sample(call, right, returned, mistaken or None)
 
     def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
-        """Draw inputs near to known ones, or mixed from failing ones and others."""
-        failing = [it.call for it in self._samples if it.failed]
-        others = [it.call for it in self._samples if not it.failed] or failing
-        for bases in (failing, failing, others) * (count // 3):
-            call = self._random.choice(bases)
+        """Generate inputs near to known ones, or mixed from failing and passing ones."""
+        calls = sorted(self._samples, key=lambda each: each.call.size + len(each.call.groups))
+        failing = _smaller_half([each.call for each in calls if each.failed])
+        passing = _smaller_half([each.call for each in calls if not each.failed]) or failing
+        for bases in (failing, failing, passing) * (count // 3):
+            base = self._random.choice(bases)
             if wide:
-                call = mixed(self._random, call, self._random.choice(others))
-            changed = further(self._random, call, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
-            if changed is not None and self._random.random() < _BESIDE:
-                changed = self._beside(changed)
-            if changed is not None:
-                it = sample(changed, [Branch(it, _visible(it)) for it in evaluate(changed)])
-                # Where a fault may not show, less is learnt.
-                shows = [marks.any() for marks in changed.apart([self._marks(it)]) if marks.size]
-                if self._random.random() < max(0.1, sum(shows) / max(1, len(shows))):
-                    yield it
+                base = mixed(self._random, base, self._random.choice(passing))
+            call = changed(self._random, base, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
+            if call and self._paths and self._random.random() < NEAR_THRESHOLD:
+                call = self._near_threshold(call)
+            if call is None:
+                continue
+            branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+            each = self._sampled(call, branches)
+            # An input without elements that could show the fault teaches less.
+            if self._random.random() < max(0.1, self._visible_share(each)):
+                yield each
 
-    def _beside(self, call: Call[Array]) -> Call[Array] | None:
-        """Set a number of a node to one near to where a condition on it turns."""
-        turns = [
-            (name, low, high)
-            for row, name in self._names.items()
-            if (it := self._ranges.get(row))
-            for low, high in ((it.below, it.least), (it.most, it.above))
-            if np.isfinite(low) and np.isfinite(high) and low < high
+    def _visible_share(self, each: Sample) -> float:
+        labels = each.call.apart([each.labels(self._effects, self._always)])
+        shares = [bool(own.any()) for own in labels if own.size]
+        return sum(shares) / max(1, len(shares))
+
+    def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
+        """Set a feature to a value near a threshold of a plain path."""
+        parts = [
+            part
+            for path in self._paths[:BEAM_WIDTH]
+            for part in path.conditions
+            if part.gap and self._features[part.feature].vary
         ]
-        if not turns:
+        if not parts:
             return call
-        name, low, high = self._random.choice(turns)
-        share = self._random.random()
-        number = self._random.choice((low, high, low + share * (high - low), roundest(low, high)))
-        with np.errstate(over="ignore"):
-            number = float(np.float32(number))
-        scalars = list(call.scalars)
-        for place, item in enumerate(call.operator.scalars):
-            if item.name == name:
-                scalars[place] = np.full_like(scalars[place], number)
-        attributes, omitted = call.attributes, call.omitted
-        if name in attributes:
-            old = attributes[name]
-            given = (number,) * len(old) if isinstance(old, tuple) else number
-            attributes, omitted = {**attributes, name: given}, omitted - {name}
-        changed = replace(call, scalars=tuple(scalars), attributes=attributes, omitted=omitted)
-        return further(self._random, changed, (0,))
+        part = self._random.choice(parts)
+        low, high = sorted(part.gap or (0.0, 0.0))
+        middle = low + self._random.random() * (high - low)
+        number = self._random.choice((low, high, middle, roundest(low, high)))
+        vary = self._features[part.feature].vary
+        return vary(call, number) if vary and np.isfinite(number) else call
 
-    def _predictions(self) -> Array:
-        """Return for each sentence and each node of the pool whether it is said to fail."""
-        used, places = np.unique(self._pairs, return_inverse=True)
-        first, second = places.reshape(self._pairs.shape).T
-        known = [self._known[at] for at in used]
-        said = np.zeros((len(self._pairs), len(self._pool)), bool)
-        for at, columns in enumerate(self._holding(known, self._pool)):
-            said[:, at] = np.any(columns[:, first] & columns[:, second], axis=0)
-        return said
-
-    def _questions(self, said: Array, count: int) -> list[int]:
-        """Choose nodes on which sentences differ most, then some that try the best one."""
-        weights = np.exp2(-2 * (self._costs - self._costs[0]))
-        classes = np.zeros(len(said), int)
+    def _informative(self, candidates: Sequence[Sample]) -> list[int]:
+        """Return the inputs that distinguish most conditions, then some that test the plainest."""
+        if not candidates:
+            return []
+        predicted = self._predictions(self._paths, candidates)
+        weights = np.exp2([2 * (self._paths[0].cost - path.cost) for path in self._paths])
+        classes = np.zeros(len(predicted), int)
         chosen: list[int] = []
-        for _ in range(count // 2):
-            scores = [np.sum(np.bincount(2 * classes + it, weights) ** 2) for it in said.T]
+        for _ in range(SUBMITTED_TO_LEARN // 2):
+            scores = [
+                np.sum(np.bincount(2 * classes + column, weights) ** 2) for column in predicted.T
+            ]
             best = int(np.argmin(np.array(scores)))
             if best in chosen:
                 break
             chosen.append(best)
-            classes = np.unique(2 * classes + said[:, best], return_inverse=True)[1]
-        # One in which elements may not show what is expected of them, may not tell sentences apart.
-        near = said[self._costs <= self._costs[0] + _PLAINER_COST]
-        again = np.setdiff1d(np.flatnonzero(near.any(axis=0) & ~near.all(axis=0)), chosen)
-        chosen += again[: count * 3 // 4 - len(chosen)].tolist()
-        for fails in (True, False) * count:
-            rest = np.setdiff1d(np.flatnonzero(said[0] == fails), chosen)
-            chosen += rest[: len(chosen) < count].tolist()
+            classes = np.unique(2 * classes + predicted[:, best], return_inverse=True)[1]
+        for meets in (True, False) * SUBMITTED_TO_LEARN:
+            indices = np.setdiff1d(np.flatnonzero(predicted[0] == meets), chosen)
+            chosen += indices[: len(chosen) < SUBMITTED_TO_LEARN].tolist()
         return chosen
 
-    def _words(self, at: int) -> str:
-        return _words(self._conditions(at))
+    def _predictions(self, paths: Sequence[_Path], candidates: Sequence[Sample]) -> Array:
+        """Return for each path and each sample whether an element of the sample meets the path."""
+        tables = [self._table(each)[0] for each in candidates]
+        owners = np.repeat(np.arange(len(tables)), [table.shape[1] for table in tables])
+        columns = np.concatenate(tables, axis=1)
+        parts = list({id(part): part for path in paths for part in path.conditions}.values())
+        holds = dict(zip(map(id, parts), _holds(parts, columns), strict=True))
+        predicted = np.zeros((len(paths), len(candidates)), bool)
+        for row, path in zip(predicted, paths, strict=True):
+            meets = np.logical_and.reduce([holds[id(part)] for part in path.conditions])
+            row[owners[meets]] = True
+        return predicted
 
-    def _conditions(self, at: int) -> list[FeatureCondition]:
-        return [self._known[place] for place in self._pairs[at]]
+    def _sharpen(self) -> None:
+        """Bisect the thresholds of the plainest path, starting from a failing sample."""
+        for place in range(len(self._paths[0].conditions)):
+            for _ in range(BISECTIONS):
+                if not self._paths or place >= len(self._paths[0].conditions):
+                    return
+                conditions = self._paths[0].conditions
+                part = conditions[place]
+                feature = self._features[part.feature]
+                if not part.gap or not feature.vary or _is_narrow(part, feature):
+                    break
+                call = self._between(conditions, part, feature)
+                if call is None or self._observe(call) is None:
+                    break
+                self._fit()
 
-    def _says(self, conditions: Sequence[FeatureCondition], node: Sample) -> bool:
-        """Tell whether an element of a node has all of some feature conditions."""
-        rows, _ = self._features(node)
-        return bool(_holding(conditions, rows).all(axis=1).any())
+    def _between(
+        self, conditions: Sequence[Condition], part: Condition, feature: Feature
+    ) -> Call[Array] | None:
+        """Return a failing node with a value in the middle of the gap of a threshold."""
+        number = _middle(*(part.gap or (0.0, 0.0)))
+        if feature.kind == "count":
+            number = np.floor(number)
+        other_parts = [condition for condition in conditions if condition is not part]
+        for each in self._samples:
+            if each.failed and self._meets(conditions, each) and feature.vary:
+                call = feature.vary(each.call, number)
+                if call is None:
+                    continue
+                branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+                candidate = self._sampled(call, branches)
+                if self._visible_share(candidate) and (
+                    not other_parts or self._meets(other_parts, candidate)
+                ):
+                    return call
+        return None
+
+    def _survives_proof(self) -> bool:
+        """Return whether new inputs agree with the plainest path."""
+        met = Counter[bool]()
+        for meets, failed in self._outcomes(self._paths[0].conditions):
+            # Where failures have several reasons, inputs may fail for another one.
+            if meets != failed and not (failed and self._partial):
+                return False
+            met[meets] += 1
+        return min(met[True], met[False]) > MIN_SUPPORT
+
+    def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
+        """Submit inputs unlike the known ones; yield whether each meets conditions, and fails."""
+        remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
+        for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
+            meets = self._meets(conditions, candidate)
+            if remaining[meets] and (seen := self._observe(candidate.call)):
+                remaining[meets] -= 1
+                yield self._meets(conditions, seen), seen.failed
+            if not +remaining:
+                return
+
+    # Statements ---------------------------------------------------------------------------------
+
+    def _statement(self) -> FailureCondition | None:
+        """Return the plainest path as a statement, if it says enough and nothing contradicts it."""
+        best = self._paths[0]
+        candidates = [*self._drawn(DRAWN_TO_LEARN * 2)]
+        if not candidates:
+            return None
+        near = [
+            path
+            for path in self._paths
+            if path.cost <= best.cost + COST_MARGIN
+            and path.disagreement <= best.disagreement + DISAGREEMENT_MARGIN
+            and path.reach >= best.reach
+        ]
+        predicted = self._predictions(near, candidates)
+        if self._says_nothing(best.conditions, candidates, predicted[0]):
+            return None
+        for other_path, row in zip(near, predicted, strict=True):
+            if np.mean(row != predicted[0]) > DIFFERENT_SHARE:
+                either = (
+                    f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
+                )
+                text = f"cannot tell whether it fails {either}"
+                return FailureCondition(text, (), "", lambda _: True)
+        if not self._needs_both(best.conditions):
+            return None
+        failing = [each for each in self._samples if each.failed]
+        met = [each for each in failing if self._meets(best.conditions, each)]
+        if not self._reaches_enough(failing, met):
+            return None
+        passing = len(self._samples) - len(failing)
+        effect, besides = _effect_text(met, partly=self._wrong_share(best.conditions, met))
+        count = f"{len(met)} of {len(failing)}" if len(met) < len(failing) else f"{len(met)}"
+        evidence = f"seen in {count} inputs that fail{besides}, in none of {passing} that pass"
+        where = f"{_text(best.conditions)}{self._gaps(best)}{self._exceptions(best.conditions)}"
+        return FailureCondition(
+            f"{effect} wherever {where} ({evidence})",
+            best.conditions,
+            effect,
+            partial(self._meets, best.conditions),
+        )
+
+    def _says_nothing(
+        self, conditions: Sequence[Condition], candidates: Sequence[Sample], predicted: Array
+    ) -> bool:
+        """Return whether nearly all inputs meet the conditions, with nearly all elements."""
+        if np.mean(predicted) <= MAX_INPUTS_SHARE:
+            return False
+        shares = [np.mean(_holds(conditions, self._table(c)[0]).all(axis=0)) for c in candidates]
+        return bool(np.nanmean(shares) > MAX_INPUTS_SHARE)
+
+    def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
+        """Return whether a condition for part of the failures accounts for enough of them."""
+        if not self._partial:
+            return True
+        reached = {*met}
+        given = sum(each in reached for each in failing[: self._given]) / max(1, self._given)
+        others = (len(failing) - len(met)) / max(1, len(self._samples) - len(met))
+        return len(met) > MIN_SUPPORT and given >= MIN_CASES_SHARE and others <= MAX_OTHER_REASONS
+
+    def _needs_both(self, conditions: Sequence[Condition]) -> bool:
+        """Return whether inputs that lack one of two conditions pass, for either of them.
+
+        If too few known inputs lack a condition, further ones are generated and submitted.
+        """
+        if len(conditions) == 1:
+            return True
+        outcomes = [Counter[bool](), Counter[bool]()]
+        for each in self._samples:
+            for place in self._lacking(conditions, each):
+                outcomes[place][each.failed] += 1
+        for candidate in self._drawn(MAX_DRAWN_TO_PROVE) if self._submit else ():
+            wanted = {place for place in (0, 1) if outcomes[place][False] < MIN_PASSING}
+            if not wanted:
+                break
+            if wanted & self._lacking(conditions, candidate) and (
+                seen := self._observe(candidate.call)
+            ):
+                for place in self._lacking(conditions, seen):
+                    outcomes[place][seen.failed] += 1
+        share = MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
+        return all(
+            counts[False] >= MIN_PASSING and counts[True] <= share * counts.total()
+            for counts in outcomes
+        )
+
+    def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
+        """Return which of two conditions a sample lacks: those without which it meets the other."""
+        first, second = _holds(conditions, self._table(each)[0])
+        if np.any(first & second):
+            return set()
+        return {place for place, other in enumerate((second, first)) if other.any()}
+
+    def _gaps(self, path: _Path) -> str:
+        """Return the intervals of the thresholds that are not known exactly."""
+        texts = []
+        for part in path.conditions:
+            feature = self._features[part.feature]
+            if part.gap and not _is_narrow(part, feature):
+                low, high = sorted(part.gap)
+                texts.append(f"the limit is between {low:g} and {high:g}")
+        return f" ({' and '.join(texts)})" if texts else ""
+
+    def _exceptions(self, conditions: Sequence[Condition]) -> str:
+        """Return why elements that meet the conditions are right: the fault is invisible there."""
+        names = sorted(self._always) or sorted(self._effects)
+        reasons = dict.fromkeys(
+            reason for name in names for reason in EXCEPTIONS[self._effects[name]]
+        )
+        found = dict.fromkeys(reasons, False)
+        for each in self._samples:
+            applies = {
+                reason: np.any(
+                    [
+                        each.visible[name][reason[1]] & ~each.visible[name][reason[2]]
+                        & ~each.wrong[name]
+                        for name in names
+                        if reason in EXCEPTIONS[self._effects[name]]
+                    ],
+                    axis=0,
+                )
+                for reason in reasons
+            }  # fmt: skip
+            codes = np.ones(each.size, np.int16)
+            for bit, own in enumerate(applies.values(), start=1):
+                codes |= own.astype(np.int16) << bit
+            table, codes = features(each.call, codes)
+            meets = _holds(conditions, table).all(axis=0)
+            for bit, reason in enumerate(reasons, start=1):
+                found[reason] |= bool(np.any(codes[meets] >> bit & 1))
+        words = dict.fromkeys(text for (text, *_), holds in found.items() if holds)
+        subject = names[0] if len(names) == 1 else "each"
+        predicted = " or ".join(words).replace("{}", subject)
+        return f", unless {predicted}" if predicted else ""
+
+    def _wrong_share(self, conditions: Sequence[Condition], met: Sequence[Sample]) -> float:
+        """Return the median share of the elements meeting the conditions that are wrong."""
+        shares = []
+        for each in met:
+            table, labels = self._table(each)
+            shares.append(np.mean(labels[_holds(conditions, table).all(axis=0)] == WRONG))
+        return float(np.median(shares))
+
+    def _necessary_condition(self) -> FailureCondition | None:
+        """Return the plainest condition without which no input fails.
+
+        A fault that depends on uninitialized memory, or on something that no feature describes,
+        fails some of the inputs that meet a condition.
+        """
+        wrong = [each for each in self._samples if each.failed]
+        if len(wrong) <= 2 * MIN_SUPPORT:
+            return None
+        level = self._level(
+            np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
+        )
+        self._partial = False
+        total = len({*self._wrong_owners.tolist()})
+        passing = max(1, len({*self._right_owners.tolist()}))
+        usable = np.flatnonzero(level.reach >= total)
+        order = sorted(
+            usable, key=lambda at: (level.contradictions[at] / passing, level.conditions[at].cost)
+        )
+        for at in order[:1]:
+            condition = level.conditions[at]
+            met = Counter(self._outcomes([condition]))
+            inside = met[True, True] + met[True, False]
+            outside = met[False, True] + met[False, False]
+            if (
+                min(inside, outside) > MIN_SUPPORT
+                and met[True, True] >= MIN_FAILURE_RATE * inside
+                and not met[False, True]
+            ):
+                counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
+                text = f"wrong only where {condition.text} ({counts})"
+                parts = (condition,)
+                return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
+        return None
 
 
-def _holding(known: Sequence[FeatureCondition], rows: Array) -> Array:
-    """Tell which elements have which feature conditions; a row of features has all elements.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """Conditions on the elements of one branch.
 
-    Returns:
-        A row for each element and a column for each feature condition.
+    Attributes:
+        conditions: the conditions.
+        reach: for each, the number of failing samples with a wrong element that meets it.
+        contradictions: for each, the number of passing samples with a right element that does.
+        wrong, right: a row for each condition: which elements meet it.
     """
-    found = np.empty((len(known), rows.shape[1]), bool)
+
+    conditions: list[Condition]
+    reach: Array
+    contradictions: Array
+    wrong: Array
+    right: Array
+
+    def consistent(self, least: int) -> list[int]:
+        """Return the conditions that nothing contradicts and that reach enough samples."""
+        return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
+
+    def promising(self, least: int, *, partial: bool) -> list[int]:
+        """Return the conditions to continue with a second one, the most selective first."""
+        usable = np.flatnonzero((self.reach >= least) & (self.contradictions > 0))
+        costs = np.array([condition.cost for condition in self.conditions])
+        score = self.contradictions / max(1, self.contradictions.max(initial=0))
+        if partial:
+            score = score - self.reach / max(1, self.reach.max(initial=0))
+        return usable[np.argsort((score + 0.02 * costs)[usable], kind="stable")][
+            :BEAM_WIDTH
+        ].tolist()
+
+
+def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
+    """Return the first half of calls sorted by size, which cost least, but not only a few."""
+    return calls[: max(MIN_BASES, len(calls) // 2)]
+
+
+def _cost(conditions: Sequence[Condition]) -> float:
+    return sum(condition.cost for condition in conditions) + 0.5 * (len(conditions) - 1)
+
+
+def _holds(conditions: Sequence[Condition], table: Array) -> Array:
+    """Return a row for each condition: which columns of a table of features meet it."""
+    holds = np.empty((len(conditions), table.shape[1]), bool)
     with np.errstate(all="ignore"):
-        for row, it in zip(found, known, strict=True):
-            row[:] = it.holds(rows[it.feature])
-    return found.T
+        for row, condition in zip(holds, conditions, strict=True):
+            row[:] = condition.test(table[condition.feature])
+    return holds
 
 
-def _range(bad: Array, good: Array) -> Range:
-    """Return where a feature's values are in wrong elements and next to these in right ones."""
-    values = np.unique(bad)
-    if not values.size or not np.all(np.isfinite(values)):
-        return Range()
-    least, most = values[0], values[-1]
-    counts: tuple[float, ...] = ()
-    if np.all(values == np.round(values)):
-        counts = tuple(it + by for it in (*values[:3], *values[-3:]) for by in (0.0, 1.0))
-    below = np.max(good, where=good < least, initial=-np.inf)
-    above = np.min(good, where=good > most, initial=np.inf)
-    return Range(counts, float(below), float(least), float(most), float(above))
+def _met(holds: Array, owners: Array) -> Array:
+    """Return for each row and each owner whether an element of the owner is set."""
+    if not owners.size:
+        return np.zeros((len(holds), 0), bool)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return np.asarray(np.logical_or.reduceat(holds, starts, axis=1))
 
 
-def _visible(output: Array) -> Array:
-    step = _VISIBLE * np.finfo(output.dtype).eps * np.abs(output)
+def _is_narrow(part: Condition, feature: Feature) -> bool:
+    """Return whether the values next to a threshold are known closely enough."""
+    right, wrong = part.gap or (0.0, 0.0)
+    if feature.kind == "count":
+        return abs(right - wrong) <= 1
+    return abs(right - wrong) <= NARROW_GAP * max(abs(right), abs(wrong))
+
+
+def _middle(low: float, high: float) -> float:
+    """Return the middle of two numbers; the geometric one if they differ by magnitudes."""
+    if low * high > 0 and max(low / high, high / low) > 10:  # noqa: PLR2004 - a magnitude
+        return float(np.sign(low) * np.sqrt(abs(low)) * np.sqrt(abs(high)))
+    return low + (high - low) / 2
+
+
+def _visible_limit(output: Array) -> Array:
+    step = VISIBLE_ROUNDINGS * np.finfo(output.dtype).eps * np.abs(output)
     return np.where(np.isfinite(output), step, 0)
 
 
-def _effects(samples: Sequence[Sample]) -> dict[str, int]:
-    """Return the effect of a fault on each output that it changes, by its place among effects."""
-    found = {}
-    for name in sorted({name for it in samples for name in it.effects}):
-        may = reduce(and_, (it.effects[name] for it in samples if name in it.effects))
-        may = may or 1 << _EVERYWHERE
-        found[name] = (may & -may).bit_length() - 1
-    return found
+def _text(conditions: Iterable[Condition]) -> str:
+    return " and ".join(dict.fromkeys(condition.text for condition in conditions))
 
 
-def _always_wrong(samples: Sequence[Sample]) -> set[str]:
-    """Return the outputs that are wrong in nearly all failing samples."""
-    failing = [it for it in samples if it.failed]
-    wrong = Counter(name for it in failing for name in it.effects)
-    return {name for name, count in wrong.items() if count >= _NEARLY_ALL_SHARE * len(failing)}
-
-
-def _words(conditions: Iterable[FeatureCondition]) -> str:
-    return " and ".join(dict.fromkeys(it.words for it in conditions))
-
-
-def _outputs_words(found: Sequence[Sample], *, partly: float) -> tuple[str, str]:
-    """Say which outputs are wrong in nearly all of some samples, and in how many others are."""
-    wrong = Counter(name for it in found for name in it.effects)
-    always = {it for it, count in wrong.items() if count >= _NEARLY_ALL_SHARE * len(found)}
-    part = "partly " if partly < _NEARLY_ALL_SHARE else ""
+def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
+    """Return which outputs are wrong in nearly all samples, and counts of other outputs."""
+    counts = Counter(name for each in samples for name in each.possible)
+    always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
+    part = "partly " if partly < ALWAYS_SHARE else ""
     if not always:
-        return f"{' or '.join(sorted(wrong))} is {part}wrong", ""
-    besides = (f", {it} too in {wrong[it]}" for it in sorted(wrong.keys() - always))
-    words = {it: _EFFECTS[effect] for it, effect in _effects(found).items() if it in always}
-    what = next(iter(words.values()))
-    if len({*words.values()}) > 1:
-        said = " and ".join(f"{name} is {part}{what}" for name, what in words.items())
-    elif len(words) == 1:
-        said = f"{next(iter(words))} is {part}{what}"
-    else:
-        many = "what they were" if what == "what it was" else what
-        said = f"{' and '.join(words)} are {part}{many}"
-    return said, "".join(besides)
-
-
-def _unique(columns: Array) -> Array:
-    """Return rows of booleans, each once, as numbers."""
-    numbers = columns.astype(np.float32)
-    keys = numbers @ np.random.RandomState(1).rand(columns.shape[1])
-    return numbers[np.unique(keys, return_index=True)[1]]
+        return f"{' or '.join(sorted(counts))} is {part}wrong", ""
+    besides = "".join(f", {name} too in {counts[name]}" for name in sorted(counts.keys() - always))
+    effects = {n: EFFECTS[at] for n, at in common_effects(samples).items() if n in always}
+    if len({*effects.values()}) > 1:
+        texts = [f"{name} is {part}{effect}" for name, effect in effects.items()]
+        return " and ".join(texts), besides
+    effect, names = next(iter(effects.values())), list(effects)
+    if len(names) == 1:
+        return f"{names[0]} is {part}{effect}", besides
+    return f"{' and '.join(names)} are {part}{effect}", besides

@@ -1,8 +1,8 @@
-"""What an element of a case is, in numbers and in words: what failures may have in common.
+"""Features of the elements of a case, and conditions on them.
 
 Each element of each tensor has the same features: those of its node (T, attributes, number of
-tensors), of its tensor (types, shapes, length), and its own (position, values). A feature condition
-is a condition on one feature, with the words for it.
+tensors), of its tensor (types, shapes, length), and its own (position, values). A condition
+compares one feature with a constant and has a text for reports.
 """
 
 from __future__ import annotations
@@ -10,98 +10,257 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.analysis.generated_inputs import (
+    with_length,
+    with_number,
+    with_tensor_count,
+)
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-#: Elements of a tensor, and tensors of a node, that are looked at.
-_ELEMENTS = 100
-_GROUPS = 24
-_BLOCKS = (2, 3, 4, 8, 16, 32, 64, 128, 256)
-#: Marks an element that is wrong, and not only judged.
+#: Label of an element that is wrong; other labels say whether a right element counts.
 WRONG = 2
-_LARGEST_FLOAT32 = np.finfo(np.float32).max
-_POWERS_OF_TEN = 300
-_NO_ELEMENT = {0: np.empty(0, int)}
-_POWERS = (2, 4, 6, 10, 18, 30)
-_AROUND = tuple(2**power + by for power in range(4, 21) for by in (-1, 0, 1))
-_COUNTS = (*range(11), 12, 20, 99, 100, 101, 999, 1000, 1001, *_AROUND)
-_STEPS = (-1, *range(12), 99, 100, 101, 1000, 1001, 10**6, 2**24, 2**24 + 1, 2**31, 2**32)
+#: Upper limits on the elements of a tensor and the tensors of a node that get features.
+MAX_ELEMENTS = 100
+MAX_GROUPS = 24
+BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+FLOAT32_MAX = np.finfo(np.float32).max
+#: Numbers of wrong elements, from either end, at which a count is compared.
+MAX_COUNT_CUTS = 5
+#: Decimal exponents up to which a power of ten is a normal double.
+MAX_EXPONENT = 300
+NO_ELEMENTS: Mapping[int, Array] = {0: np.empty(0, int)}
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureCondition:
-    """A condition on a feature.
+class Condition:
+    """A comparison of one feature with a constant.
 
     Attributes:
-        feature: the feature's row.
-        words: says the condition, of an element or of what it is in.
-        cost: how far from plain it is; 1 for the plainest.
-        holds: tells it of a feature's values, NaN where an element has none.
+        feature: index of the feature.
+        text: the condition in words.
+        cost: preference among conditions that agree with all samples; the smallest is reported.
+        test: returns for values of the feature whether the condition holds. NaN is a missing value.
+        gap: for a threshold, the nearest values on both sides for which the outcome is known.
     """
 
     feature: int
-    words: str
+    text: str
     cost: float
-    holds: Callable[[Array], Array]
+    test: Callable[[Array], Array]
+    gap: tuple[float, float] | None = None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for two thresholds of one feature in one direction."""
+        if self.gap:
+            return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
+        return self.feature, self.text
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """Where a feature's values are in the elements that are wrong, and next to these.
+class Feature:
+    """A property of elements.
 
     Attributes:
-        counts: further numbers at which a count may turn.
-        below, above: the nearest values of elements that are right, on either side; infinite where
-            there is none.
-        least, most: of the elements that are wrong.
+        text: the feature in words; for a count with ``{k}``, ``{are}`` and ``{s}`` to fill in.
+        values: for all elements, or one for each; 1 or 0 for a flag.
+        kind: ``count``, ``number``, ``magnitude`` or ``flag``.
+        cost: added to the cost of each condition.
+        vary: returns a node with another value of the feature, or None; None if the feature does
+            not have such a function.
     """
 
-    counts: tuple[float, ...] = ()
-    below: float = -np.inf
-    least: float = -np.inf
-    most: float = np.inf
-    above: float = np.inf
+    text: str
+    values: Any
+    kind: str
+    cost: float = 1.0
+    vary: Callable[[Call[Array], float], Call[Array] | None] | None = None
 
 
-#: What is known of a feature before any element was seen.
-_UNKNOWN = Range()
-
-#: Words, cost and test of a condition.
-_Condition: TypeAlias = tuple[str, float, Callable[[Array], Array]]
-#: Yields all conditions on a feature, given where its values are.
-_Conditions: TypeAlias = Callable[[Range], Iterable[_Condition]]
+def feature_list(call: Call[Array]) -> list[Feature]:
+    """Return the features that every node of an operator has, without values of elements."""
+    return list(_features(call, NO_ELEMENTS))
 
 
-def feature_conditions(call: Call[Array], seen: Mapping[int, Range]) -> Iterator[FeatureCondition]:
-    """Yield all conditions on the features of an operator.
+def features(call: Call[Array], labels: Array) -> tuple[Array, Array]:
+    """Return the features of a node's elements, and the labels of these elements.
 
     Args:
-        call: a node of the operator, whichever.
-        seen: where a feature's values are, by its row.
+        call: the node.
+        labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element that
+            counts, 0 for an element to leave out.
+
+    Returns:
+        A row for each feature and a column for each element; and the label of each element.
     """
-    for row, (_, conditions) in enumerate(_features(call, _NO_ELEMENT)):
-        for condition in conditions(seen.get(row, _UNKNOWN)):
-            yield FeatureCondition(row, *condition)
+    by_group = [part.reshape(-1) for part in call.apart([labels])]
+    order = sorted(range(len(by_group)), key=lambda at: -int(np.max(by_group[at], initial=0)))
+    chosen = {*order[: MAX_GROUPS // 2], *range(MAX_GROUPS // 4), len(by_group) - 1}
+    flat_indices = {group: _sampled(by_group[group]) for group in sorted(chosen & set(order))}
+    with np.errstate(all="ignore"):
+        values = [feature.values for feature in _features(call, flat_indices)]
+    table = np.empty((len(values), sum(places.size for places in flat_indices.values())))
+    for row, value in zip(table, values, strict=True):
+        row[:] = value
+    return table, np.concatenate(
+        [by_group[group][places] for group, places in flat_indices.items()]
+    )
 
 
-def number_names(call: Call[Array]) -> dict[int, str]:
-    """Return the names of scalars, attributes and tensors whose value is a feature, by its row."""
-    rows = enumerate(_features(call, _NO_ELEMENT))
-    found = {row: it for row, (_, it) in rows if isinstance(it, partial) and it.func is _values}
-    return {row: str(it.args[0]) for row, it in found.items()}
+def _sampled(labels: Array) -> Array:
+    """Return flat indices of labelled elements: all of a short tensor, both ends of a long one."""
+    usable = np.flatnonzero(labels)
+    if usable.size <= MAX_ELEMENTS:
+        return usable
+    wrong = np.flatnonzero(labels == WRONG)
+    spread = np.linspace(0, usable.size - 1, 20).astype(int)
+    wrong_spread = np.linspace(0, wrong.size - 1, 20).astype(int) if wrong.size else wrong
+    ends = (usable[:33], usable[-33:], usable[spread], wrong[wrong_spread], wrong[:9])
+    return np.unique(np.concatenate(ends))
+
+
+def fixed_conditions(index: int, feature: Feature) -> Iterator[Condition]:
+    """Yield the conditions on a feature that do not depend on samples."""
+    if feature.kind == "flag":
+        yield Condition(index, feature.text, feature.cost, partial(np.equal, 1))
+    if feature.kind != "number":
+        return
+    for text, cost, test in (
+        ("is 0", 1.0, partial(np.equal, 0)),
+        ("is 1", 1.0, partial(np.equal, 1)),
+        ("is not 0", 1.15, lambda values: (values != 0) & ~np.isnan(values)),
+        ("is negative", 1.0, partial(np.greater, 0)),
+        ("is positive", 1.1, partial(np.less, 0)),
+        ("is above 1", 1.1, partial(np.less, 1)),
+        ("is below 1", 1.2, partial(np.greater, 1)),
+        ("is NaN", 1.0, np.isnan),
+        ("is infinite", 1.0, np.isinf),
+        (
+            "is finite, but beyond float32", 1.1,
+            lambda values: np.isfinite(values) & (np.abs(values) > FLOAT32_MAX),
+        ),
+        (
+            "is not a float32 number", 1.2,
+            lambda values: np.isfinite(values) & (values != values.astype(np.float32)),
+        ),
+    ):  # fmt: skip
+        yield Condition(index, f"{feature.text} {text}", cost + feature.cost - 1, test)
+
+
+def fitted_conditions(
+    index: int, feature: Feature, wrong: Array, right: Array
+) -> Iterator[Condition]:
+    """Yield thresholds that separate values of wrong elements from those of right ones.
+
+    Args:
+        index: index of the feature.
+        feature: a count, number or magnitude.
+        wrong: values of wrong elements.
+        right: values of right elements, sorted.
+    """
+    if feature.kind == "flag" or not wrong.size:
+        return
+    values = np.unique(wrong)
+    if not np.isfinite(values).all():
+        return
+    if feature.kind == "count":
+        yield from _count_conditions(index, feature, values, right)
+        return
+    low, high = values[0], values[-1]
+    below, above = _neighbours(low, high, right)
+    text = feature.text
+    if np.isfinite(below):
+        yield _threshold(index, text, below, low, feature.cost + 0.3)
+    if np.isfinite(above):
+        yield _threshold(index, text, above, high, feature.cost + 0.3)
+    if low == high and abs(low) not in (0, 1) and feature.kind == "number":
+        yield Condition(index, f"{text} is {low:g}", feature.cost + 0.4, partial(np.equal, low))
+
+
+def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
+    """Return the nearest values of right elements below and above an interval."""
+    first, last = np.searchsorted(right, low), np.searchsorted(right, high, side="right")
+    below = right[first - 1] if first else -np.inf
+    above = right[last] if last < right.size and not np.isnan(right[last]) else np.inf
+    return float(below), float(above)
+
+
+def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -> Condition:
+    """Return the condition that holds from a wrong value on, away from a right one."""
+    upward = right < wrong
+    cut = roundest(right, wrong) if upward else -roundest(-right, -wrong)
+    words, test = {
+        (True, True): ("is at least", np.less_equal),
+        (True, False): ("is above", np.less),
+        (False, True): ("is at most", np.greater_equal),
+        (False, False): ("is below", np.greater),
+    }[upward, cut == wrong]
+    gap = (right, wrong)
+    return Condition(index, f"{text} {words} {cut:g}", cost, partial(test, cut), gap)
+
+
+def _count_conditions(
+    index: int, feature: Feature, values: Array, right: Array
+) -> Iterator[Condition]:
+    """Yield comparisons of a count with the smallest and largest values of wrong elements."""
+    cuts = values if values.size <= 2 * MAX_COUNT_CUTS else np.concatenate(
+        [values[:MAX_COUNT_CUTS], values[-MAX_COUNT_CUTS:]]
+    )  # fmt: skip
+    for value in cuts:
+        k = int(value)
+        yield _count(index, feature, k, np.equal, 1.02)
+        below, above = _neighbours(value, value, right)
+        if np.isfinite(below):
+            yield _count(index, feature, _plain_count(int(below), k), np.less_equal, 1.0, below, k)
+        if np.isfinite(above):
+            cut = k if above == k + 1 else _plain_count(k, int(above)) - 1
+            yield _count(index, feature, cut, np.greater_equal, 1.05 if k else 1.2, above, k)
+
+
+def _count(
+    index: int,
+    feature: Feature,
+    k: int,
+    compare: Callable[[Any, Any], Any],
+    cost: float,
+    *gap: float,
+) -> Condition:
+    prefix = "at least " if compare is np.less_equal else "at most " if gap else ""
+    number = f"{prefix}{k}"
+    are = "is" if number == "1" else "are"
+    text = feature.text.format(k=number, are=are, s="s" * (k != 1))
+    right, wrong = gap or (0.0, 0.0)
+    cost += feature.cost - 1 + (0.0 if _is_plain(k) else 0.1)
+    return Condition(index, text, cost, partial(compare, k), (right, wrong) if gap else None)
+
+
+def _is_plain(k: int) -> bool:
+    """Return whether a count is small, a power of two or one more."""
+    return k in (0, 1, 2) or k & (k - 1) == 0 or (k - 1) & (k - 2) == 0
+
+
+def _plain_count(right: int, wrong: int) -> int:
+    """Return the plainest integer above one count and not above another."""
+    if _is_plain(wrong) or wrong - right == 1:
+        return wrong
+    power = 1 << max(0, wrong.bit_length() - 1)
+    if wrong > 0 and right < power:
+        return power
+    return max(right + 1, int(roundest(right + 1, wrong)))
 
 
 def roundest(low: float, high: float) -> float:
-    """Return the number of fewest digits from one number to another."""
+    """Return the number with the fewest digits in a closed interval."""
     if low <= 0 <= high:
         return 0.0
     for power in range(int(np.floor(np.log10(max(abs(low), abs(high))))), -330, -1):
-        # Beyond the powers of ten that a double holds.
-        if power < -_POWERS_OF_TEN:
+        if power < -MAX_EXPONENT:
             break
         step = float(f"1e{power}")
         number = float(f"{np.ceil(low / step):.0f}e{power}")
@@ -110,221 +269,169 @@ def roundest(low: float, high: float) -> float:
     return high
 
 
-def _counts(words: str, marks: Iterable[float], least: float, seen: Range) -> Iterator[_Condition]:
-    """Yield the conditions on a count, of which ``least`` is the smallest that there is."""
-    for mark in sorted({*marks, *seen.counts}):
-        k = int(mark)
-        # Plain are small numbers and those at a power of two.
-        cost = 0.0 if k in (0, 1, 2) or (k - 1) & (k - 2) == 0 or k & (k - 1) == 0 else 0.1
-        for number, are, own_cost, holds in (
-            (f"{k}", "is" if k == 1 else "are", 1.02, np.equal),
-            (f"at least {k}", "are", 1.0, np.less_equal),
-            (f"at most {k}", "are", 1.05 if k else 1.2, np.greater_equal),
-        ):
-            # The smallest, or more, holds everywhere.
-            if holds is np.less_equal and k <= least:
-                continue
-            text = words.format(k=number, are=are, s="s" * (k != 1))
-            yield text, own_cost + cost, partial(holds, k)
+def _features(call: Call[Array], flat_indices: Mapping[int, Array]) -> Iterator[Feature]:
+    """Yield the features of the elements at some flat indices of tensors.
 
-
-def _values(name: str, seen: Range) -> Iterator[_Condition]:
-    for words, cost, holds in (
-        ("is 0", 1.0, partial(np.equal, 0)),
-        ("is 1", 1.0, partial(np.equal, 1)),
-        ("is not 0", 1.15, lambda it: (it != 0) & ~np.isnan(it)),
-        ("is negative", 1.0, partial(np.greater, 0)),
-        ("is positive", 1.1, partial(np.less, 0)),
-        ("is above 1", 1.1, partial(np.less, 1)),
-        ("is below 1", 1.2, partial(np.greater, 1)),
-        ("is NaN", 1.0, np.isnan),
-        ("is infinite", 1.0, np.isinf),
-        (
-            "is finite, but beyond float32",
-            1.1,
-            lambda it: np.isfinite(it) & (np.abs(it) > _LARGEST_FLOAT32),
-        ),
-        ("is not a float32 number", 1.2, lambda it: np.isfinite(it) & (it != it.astype("f"))),
-    ):
-        yield f"{name} {words}", cost, holds
-    for power in _POWERS:
-        yield f"{name} is 1e{power} or more in size", 1.2, partial(_far, 10.0**power)
-        near = f"{name} is 1e-{power} or less in size, and not 0"
-        yield near, 1.2, partial(_near, 10.0**-power)
-    if np.isfinite(seen.below) and seen.below < seen.least:
-        number = roundest(seen.below, seen.least)
-        if number == seen.least:
-            yield f"{name} is at least {number:g}", 1.3, partial(np.less_equal, number)
-        else:
-            yield f"{name} is above {number:g}", 1.3, partial(np.less, number)
-    if np.isfinite(seen.above) and seen.most < seen.above:
-        number = -roundest(-seen.above, -seen.most)
-        if number == seen.most:
-            yield f"{name} is at most {number:g}", 1.3, partial(np.greater_equal, number)
-        else:
-            yield f"{name} is below {number:g}", 1.3, partial(np.greater, number)
-    if seen.least == seen.most and abs(seen.least) not in (0, 1):
-        yield f"{name} is {seen.least:g}", 1.4, partial(np.equal, seen.least)
-
-
-def _flag(words: str, cost: float, _: object) -> Iterator[_Condition]:
-    yield words, cost, partial(np.equal, 1)
-
-
-def _far(least: float, values: Array) -> Array:
-    return np.abs(values) >= least
-
-
-def _near(most: float, values: Array) -> Array:
-    return (values != 0) & (np.abs(values) <= most)
-
-
-def features(call: Call[Array], marked: Array) -> tuple[Array, Array]:
-    """Return the features of a node's elements, and which of them are marked.
-
-    Args:
-        call: the node.
-        marked: for the elements of all tensors in a row, 1 for those that matter, 2 for those that
-            matter most, 0 for those that are to be left out.
-
-    Returns:
-        A row for each feature and a column for each element; and the mark of each element.
-    """
-    marks = [it.reshape(-1) for it in call.apart([marked])]
-    order = sorted(range(len(marks)), key=lambda at: -int(np.max(marks[at], initial=0)))
-    chosen = {*order[: _GROUPS // 2], *range(_GROUPS // 4), len(marks) - 1}
-    kept = {group: _kept(marks[group]) for group in sorted(chosen & set(order))}
-    own = [value for value, _ in _features(call, kept)]
-    rows = np.empty((len(own), sum(it.size for it in kept.values())))
-    for row, value in zip(rows, own, strict=True):
-        row[:] = value
-    return rows, np.concatenate([marks[group][places] for group, places in kept.items()])
-
-
-def _kept(marked: Array) -> Array:
-    """Return the places of some elements: all of a short tensor, both ends of a long one."""
-    usable = np.flatnonzero(marked)
-    if usable.size <= _ELEMENTS:
-        return usable
-    wrong = np.flatnonzero(marked == WRONG)
-    spread = np.linspace(0, usable.size - 1, 20).astype(int)
-    more = np.linspace(0, wrong.size - 1, 20).astype(int) if wrong.size else wrong
-    ends = (usable[:33], usable[-33:], usable[spread], wrong[more], wrong[:9])
-    return np.unique(np.concatenate(ends))
-
-
-def _features(call: Call[Array], kept: Mapping[int, Array]) -> Iterator[tuple[Any, _Conditions]]:
-    """Yield the features of elements at some flat places of tensors, with the conditions on them.
-
-    Each is for all elements or one by one, and NaN where there is none. They have one order in all
-    nodes of an operator.
+    The order is the same for all nodes of an operator.
     """
     operator, x = call.operator, call.operator.tensors[0]
-    groups, index = [call.groups[at] for at in kept], np.concatenate([*kept.values()])
-    tensor = np.repeat(np.arange(len(kept)), [it.size for it in kept.values()])
+    groups, index = (
+        [call.groups[at] for at in flat_indices],
+        np.concatenate([*flat_indices.values()]),
+    )
+    tensor = np.repeat(
+        np.arange(len(flat_indices)), [places.size for places in flat_indices.values()]
+    )
 
     def each(values: Iterable[Any]) -> Array:
-        """Return what is said of each tensor for each of its elements."""
+        """Return for each element the value of its tensor."""
         return np.array([*values])[tensor]
 
-    size, rank = each(it.size for it, *_ in groups), each(it.ndim for it, *_ in groups)
-    ends = [it.shape[-2:] if it.ndim > 1 else (np.nan, np.nan) for it, *_ in groups]
+    size, rank = each(first.size for first, *_ in groups), each(first.ndim for first, *_ in groups)
+    ends = [first.shape[-2:] if first.ndim > 1 else (np.nan, np.nan) for first, *_ in groups]
     rows, columns = map(each, zip(*ends, strict=True))
-    few, many = _COUNTS[:60], (*range(1, 13), *_AROUND[:24])
-    yield len(call.groups), partial(_counts, "there {are} {k} tensor{s}", many, 1)
-    yield each(kept) + 1, partial(_counts, "the tensor's number is {k}", range(1, 10), 1)
-    yield size, partial(_counts, f"{x} has {{k}} element{{s}}", _COUNTS, 1)
-    yield rank, partial(_counts, f"{x} has {{k}} dimension{{s}}", range(9), 0)
-    yield rows, partial(_counts, f"{x} has {{k}} row{{s}}", few, 1)
-    yield columns, partial(_counts, f"{x} has {{k}} column{{s}}", few, 1)
-    yield index, partial(_counts, "the element's index is {k}", _COUNTS, 0)
-    yield index // columns % rows, partial(_counts, "the element's row is {k}", few, 0)
-    yield index % columns, partial(_counts, "the element's column is {k}", few, 0)
-    scalars = list(zip(operator.scalars, call.scalars, strict=True))
-    for item, scalar in scalars:
+    yield Feature("there {are} {k} tensor{s}", len(call.groups), "count", vary=with_tensor_count)
+    yield Feature("the tensor's number is {k}", each(flat_indices) + 1, "count")
+    yield Feature(f"{x} has {{k}} element{{s}}", size, "count", vary=with_length)
+    yield Feature(f"{x} has {{k}} dimension{{s}}", rank, "count")
+    yield Feature(f"{x} has {{k}} row{{s}}", rows, "count")
+    yield Feature(f"{x} has {{k}} column{{s}}", columns, "count")
+    yield Feature("the element's index is {k}", index, "count")
+    yield Feature("the element's row is {k}", index // columns % rows, "count")
+    yield Feature("the element's column is {k}", index % columns, "count")
+    for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         if "int64" in item.dtypes:
-            yield scalar.item(), partial(_counts, f"{item.name} is {{k}}", _STEPS, -np.inf)
-    for item, scalar in scalars:
-        if "int64" not in item.dtypes:
-            yield scalar.item(), partial(_values, item.name)
+            yield Feature(
+                f"{item.name} is {{k}}",
+                scalar.item(),
+                "count",
+                vary=partial(with_number, name=item.name),
+            )
+        else:
+            yield Feature(
+                item.name, scalar.item(), "number", vary=partial(with_number, name=item.name)
+            )
     for attribute in operator.attributes:
         value = call.attributes[attribute.name]
-        number = each(value[at % len(value)] for at in kept) if isinstance(value, tuple) else value
-        yield np.nan if isinstance(number, str) else number, partial(_values, attribute.name)
-    for place, name in enumerate(operator.tensors):
-        elements = [
-            np.broadcast_to(it[place], it[0].shape).reshape(-1)[places]
-            for it, places in zip(groups, kept.values(), strict=True)
-        ]
-        yield np.concatenate(elements), partial(_values, name)
-    for words, cost, holds in (*_flags(call, kept, each), *_specials(call, kept, each)):
-        yield holds, partial(_flag, words, cost)
+        number = (
+            each(value[at % len(value)] for at in flat_indices)
+            if isinstance(value, tuple)
+            else value
+        )
+        values = np.nan if isinstance(number, str) else number
+        vary = partial(with_number, name=attribute.name)
+        yield Feature(attribute.name, values, "number", vary=vary)
+    elements = {
+        name: np.concatenate(
+            [
+                np.broadcast_to(group[place], group[0].shape).reshape(-1)[places]
+                for group, places in zip(groups, flat_indices.values(), strict=True)
+            ]
+        ).astype(np.float64)
+        for place, name in enumerate(operator.tensors)
+    }
+    for name, values in elements.items():
+        vary = partial(with_number, name=name)
+        yield Feature(name, values, "number", vary=vary)
+        yield Feature(f"the magnitude of {name}", np.abs(values), "magnitude", 1.05, vary)
+    for (first, left), (second, right) in combinations(elements.items(), 2):
+        yield Feature(f"{first} is above {second}", left > right, "flag", 1.3)
+        yield Feature(f"{first} is below {second}", left < right, "flag", 1.3)
+        yield Feature(f"{first} equals {second}", left == right, "flag", 1.3)
+        yield Feature(f"{first} + {second} is NaN", np.isnan(left + right), "flag", 1.3)
+    yield from _node_flags(call)
+    yield from _tensor_flags(call, flat_indices, each)
+    yield from _operand_flags(call, flat_indices, each)
 
 
-def _flags(
-    call: Call[Array], kept: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
-) -> Iterator[tuple[str, float, Any]]:
-    """Yield the features that hold or do not: the words of each, their cost, and where it holds."""
-    operator, x = call.operator, call.operator.tensors[0]
-    groups, index = [call.groups[at] for at in kept], np.concatenate([*kept.values()])
-    size, rank = each(it.size for it, *_ in groups), each(it.ndim for it, *_ in groups)
+def _node_flags(call: Call[Array]) -> Iterator[Feature]:
+    """Yield flags of a node: types of scalars, parity of T, choices of attributes."""
+    operator = call.operator
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
-        yield f"{item.name} is double", 1, scalar.dtype == np.float64
-        yield f"{item.name} has a dimension", 1.5, scalar.ndim > 0
+        yield Feature(f"{item.name} is double", scalar.dtype == np.float64, "flag")
+        yield Feature(f"{item.name} has a dimension", scalar.ndim > 0, "flag", 1.5)
         if "int64" in item.dtypes:
-            yield f"{item.name} is odd", 1.1, scalar.item() % 2 == 1
-            yield f"{item.name} is even", 1.1, scalar.item() % 2 == 0
+            yield Feature(f"{item.name} is odd", scalar.item() % 2 == 1, "flag", 1.1)
+            yield Feature(f"{item.name} is even", scalar.item() % 2 == 0, "flag", 1.1)
     for attribute in operator.attributes:
         name, value = attribute.name, call.attributes[attribute.name]
         for choice in attribute.choices:
-            yield f"{name} is {choice}", 1, value == choice
-        yield f"{name} is left out", 1, name in call.omitted
+            yield Feature(f"{name} is {choice}", value == choice, "flag")
+        yield Feature(f"{name} is left out", name in call.omitted, "flag")
+        numbers = len(value) if isinstance(value, tuple) else 1
+        yield Feature(f"each tensor has its {name}", numbers > 1, "flag", 1.5)
+        integral = not isinstance(value, (str, tuple)) and value == np.round(value)
+        fractional = not isinstance(value, (str, tuple)) and value != np.round(value)
+        yield Feature(f"{name} is an integer", integral, "flag", 1.3)
+        yield Feature(f"{name} is not an integer", fractional, "flag", 1.3)
+    empty = any(tensor.size == 0 for tensor, *_ in call.groups)
+    yield Feature("a tensor of the node has no element", empty, "flag")
+
+
+def _tensor_flags(
+    call: Call[Array], flat_indices: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
+) -> Iterator[Feature]:
+    """Yield flags of positions and lengths."""
+    x, index = call.operator.tensors[0], np.concatenate([*flat_indices.values()])
+    sizes = [call.groups[at][0].size for at in flat_indices]
+    size, last = each(sizes), len(call.groups) - 1
+    for attribute in call.operator.attributes:
+        value = call.attributes[attribute.name]
         shares = value if isinstance(value, tuple) else (np.nan,)
-        at_rank = (size - 1) * each(shares[at % len(shares)] for at in kept) / 100
-        yield f"{name} falls on a whole rank", 1.5, at_rank % 1 == 0
-        yield f"each tensor has its {name}", 1.5, len(shares) > 1
-    for place, name in enumerate(operator.tensors):
-        other = each(it[place].shape != it[0].shape for it in groups)
-        own = each(it[place].ndim for it in groups)
-        yield f"{name} is double", 1.1, each(it[place].dtype == np.float64 for it in groups)
-        yield f"{name} broadcasts to {x}", 1.3, other
-        yield f"{name} has no dimension and {x} has", 1.3, other & (own == 0)
-        yield f"{name} has fewer dimensions than {x}", 1.3, own < rank
-        single = each(it[place].size == 1 for it in groups)
-        yield f"{name} has one element and {x} has more", 1.3, other & single
-        inner = "has an inner dimension of one and as many as"
-        yield f"{name} {inner} {x}", 1.3, other & (own == rank)
-    doubles = [[it.dtype == np.float64 for it in group] for group in groups]
-    some, every = each(map(any, doubles)), each(map(all, doubles))
-    yield "a tensor is double", 1, some
-    yield "a tensor is float32", 1, ~every
-    yield "types are mixed within a tensor's group", 1, some & ~every
-    broadcast = each(any(it.shape != group[0].shape for it in group) for group in groups)
-    yield f"an operand broadcasts to {x}", 1, broadcast
-    rates = [it.dtype for it in call.scalars if it.dtype.kind == "f"][:1]
-    other_rate = each(any(it != first.dtype for it in rates) for first, *_ in groups)
-    yield f"R's type is not that of {x}", 1, other_rate
-    yield "the element is the last one", 1, index == size - 1
-    yield f"{x} has an odd number of elements", 1.15, size % 2 == 1
-    yield f"{x} has an even number of elements", 1.15, size % 2 == 0
-    yield "the element's index is odd", 1.2, index % 2 == 1
-    last = len(call.groups) - 1
-    yield "the tensor is the last of several", 1, each(0 < at == last for at in kept)
-    yield "a tensor of the node has no element", 1, any(it.size == 0 for it, *_ in call.groups)
-    for block in _BLOCKS:
-        yield f"{x}'s length is no multiple of {block}", 1.3, size % block != 0
+        ranks = (size - 1) * each(shares[at % len(shares)] for at in flat_indices) / 100
+        yield Feature(f"{attribute.name} falls on a whole rank", ranks % 1 == 0, "flag", 1.5)
+    yield Feature("the element is the last one", index == size - 1, "flag")
+    yield Feature(f"{x} has an odd number of elements", size % 2 == 1, "flag", 1.15)
+    yield Feature(f"{x} has an even number of elements", size % 2 == 0, "flag", 1.15)
+    yield Feature("the element's index is odd", index % 2 == 1, "flag", 1.2)
+    last_tensor = each(0 < at == last for at in flat_indices)
+    yield Feature("the tensor is the last of several", last_tensor, "flag")
+    for block in BLOCK_SIZES:
         tail = index >= size - size % block
-        yield f"the element is one of the last n mod {block} of n", 1.2, tail
-        yield f"{x}'s length is a multiple of {block}", 1.2, size % block == 0
-        yield f"the element's index is a multiple of {block}", 1.3, index % block == 0
+        yield Feature(f"{x}'s length is not a multiple of {block}", size % block != 0, "flag", 1.3)
+        yield Feature(f"the element is one of the last n mod {block} of n", tail, "flag", 1.2)
+        yield Feature(f"{x}'s length is a multiple of {block}", size % block == 0, "flag", 1.2)
+        multiple = index % block == 0
+        yield Feature(f"the element's index is a multiple of {block}", multiple, "flag", 1.3)
 
 
-def _specials(
-    call: Call[Array], kept: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
-) -> Iterator[tuple[str, float, Any]]:
-    """Yield what holds of all elements of a tensor if one of them is not finite, as above."""
-    groups = [call.groups[at] for at in kept]
-    for place, name in enumerate(call.operator.tensors):
+def _operand_flags(
+    call: Call[Array], flat_indices: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
+) -> Iterator[Feature]:
+    """Yield flags of operands: types, broadcasting, special values."""
+    operator, x = call.operator, call.operator.tensors[0]
+    groups = [call.groups[at] for at in flat_indices]
+    rank = each(group[0].ndim for group in groups)
+    for place, name in enumerate(operator.tensors):
+        broadcast = each(group[place].shape != group[0].shape for group in groups)
+        own_rank = each(group[place].ndim for group in groups)
+        double = each(group[place].dtype == np.float64 for group in groups)
+        yield Feature(f"{name} is double", double, "flag", 1.1)
+        yield Feature(f"{name} is float32", ~double, "flag", 1.15)
+        yield Feature(f"{name} broadcasts to {x}", broadcast, "flag", 1.3)
+        scalar = broadcast & (own_rank == 0)
+        yield Feature(f"{name} has no dimension and {x} has", scalar, "flag", 1.3)
+        yield Feature(f"{name} has fewer dimensions than {x}", own_rank < rank, "flag", 1.3)
+        single = broadcast & each(group[place].size == 1 for group in groups)
+        yield Feature(f"{name} has one element and {x} has more", single, "flag", 1.3)
+        inner = broadcast & (own_rank == rank)
+        text = f"{name} has an inner dimension of one and as many as {x}"
+        yield Feature(text, inner, "flag", 1.3)
+    doubles = [[tensor.dtype == np.float64 for tensor in group] for group in groups]
+    some, every = each(map(any, doubles)), each(map(all, doubles))
+    yield Feature("a tensor is double", some, "flag")
+    yield Feature("a tensor is float32", ~every, "flag")
+    yield Feature("types are mixed within a tensor's group", some & ~every, "flag")
+    narrow = each(any(tensor.shape != group[0].shape for tensor in group) for group in groups)
+    yield Feature(f"an operand broadcasts to {x}", narrow, "flag")
+    rates = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"][:1]
+    other_rate = each(any(dtype != first.dtype for dtype in rates) for first, *_ in groups)
+    yield Feature(f"R's type is not that of {x}", other_rate, "flag")
+    for place, name in enumerate(operator.tensors):
         for word, special in (("NaN", np.isnan), ("infinite", np.isinf)):
-            holds = each(bool(special(it[place]).any()) for it in groups)
-            yield f"an element of {name} is {word}", 1.2, holds
+            holds = each(bool(special(group[place]).any()) for group in groups)
+            yield Feature(f"an element of {name} is {word}", holds, "flag", 1.2)
+    for first, second in combinations(range(len(operator.tensors)), 2):
+        sums = each(bool(np.isnan(group[first] + group[second]).any()) for group in groups)
+        names = f"{operator.tensors[first]} + {operator.tensors[second]}"
+        yield Feature(f"an element of {names} is NaN", sums, "flag", 1.3)

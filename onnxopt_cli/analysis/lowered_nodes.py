@@ -1,8 +1,8 @@
-"""Which primitive nodes of a lowered model a backend gets wrong.
+"""Search for the primitive nodes of a lowered model that a backend gets wrong.
 
 A backend that lacks an operator runs primitive nodes in its place. If one of these is wrong, a
-known mistake of the operator may do the same by chance. So each node is submitted alone, with the
-values that onnx's reference has for its inputs.
+known mistake of the operator may have the same effect by chance. Each node is therefore submitted
+alone, with the values that onnx's reference computes for its inputs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from onnxopt_cli.errors import OnnxoptError
 #: Runs a model on a backend; None if it does not return tensors alone.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
-#: A float that is so many units of rounding off needs no closer look.
-_CLOSE = 2.0
+#: Floats that differ by at most this many epsilons are right without further analysis.
+MAX_EPSILONS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class WrongNode:
 
     Attributes:
         operator: the node's op_type.
-        shows: one element of it: what it is computed from, what the backend returns, what is right.
+        example: one wrong element: its operands, the returned and the expected value.
     """
 
     operator: str
-    shows: str
+    example: str
 
 
 def wrong_nodes(
@@ -53,25 +53,25 @@ def wrong_nodes(
         submit: runs a model on the backend.
         only: the operators whose nodes are submitted; empty for all.
     """
-    found: set[str] = set()
-    for alone, given, right in _nodes(model, inputs):
-        (node,) = alone.graph.node
-        if node.op_type in found or (only and node.op_type not in only):
+    wrong_operators: set[str] = set()
+    for node_model, node_inputs, right in _nodes(model, inputs):
+        (node,) = node_model.graph.node
+        if node.op_type in wrong_operators or (only and node.op_type not in only):
             continue
-        returned = submit(alone, given)
+        returned = submit(node_model, node_inputs)
         if returned is None or len(returned) != len(right):
             continue
         for output, expected in zip(returned, right, strict=True):
-            if shows := _wrong(alone, given, output, expected):
-                found.add(node.op_type)
-                yield WrongNode(node.op_type, shows)
+            if example := _wrong_element(node_model, node_inputs, output, expected):
+                wrong_operators.add(node.op_type)
+                yield WrongNode(node.op_type, example)
                 break
 
 
 def _nodes(
     model: onnx.ModelProto, inputs: Mapping[str, Array]
 ) -> Iterator[tuple[onnx.ModelProto, dict[str, Array], list[Array]]]:
-    """Yield the nodes of a lowered model, alone, with their inputs by name and their outputs."""
+    """Yield each node of a lowered model as its own model, its inputs by name and its outputs."""
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.interpret.lower.lower_model import lower
@@ -92,15 +92,18 @@ def _nodes(
             isinstance(values.get(name), np.ndarray) for name in names
         ):
             continue
-        given = {name: values[name] for name in node.input if name}
+        node_inputs = {name: values[name] for name in node.input if name}
         right = [values[name] for name in node.output if name]
-        yield _alone(node, given, right, lowered), given, right
+        yield _node_model(node, node_inputs, right, lowered), node_inputs, right
 
 
-def _alone(
-    node: onnx.NodeProto, given: Mapping[str, Array], right: Sequence[Array], model: onnx.ModelProto
+def _node_model(
+    node: onnx.NodeProto,
+    inputs: Mapping[str, Array],
+    right: Sequence[Array],
+    model: onnx.ModelProto,
 ) -> onnx.ModelProto:
-    """Return a model of one node of another model."""
+    """Return a model of a single node of another model."""
 
     def info(name: str, value: Array) -> onnx.ValueInfoProto:
         kind = helper.np_dtype_to_tensor_dtype(value.dtype)
@@ -110,17 +113,17 @@ def _alone(
     graph = helper.make_graph(
         [node],
         "alone",
-        [info(name, value) for name, value in given.items()],
+        [info(name, value) for name, value in inputs.items()],
         [info(name, value) for name, value in zip(outputs, right, strict=True)],
     )
     version = model.ir_version
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=version)
 
 
-def _wrong(
-    model: onnx.ModelProto, given: Mapping[str, Array], actual: Array, expected: Array
+def _wrong_element(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], actual: Array, expected: Array
 ) -> str:
-    """Return an element of a node's output that is wrong, with what it is computed from."""
+    """Describe a wrong element of a node's output and its operands; empty if none is wrong."""
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return f"returned {describe(actual)}, expected {describe(expected)}"
     if _near(actual, expected).all():
@@ -128,7 +131,7 @@ def _wrong(
     from onnxopt_cli.oracle.condition_estimate import NoReferenceError, condition
 
     try:
-        (judged, *_) = condition(model, given)
+        (judged, *_) = condition(model, inputs)
     except (NoReferenceError, OnnxoptError, MemoryError):
         return ""
     branch = None
@@ -136,28 +139,30 @@ def _wrong(
         branch = Branch(value, limit, branch)
     if branch is None or branch.expected.shape != actual.shape:
         return ""
-    places = np.flatnonzero(branch.wrong(actual))
-    if not places.size:
+    indices = np.flatnonzero(branch.wrong(actual))
+    if not indices.size:
         return ""
-    kind, at = describe(expected), places[0]
+
+    def text(tensor: Array, like: Array) -> str:
+        element = np.broadcast_to(tensor, actual.shape).reshape(-1)[indices[0]]
+        return numbers.element(element.item(), describe(like))
+
     operands = [
-        numbers.element(np.broadcast_to(it, actual.shape).reshape(-1)[at].item(), describe(it))
-        for it in given.values()
-        if np.broadcast_shapes(it.shape, actual.shape) == actual.shape
+        text(tensor, tensor)
+        for tensor in inputs.values()
+        if np.broadcast_shapes(tensor.shape, actual.shape) == actual.shape
     ]
-    found, right = (
-        numbers.element(it.reshape(-1)[at].item(), kind) for it in (actual, branch.expected)
-    )
     call = f"{model.graph.node[0].op_type}({', '.join(operands)})"
-    return f"{call} returned {found}, expected {right}"
+    return f"{call} returned {text(actual, actual)}, expected {text(branch.expected, expected)}"
 
 
 def _near(actual: Array, expected: Array) -> Array:
-    """Tell which elements are equal or a rounding apart."""
+    """Return which elements are equal, or differ by a rounding."""
     equal = actual == expected
     if expected.dtype.kind != "f":
         return np.asarray(equal)
     with np.errstate(all="ignore"):
-        near = np.abs(actual - expected) <= _CLOSE * np.finfo(expected.dtype).eps * np.abs(expected)
+        limit = MAX_EPSILONS * np.finfo(expected.dtype).eps * np.abs(expected)
+        near = np.abs(actual - expected) <= limit
     both_nan = np.isnan(actual) & np.isnan(expected)
     return np.asarray(equal | both_nan | (near & np.isfinite(expected)))

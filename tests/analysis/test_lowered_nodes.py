@@ -61,25 +61,25 @@ CASES += CASE.format(name="double", step=3, kind="float64")
 
 
 @pytest.mark.parametrize(
-    ("backend", "count", "says"),
+    ("backend", "count", "cause"),
     [
         ("Blending", 1, "Adam: the lowered model's node Where is wrong: Where(False, "),
         ("Coarse", 1, "Adam: the lowered model's node Sqrt is wrong: Sqrt("),
     ],
 )
-def test_the_primitive_node_that_is_wrong_is_named(onnxopt, tmp_path, backend, count, says):
+def test_wrong_primitive_node_is_named(onnxopt, tmp_path, backend, count, cause):
     (tmp_path / "backend.py").write_text(BACKEND)
     (tmp_path / "lowered.yaml").write_text(CASES)
     plugin = f"python:{tmp_path / 'backend.py'}:{backend}"
     limit = ("--explain-time", "600")
     answer = onnxopt("run", str(tmp_path / "lowered.yaml"), "-b", plugin, *limit)
-    said = " ".join(answer.out.split())
+    output = " ".join(answer.out.split())
     assert answer.code == 1
-    assert f"1. {count} {says}" in said
-    assert "consistent with" not in said
+    assert f"1. {count} {cause}" in output
+    assert "consistent with" not in output
 
 
-def test_a_backend_whose_nodes_are_right_conforms(onnxopt, tmp_path):
+def test_backend_with_right_nodes_conforms(onnxopt, tmp_path):
     (tmp_path / "backend.py").write_text(BACKEND)
     (tmp_path / "lowered.yaml").write_text(CASES)
     plugin = f"python:{tmp_path / 'backend.py'}:Primitive"

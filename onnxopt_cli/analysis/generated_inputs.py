@@ -1,0 +1,285 @@
+"""Random inputs for an operator, made by changing the nodes of known cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from random import Random
+
+import numpy as np
+
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import nonnegative_tensors, undefined_at
+from onnxopt_cli.operators.call import Call, bind
+from onnxopt_cli.operators.operator import AttributeValue
+
+SHAPES = (
+    *((length,) for length in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127,
+                               128, 129, 255, 256, 257, 300, 511, 512, 513, 1000, 1023, 1024, 1025,
+                               2049, 4097, 65537)),
+    (), (1, 1), (2, 3), (3, 4), (1, 5), (4, 1), (2, 3, 4), (2, 1, 3, 2), (2, 2, 2, 1, 2), (16, 3),
+    (3, 17), (33, 2), (2, 33), (65, 3), (3, 65), (129, 2), (2, 129), (16, 16),
+)  # fmt: skip
+TENSOR_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 33)
+STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2**24 + 1, 2**31 + 5,
+         2**32 + 1, -1, -7)  # fmt: skip
+RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
+ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
+#: Positions within the limits of an attribute that has limits.
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
+SPECIAL_VALUES = (0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0)
+SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
+MAX_INPUT_ELEMENTS = 1 << 18
+MAX_TENSORS = 512
+#: Doubles of at least this magnitude are not exact as int64.
+INT64_LIMIT = 2.0**63
+
+
+def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Array] | None:
+    """Apply random changes to a node; return None if the result is not valid.
+
+    Args:
+        random: source of all choices.
+        call: the node.
+        counts: numbers of changes to choose from.
+    """
+    ways = (_scalars, _scalars, _attribute, _attribute, _types, _groups, _groups, _shape, _shape,
+            _narrow, _values, _values, _values)  # fmt: skip
+    try:
+        with np.errstate(all="ignore"):
+            for _ in range(random.choice(counts)):
+                call = random.choice(ways)(random, call)
+    except NodeError:
+        return None
+    return checked(call)
+
+
+def checked(call: Call[Array]) -> Call[Array] | None:
+    """Return a node that the operator accepts; None if it does not or if the node is large."""
+    if sum(tensor.size for tensor in call.inputs) > MAX_INPUT_ELEMENTS:
+        return None
+    try:
+        return bind(call.operator, call.inputs, call.attributes, omitted=call.omitted)
+    except NodeError:
+        return None
+
+
+def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
+    """Take each attribute, scalar, type and distribution of values from one of two nodes."""
+    draw = _draw(random)
+
+    def either() -> Call[Array]:
+        return random.choice((one, other))
+
+    def values(call: Call[Array], place: int) -> Array:
+        return random.choice(call.groups)[place].reshape(-1)
+
+    sources = {item.name: either() for item in one.operator.attributes}
+    groups = [[*group] for group in either().groups]
+    for place in range(len(one.operator.tensors)):
+        source, dtype = either(), either().groups[0][place].dtype
+        for group in groups:
+            elements = values(source, place)
+            if elements.size:
+                group[place] = draw.choice(elements, group[place].shape)
+            with np.errstate(over="ignore"):
+                group[place] = group[place].astype(dtype)
+    attributes = {name: source.attributes[name] for name, source in sources.items()}
+    for name, value in attributes.items():
+        if isinstance(value, tuple) and len(value) > 1:
+            attributes[name] = tuple(islice(cycle(value), len(groups)))
+    return replace(
+        one,
+        attributes=attributes,
+        omitted=frozenset(name for name, source in sources.items() if name in source.omitted),
+        scalars=tuple(either().scalars[place] for place in range(len(one.scalars))),
+        groups=tuple(map(tuple, groups)),
+    )
+
+
+def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | None:
+    """Return a node with another value of a scalar, an attribute or all elements of an operand."""
+    operator, scalars, attributes = call.operator, list(call.scalars), call.attributes
+    groups, omitted = call.groups, call.omitted
+    with np.errstate(over="ignore"):
+        for place, item in enumerate(operator.scalars):
+            if item.name == name:
+                if "int64" in item.dtypes and not abs(number) < INT64_LIMIT:
+                    return None
+                scalars[place] = np.full_like(scalars[place], number)
+        if name in attributes:
+            single, old = float(np.float32(number)), attributes[name]
+            if isinstance(old, str) or undefined_at(operator, {name: single}):
+                return None
+            value = (single,) * len(old) if isinstance(old, tuple) else single
+            attributes, omitted = {**attributes, name: value}, omitted - {name}
+        if name in operator.tensors:
+            place = operator.tensors.index(name)
+            if name in nonnegative_tensors(operator):
+                number = abs(number)
+            groups = _mapped(
+                call, lambda at, tensor: np.full_like(tensor, number) if at == place else tensor
+            ).groups
+    changed_call = replace(call, scalars=tuple(scalars), attributes=attributes, groups=groups)
+    return checked(replace(changed_call, omitted=omitted))
+
+
+def with_length(call: Call[Array], number: float) -> Call[Array] | None:
+    """Return a node whose tensors have one dimension of another length."""
+    length = int(number)
+    if not 0 < length <= MAX_INPUT_ELEMENTS:
+        return None
+    return checked(_mapped(call, lambda _, tensor: np.resize(tensor, length)))
+
+
+def with_tensor_count(call: Call[Array], number: float) -> Call[Array] | None:
+    """Return a node with another number of tensors."""
+    count = int(number)
+    if not 0 < count <= MAX_TENSORS:
+        return None
+    attributes = {
+        name: tuple(islice(cycle(value), count))
+        if isinstance(value, tuple) and len(value) > 1
+        else value
+        for name, value in call.attributes.items()
+    }
+    groups = tuple(islice(cycle(call.groups), count))
+    return checked(replace(call, groups=groups, attributes=attributes))
+
+
+def _scalars(random: Random, call: Call[Array]) -> Call[Array]:
+    """Change rank, type or value of a scalar."""
+    scalars = list(call.scalars)
+    if scalars:
+        place, what = random.randrange(len(scalars)), random.randrange(6)
+        scalar = scalars[place]
+        if what == 0:
+            scalar = scalar.reshape((1,) * random.randrange(3))
+        elif what == 1 and scalar.dtype.kind == "f":
+            scalar = scalar.astype(random.choice((np.float32, np.float64)))
+        else:
+            values = RATES if scalar.dtype.kind == "f" else STEPS
+            scalar = np.full_like(scalar, random.choice(values))
+        scalars[place] = scalar
+    return replace(call, scalars=tuple(scalars))
+
+
+def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
+    """Change the value of an attribute, or leave it out."""
+    item = random.choice(call.operator.attributes)
+    omitted = call.omitted - {item.name}
+    value: AttributeValue
+    if item.choices:
+        value = random.choice(item.choices)
+    elif item.limits:
+        low, high = item.limits
+        shares = random.choices(SHARES, k=random.choice((1, len(call.groups))))
+        numbers = tuple(float(np.float32(low + share * (high - low))) for share in shares)
+        value = numbers if item.each else numbers[0]
+    elif item.default is not None and random.randrange(3) == 0:
+        value, omitted = item.default, omitted | {item.name}
+    else:
+        value = number = float(np.float32(random.choice(ATTRIBUTE_VALUES)))
+        if undefined_at(call.operator, {item.name: number}):
+            return call
+    return replace(call, attributes={**call.attributes, item.name: value}, omitted=omitted)
+
+
+def _types(random: Random, call: Call[Array]) -> Call[Array]:
+    """Give all tensors one type, or each operand its own; sometimes only in one group."""
+    types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
+    same = random.randrange(2)
+    numbers = range(len(call.groups))
+    changed_groups = {random.choice(numbers)} if random.randrange(3) == 0 else {*numbers}
+    groups = tuple(
+        tuple(tensor.astype(types[0 if same else at]) for at, tensor in enumerate(group))
+        if number in changed_groups
+        else group
+        for number, group in enumerate(call.groups)
+    )
+    return replace(call, groups=groups)
+
+
+def _groups(random: Random, call: Call[Array]) -> Call[Array]:
+    """Change the number of tensors; sometimes some of them have no element."""
+    near = [max(1, len(call.groups) + step) for step in (-1, 1)]
+    chosen = random.choices(call.groups, k=random.choice((*TENSOR_COUNTS, *near * 3)))
+    if random.randrange(3) == 0:
+        # The first of several keeps its elements: a fault that depends on it is visible there.
+        first = random.randrange(min(1, len(chosen) - 1), len(chosen))
+        for at in range(first, random.choice((first + 1, len(chosen)))):
+            chosen[at] = tuple(tensor[:0] if tensor.ndim else tensor for tensor in chosen[at])
+    groups = [
+        tuple(np.asarray(tensor * (1 + at / 16), tensor.dtype) for tensor in group)
+        for at, group in enumerate(chosen)
+    ]
+    return replace(call, groups=tuple(groups))
+
+
+def _shape(random: Random, call: Call[Array]) -> Call[Array]:
+    """Give all tensors one shape, or each group its own, with values like those that they have."""
+    draw, number = _draw(random), len(call.groups)
+    near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
+    shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))
+
+    def reshaped(tensor: Array, shape: tuple[int, ...]) -> Array:
+        values = draw.choice(tensor.reshape(-1) if tensor.size else [1.0], shape)
+        return np.asarray(values * draw.uniform(0.5, 2, shape), tensor.dtype)
+
+    groups = [
+        tuple(reshaped(tensor, shape) for tensor in group)
+        for group, shape in zip(call.groups, cycle(shapes), strict=False)
+    ]
+    return replace(call, groups=tuple(groups))
+
+
+def _narrow(random: Random, call: Call[Array]) -> Call[Array]:
+    """Let one operand broadcast."""
+    operand = random.randrange(len(call.operator.tensors))
+    parts: tuple[Callable[[Array], Array], ...] = (
+        lambda tensor: tensor.reshape(-1)[:1].reshape(()), lambda tensor: tensor[:1],
+        lambda tensor: tensor[0], lambda tensor: tensor[..., :1],
+        lambda tensor: tensor.reshape(-1)[:1],
+    )  # fmt: skip
+    part = random.choice(parts)
+
+    def narrowed(at: int, tensor: Array) -> Array:
+        return part(tensor) if at == operand > 0 and tensor.size and tensor.ndim else tensor
+
+    return _mapped(call, narrowed)
+
+
+def _values(random: Random, call: Call[Array]) -> Call[Array]:
+    """Draw ordinary values, scale those of an operand, or put a special one into it."""
+    names, nonnegative = call.operator.tensors, nonnegative_tensors(call.operator)
+    way = random.choice(("draw all", "draw", "scale", "fill", "insert"))
+    operand, position = random.randrange(len(names)), random.random()
+    draw, special, scale = _draw(random), random.choice(SPECIAL_VALUES), random.choice(SCALES)
+
+    def revalued(at: int, tensor: Array) -> Array:
+        if way == "draw all" or (way == "draw" and at == operand):
+            values = draw.uniform(0.1, 3, tensor.shape) * draw.choice((-1, 1), tensor.shape)
+        elif at != operand or not tensor.size:
+            return tensor
+        elif way == "scale":
+            values = tensor * tensor.dtype.type(scale)
+        elif way == "fill":
+            values = np.full_like(tensor, special)
+        else:
+            values = tensor.copy()
+            values.reshape(-1)[int(position * tensor.size)] = special
+        return np.asarray(np.abs(values) if names[at] in nonnegative else values, tensor.dtype)
+
+    return _mapped(call, revalued)
+
+
+def _draw(random: Random) -> np.random.RandomState:
+    return np.random.RandomState(random.randrange(1 << 30))
+
+
+def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
+    """Apply a function of operand number and tensor to all tensors."""
+    groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
+    return replace(call, groups=tuple(groups))

@@ -1,0 +1,220 @@
+"""Samples for the search for failure conditions: nodes, and which elements a backend gets wrong.
+
+A right element is evidence against a condition only if the fault would be visible there: a fault
+that returns 0 is invisible where 0 is right. Which elements count therefore depends on the effect
+of the fault, that is, on the content of the wrong elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxopt_cli.analysis.features import WRONG
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.call import Call
+
+#: Replacements of a right element by name; a function of the right values and the old ones.
+REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "0": lambda new, _: np.zeros_like(new),
+    "unchanged": lambda _, old: old,
+    "NaN": lambda new, _: np.full_like(new, np.nan),
+    "negated": lambda new, _: -new,
+}
+#: Effects of a fault, the most specific first: a replacement; a change that is visible in one class
+#: of elements; a wrong type or shape. The classes are listed from NOT_FINITE to EVERYWHERE: the
+#: right value is NaN or infinite; finite, not 0 and not the old value; finite and not 0; finite;
+#: anything.
+EFFECTS = (*REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
+NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
+    len(REPLACEMENTS), len(EFFECTS)
+)
+#: An element whose limit exceeds this share of the expected value hides other errors.
+WIDE_LIMIT = 0.001
+#: Share of failing samples from which an output counts as always wrong.
+ALWAYS_SHARE = 0.95
+
+#: Reasons why an effect is invisible, by effect: text, and the effects that are visible and
+#: invisible in such an element.
+ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
+UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
+SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
+FINITE_REASON = ("{} should be finite", EVERYWHERE, NOT_FINITE)
+SEVERAL_REASON = ("several values are right", STRUCTURE, EVERYWHERE)
+EXCEPTIONS: Mapping[int, tuple[tuple[str, int, int], ...]] = {
+    0: (("that is right", FINITE, 0), SPECIAL_REASON, SEVERAL_REASON),
+    **{
+        effect: (("that is right", EVERYWHERE, effect), SEVERAL_REASON)
+        for effect in range(1, len(REPLACEMENTS))
+    },
+    NOT_FINITE: (FINITE_REASON, SEVERAL_REASON),
+    CHANGED: (ZERO_REASON, UNCHANGED_REASON, SPECIAL_REASON, SEVERAL_REASON),
+    NOT_ZERO: (ZERO_REASON, SPECIAL_REASON, SEVERAL_REASON),
+    FINITE: (SPECIAL_REASON, SEVERAL_REASON),
+    EVERYWHERE: (SEVERAL_REASON,),
+    STRUCTURE: (),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A node, and which of its elements a backend gets wrong.
+
+    Attributes:
+        call: the node.
+        wrong: by output, whether each element of all tensors, concatenated, is wrong.
+        visible: by output, a row for each effect: whether it would be visible in each element.
+        possible: by output that has wrong elements, whether each effect explains all of them.
+    """
+
+    call: Call[Array]
+    wrong: Mapping[str, Array]
+    visible: Mapping[str, Array]
+    possible: Mapping[str, Array]
+
+    @property
+    def failed(self) -> bool:
+        """Whether any output is wrong."""
+        return bool(self.possible)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all tensors."""
+        return sum(first.size for first, *_ in self.call.groups)
+
+    def labels(self, effects: Mapping[str, int], always: frozenset[str]) -> Array:
+        """Return the label of each element: WRONG, 1 if a fault would be visible, or 0.
+
+        Args:
+            effects: the effect of the fault on each output that it changes.
+            always: outputs that are wrong in nearly all failing samples. If there are any, the
+                fault must be visible in one of them; otherwise in every output.
+        """
+        wrong = np.zeros(self.size, bool)
+        for name in effects:
+            wrong |= self.wrong[name]
+        visible = [
+            self.visible[name][effect]
+            for name, effect in effects.items()
+            if not always or name in always
+        ]
+        shows = np.any(visible, axis=0) if always else np.all(visible, axis=0)
+        return np.where(wrong, WRONG, shows.astype(np.int16))
+
+
+def sample(
+    call: Call[Array],
+    right: Sequence[Branch],
+    returned: Sequence[Array] | None = None,
+    mistaken: Sequence[Array] | None = None,
+) -> Sample:
+    """Label the elements of a node.
+
+    Args:
+        call: the node.
+        right: the expected outputs with their limits.
+        returned: outputs of the backend; None if they are right.
+        mistaken: outputs of a known mistake. The effect sought is then this mistake, which is
+            visible only where it changes the result.
+    """
+    wrong: dict[str, Array] = {}
+    visible: dict[str, Array] = {}
+    possible: dict[str, Array] = {}
+    if returned is not None and len(returned) != len(right):
+        returned = [np.array(None)] * len(right)
+    for name, own, old in _outputs(call):
+        judged = _joined(right[own])
+        new = judged.expected
+        replaced = np.stack([replace(new, old) for replace in REPLACEMENTS.values()])
+        shows = judged.wrong(replaced)
+        finite = np.isfinite(new)
+        # NaN and infinity times zero are not zero.
+        shows[0] &= finite
+        single, everywhere = _single(judged), np.ones(finite.shape, bool)
+        classes = np.stack([~finite, shows[0] & shows[1], shows[0], finite, everywhere])
+        visible_rows: Array = np.stack([*shows, *(classes & single), everywhere])
+        if mistaken is not None:
+            visible_rows[:] = judged.wrong(_row(mistaken[own]))
+        bad: Array = np.zeros(finite.shape, bool)
+        if returned is not None:
+            expected_outputs = [branch.expected for branch in right[own]]
+            pairs = list(zip(expected_outputs, returned[own], strict=True))
+            fits = [
+                (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
+                for expected, actual in pairs
+            ]
+            actual = _row(
+                output if fit else expected
+                for fit, (expected, output) in zip(fits, pairs, strict=True)
+            )
+            alike = ~Branch(actual, np.zeros(actual.shape)).wrong(replaced)
+            explains: Array = np.stack([*alike, *(classes | ~single), ~everywhere])
+            misfit: Array = ~np.repeat(fits, [output.size for output in expected_outputs])
+            explains[:, misfit] = False
+            explains[STRUCTURE, misfit] = True
+            bad = np.logical_or(judged.wrong(actual), misfit)
+            if bad.any() or not all(fits):
+                possible[name] = np.asarray(explains[:, bad].all(axis=1))
+                if mistaken is not None:
+                    possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
+        if call.operator.carries(name):
+            # One output for all tensors: each element of these shares its label.
+            size = sum(first.size for first, *_ in call.groups)
+            bad = np.full(size, bad.any())
+            visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
+        wrong[name], visible[name] = bad, visible_rows
+    return Sample(call, wrong, visible, possible)
+
+
+def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
+    """Return for each output that is wrong in a sample the most specific effect that fits all."""
+    possible: dict[str, Array] = {}
+    for each in samples:
+        for name, own in each.possible.items():
+            possible[name] = possible.get(name, np.ones(len(EFFECTS), bool)) & own
+    return {
+        name: int(np.argmax(fits)) if fits.any() else EVERYWHERE
+        for name, fits in sorted(possible.items())
+    }
+
+
+def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
+    """Return the outputs that are wrong in nearly all failing samples."""
+    failing = [each for each in samples if each.failed]
+    names = {name for each in failing for name in each.possible}
+    least = ALWAYS_SHARE * len(failing)
+    return frozenset(n for n in names if sum(n in each.possible for each in failing) >= least)
+
+
+def _single(judged: Branch) -> Array:
+    """Return for each element whether one value is right, and others at most close to it."""
+    with np.errstate(all="ignore"):
+        wide = judged.limit > WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
+    single, alternative = ~(wide & (judged.expected != 0)), judged.otherwise
+    while alternative is not None:
+        single &= ~Branch(judged.expected, judged.limit).wrong(alternative.expected)
+        alternative = alternative.otherwise
+    return np.asarray(single)
+
+
+def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
+    """Yield each output's name, its slice of the node's outputs, and its old values in a row."""
+    old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
+    for name in call.operator.outputs:
+        begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))
+        yield name, slice(begin, end), _row(old[begin:end])
+
+
+def _joined(branches: Sequence[Branch]) -> Branch:
+    """Return the expected elements of several outputs in a row."""
+    several = any(branch.otherwise for branch in branches)
+    alternative = _joined([branch.otherwise or branch for branch in branches]) if several else None
+    expected, limits = (_row(getattr(b, name) for b in branches) for name in ("expected", "limit"))
+    return Branch(expected, limits, alternative)
+
+
+def _row(arrays: Iterable[Array]) -> Array:
+    return np.concatenate([array.reshape(-1) for array in arrays])
