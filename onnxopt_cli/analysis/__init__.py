@@ -1,1 +1,1 @@
-"""How good cases are, and which mistake explains failures."""
+"""Mutation analysis of suites, and explanations of failures."""

@@ -1,8 +1,7 @@
-"""Which attributes the failing cases of an operator have that its passing cases lack.
+"""Conditions on attributes that hold in failing cases of an operator, but in no passing case.
 
-Operators without a formula have no known mistakes. Their failures are told apart by the attributes
-of their nodes, defaults included: each condition holds in failing cases of the run and in none of
-its passing cases.
+Operators without a formula have no known mistakes. Their failures are explained by the attributes
+of their nodes, including defaults.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from onnxopt_cli.core.text import clipped
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.operators.nodes import imported_versions
 
-# Cases of one operator beyond which attributes are not looked at.
-_MAX_CASES = 500
-_MAX_CONDITIONS = 2
-_MAX_VALUE_CHARS = 200
-# One failing case has many attributes of its own by chance.
-_MIN_CASES = 2
+#: The failures of an operator with more cases are not explained.
+MAX_CASES = 500
+MAX_CONDITIONS = 2
+MAX_VALUE_CHARS = 200
+#: A single failing case has many attributes of its own by chance.
+MIN_CASES = 2
 _UNREADABLE_TYPES = frozenset(
     {
         AttributeProto.GRAPH,
@@ -47,26 +46,27 @@ _Condition: TypeAlias = frozenset[str]
 def explain_by_attributes(
     results: Sequence[Result], cases: Mapping[str, Case], formulas: Iterable[str]
 ) -> list[Explanation]:
-    """Return the attributes that tell failing cases from passing ones, by backend and operator.
+    """Return the attributes that distinguish failing from passing cases, by backend and operator.
 
     Args:
         results: all results of a run.
         cases: the cases by id.
-        formulas: names of the operators that have a formula, which are left out.
+        formulas: names of the operators with a formula, which are skipped.
     """
-    known = frozenset(formulas)
+    with_formula = frozenset(formulas)
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         judged = result.outcome is Outcome.PASS or (result.outcome is Outcome.FAIL and result.diffs)
-        if judged and len(result.operators) == 1 and not known.intersection(result.operators):
+        skipped = len(result.operators) != 1 or with_formula.intersection(result.operators)
+        if judged and not skipped:
             groups.setdefault((result.backend, result.operators[0]), []).append(result)
     explanations = []
     for (backend, operator), group in groups.items():
         failing = sum(result.outcome is Outcome.FAIL for result in group)
-        if _MIN_CASES <= failing < len(group) <= _MAX_CASES and (causes := _causes(group, cases)):
-            left = failing - sum(len(cause.cases) for cause in causes)
-            others = {UNEXPLAINED: {"fail": left}} if left else {}
-            explanations.append(Explanation(backend, operator, causes, others))
+        if MIN_CASES <= failing < len(group) <= MAX_CASES and (causes := _causes(group, cases)):
+            remaining = failing - sum(len(cause.cases) for cause in causes)
+            unexplained = {UNEXPLAINED: {"fail": remaining}} if remaining else {}
+            explanations.append(Explanation(backend, operator, causes, unexplained))
     return explanations
 
 
@@ -92,15 +92,15 @@ def _causes(group: Sequence[Result], cases: Mapping[str, Case]) -> tuple[Cause, 
 def _best_condition(
     failing: Sequence[_Condition | None], passing: Sequence[_Condition | None]
 ) -> _Condition | None:
-    """Return the condition of the most failing cases that no passing case meets; None if none."""
-    for count in range(1, _MAX_CONDITIONS + 1):
+    """Return the condition that holds in most failing cases and in no passing one, if any does."""
+    for count in range(1, MAX_CONDITIONS + 1):
         met = [
             (sum(condition <= case for case in filter(None, failing)), condition)
             for condition in _conditions(filter(None, failing), count)
             if not any(condition <= case for case in filter(None, passing))
         ]
         best = max(met, key=_most_cases_and_plainest, default=None)
-        if best is not None and best[0] >= _MIN_CASES:
+        if best is not None and best[0] >= MIN_CASES:
             return best[1]
     return None
 
@@ -111,11 +111,12 @@ def _most_cases_and_plainest(pair: tuple[int, _Condition]) -> tuple[int, int, li
 
 
 def _conditions(failing: Iterable[_Condition], count: int) -> Iterator[_Condition]:
-    seen = set()
+    """Yield each combination of a number of attributes of a failing case once."""
+    yielded = set()
     for case in failing:
         for words in combinations(sorted(case), count):
-            if words not in seen:
-                seen.add(words)
+            if words not in yielded:
+                yielded.add(words)
                 yield frozenset(words)
 
 
@@ -154,7 +155,7 @@ def _settings(case: Case | None) -> _Condition | None:
 def _value(attribute: AttributeProto) -> str:
     value = helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
-        return clipped(value.decode("utf-8", "replace"), _MAX_VALUE_CHARS)
+        return clipped(value.decode("utf-8", "replace"), MAX_VALUE_CHARS)
     if isinstance(value, float):
         return f"{value:g}"
-    return clipped(str(value), _MAX_VALUE_CHARS)
+    return clipped(str(value), MAX_VALUE_CHARS)

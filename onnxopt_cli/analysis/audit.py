@@ -1,8 +1,7 @@
-"""How good a suite is: which wrong implementations it rejects, and whether it rejects right ones.
+"""The audit of a suite: which mutants it rejects, and whether it rejects reformulations.
 
-Every case whose model is one node of an operator with a formula is put to every wrong
-implementation of that operator, named and automatic, and to every right one that rounds
-differently, and judged as ``run`` would judge it.
+Every case whose model is a single node of an operator with a formula runs on every known mistake,
+every automatic mutant and every reformulation of that operator. Outputs are judged as in ``run``.
 """
 
 from __future__ import annotations
@@ -32,95 +31,96 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import Expected, expected_result
 from onnxopt_cli.workers.parallel import parallel
 
-#: Cases with more elements are put only to implementations that at most one other case rejects.
-_LARGE_ELEMENTS = 40
-#: A rejection by so many times a limit is clear: no other case is asked unless all are to be.
-_CLEAR_EXCESS = 1e7
+#: A case with more elements runs on a mutant only if fewer than two other cases reject that mutant.
+LARGE_ELEMENTS = 40
+#: An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
+#: thorough, no further case runs on the mutant.
+CLEAR_ERROR_RATIO = 1e7
 
 
-#: An operator's name, the kind of its implementation, and its number among those; or what is
-#: INCONCLUSIVE.
+#: An operator's name, a kind of implementation (a key of KINDS) and the implementation's index. The
+#: kind INCONCLUSIVE stands for the task of finding the operator's inconclusive elements.
 Task: TypeAlias = tuple[str, str, int]
 INCONCLUSIVE = "inconclusive"
-#: Case, output and number of elements that the case cannot judge.
+#: Case, output and number of inconclusive elements.
 Inconclusive: TypeAlias = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedCase:
-    """A case that an operator's implementations can be put to.
+    """A case on which an operator's implementations can run.
 
     Attributes:
-        case: its id.
+        case: the case's id.
         call: the node and its inputs.
-        key: the outputs and how far off they may be.
+        expected: the expected outputs with their tolerances.
     """
 
     case: str
     call: Call[Array]
-    key: Expected
+    expected: Expected
 
     @property
-    def turn(self) -> tuple[bool, int]:
-        """Sorts first what rejects most: many elements in double, of those that take no time."""
-        doubles = all(getattr(it, "dtype", None) == np.float64 for it in self.key.outputs.values())
+    def order(self) -> tuple[bool, int]:
+        """Sort key: small cases in double first, with the most elements first; they reject most."""
+        outputs = self.expected.outputs.values()
+        doubles = all(getattr(value, "dtype", None) == np.float64 for value in outputs)
         elements = self.call.size
-        first = doubles and elements <= _LARGE_ELEMENTS
+        first = doubles and elements <= LARGE_ELEMENTS
         return not first, -elements if first else elements
 
     def excess(self, outputs: Sequence[Array]) -> float:
-        """Return the largest share of its limit that an output uses; over 1 is a rejection."""
-        return largest_share(self.key.outputs, outputs, self.key.tolerances.__getitem__)
+        """Return the largest error / tolerance of an output; a value over 1 is a rejection."""
+        return largest_share(self.expected.outputs, outputs, self.expected.tolerances.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one implementation.
+    """The result of one implementation.
 
     Attributes:
         name: the implementation's name.
-        about: what is wrong with it.
-        excess: for each trial, the largest share of its limit that an output used; None where the
-            trial was not needed.
-        equivalent: True for one that equals the formula on every input.
-        apart: attributes and inputs that tell a survivor from the formula.
+        about: its defect in one sentence.
+        excess: for each trial, the largest error / tolerance of an output; None if the trial was
+            skipped.
+        equivalent: whether the implementation equals the formula on every input.
+        distinguishing: attributes and inputs on which a survivor differs from the formula.
     """
 
     name: str
     about: str
     excess: tuple[float | None, ...]
     equivalent: bool = False
-    apart: tuple[Attributes, dict[str, Array]] | None = None
+    distinguishing: tuple[Attributes, dict[str, Array]] | None = None
 
     @property
     def rejecting(self) -> list[int]:
-        """The places of the trials that reject it."""
-        return [place for place, share in enumerate(self.excess) if share and share > 1]
+        """The indices of the trials that reject the implementation."""
+        return [index for index, ratio in enumerate(self.excess) if ratio and ratio > 1]
 
     @property
     def rejected(self) -> bool:
-        """True if a trial rejects it."""
+        """Whether a trial rejects the implementation."""
         return bool(self.rejecting)
 
     @property
     def largest(self) -> float:
-        """The largest share of its limit that an output used in any trial."""
-        return max((share for share in self.excess if share is not None), default=0.0)
+        """The largest error / tolerance of an output in any trial."""
+        return max((ratio for ratio in self.excess if ratio is not None), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class MutationScore:
-    """How good a suite is for one operator.
+    """The mutation score of a suite for one operator.
 
     Attributes:
         operator: the operator.
-        trials: the cases, by rising size.
-        thorough: whether wrong implementations were put to more cases than the first that rejects
-            them clearly.
-        inconclusive: what the cases cannot judge.
-        named: what became of the named known mistakes.
-        automatic: what became of the automatic mutants.
-        right: what became of the reformulations.
+        trials: the cases, the smallest first.
+        thorough: whether mutants ran on further cases after a clear rejection.
+        inconclusive: the elements that the cases cannot judge.
+        named: the verdicts on the known mistakes.
+        automatic: the verdicts on the automatic mutants.
+        right: the verdicts on the reformulations.
     """
 
     operator: Operator
@@ -133,26 +133,26 @@ class MutationScore:
 
     @property
     def survivors(self) -> list[Verdict]:
-        """Wrong implementations that no case rejects."""
+        """Mutants that no case rejects, without the equivalent ones."""
         wrong = self.named + self.automatic
         return [verdict for verdict in wrong if not verdict.rejected and not verdict.equivalent]
 
     @property
     def false_alarms(self) -> list[tuple[Verdict, str]]:
-        """Right implementations that a case rejects, with the first such case."""
+        """Reformulations that a case rejects, with the first such case."""
         alarms = (verdict for verdict in self.right if verdict.rejected)
         return [(verdict, self.trials[verdict.rejecting[0]].case) for verdict in alarms]
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases without which as many wrong implementations would be rejected, one at a time.
+        """Cases that are not the only one to reject any mutant; None if the score is not thorough.
 
-        None if the mutation score is not thorough.
+        Removing any single one of them leaves the number of rejected mutants unchanged.
         """
         if not self.thorough:
             return None
         rejecting = [verdict.rejecting for verdict in self.named + self.automatic]
-        needed = {places[0] for places in rejecting if len(places) == 1}
+        needed = {indices[0] for indices in rejecting if len(indices) == 1}
         return [trial.case for index, trial in enumerate(self.trials) if index not in needed]
 
 
@@ -162,40 +162,43 @@ def find_trials(
     """Read the cases that can be audited, by the name of their operator.
 
     Returns:
-        The trials of each operator, smallest first, and what is wrong with invalid cases.
+        The trials of each operator, the smallest first, and the faults of invalid cases.
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
     for case in cases:
         try:
             problem = case.load()
-            # What a wrong implementation does in one step, the other cases ask.
+            # Other cases test the single steps of a trajectory.
             if problem.must_reject or problem.trajectory:
                 continue
-            key = _at_once(expected_result(problem, case.location, judging))
+            expected = _with_all_limits(expected_result(problem, case.location, judging))
             call = problem.call
         except InvalidCase as error:
             problems += error.problems
             continue
-        if key.contradictions:
+        if expected.contradictions:
             problems.append(Fault(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
-            trials[call.operator.name].append(AuditedCase(case.id, call, key.of_node))
-    for mine in trials.values():
-        mine.sort(key=lambda trial: trial.call.size)
+            trials[call.operator.name].append(AuditedCase(case.id, call, expected.of_node))
+    for operator_trials in trials.values():
+        operator_trials.sort(key=lambda trial: trial.call.size)
     return trials, problems
 
 
-def _at_once(key: Expected) -> Expected:
-    """Return a key whose limits are derived once, not each time for what is asked of blocks."""
-    if key.formula is None or not key.formula.blocks:
-        return key
-    formula = replace(key.formula, blocks=())
+def _with_all_limits(expected: Expected) -> Expected:
+    """Return an expected result that derives its error bounds once, for all elements.
+
+    By default, bounds are derived anew for each block of elements whose values differ.
+    """
+    if expected.formula is None or not expected.formula.blocks:
+        return expected
+    formula = replace(expected.formula, blocks=())
     tolerances = {
-        name: formula.error_bound(name) if isinstance(it, ErrorBound) else it
-        for name, it in key.tolerances.items()
+        name: formula.error_bound(name) if isinstance(tolerance, ErrorBound) else tolerance
+        for name, tolerance in expected.tolerances.items()
     }
-    return replace(key, formula=formula, tolerances=tolerances)
+    return replace(expected, formula=formula, tolerances=tolerances)
 
 
 def audit(
@@ -207,37 +210,39 @@ def audit(
     shard: Shard | None = None,
     elsewhere: Callable[[Sequence[Task]], Iterable[Verdict | Sequence[Inconclusive]]] | None = None,
 ) -> list[MutationScore]:
-    """Grade the trials of every operator that has some.
+    """Compute the mutation score of every operator with trials.
 
     Args:
         trials: from :func:`find_trials`.
         jobs: number of processes.
-        progress: called with how many implementations are done, and how many there are.
-        thorough: whether to look for redundant cases, too, which takes many times as long.
-        shard: the part of the implementations to look at; None for all.
-        elsewhere: yields what comes of tasks, in order, from other machines; None for this one.
+        progress: called with the numbers of finished and of all implementations.
+        thorough: whether to find redundant cases, too, which takes many times as long.
+        shard: the part of the implementations to audit; None for all.
+        elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
+            tasks on this machine.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     tasks: list[Task] = []
     for operator in present:
         for kind, implementations in KINDS.items():
-            tasks += [(operator.name, kind, at) for at in range(len(implementations(operator)))]
-        # By now all limits are known.
+            indices = range(len(implementations(operator)))
+            tasks += [(operator.name, kind, index) for index in indices]
+        # Last, because the other tasks derive the error bounds that this one needs.
         tasks.append((operator.name, INCONCLUSIVE, 0))
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
     work = partial(outcome, trials=trials, thorough=thorough)
     outcomes = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
-    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for count, ((name, kind, _), one) in enumerate(zip(tasks, outcomes, strict=True), start=1):
+    by_kind: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for count, ((name, kind, _), result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
         progress(count, len(tasks))
-        found[name, kind] += [one] if isinstance(one, Verdict) else one
+        by_kind[name, kind] += [result] if isinstance(result, Verdict) else result
     return [
         MutationScore(
             operator,
             tuple(trials[operator.name]),
             thorough and not shard,
-            *(tuple(found[operator.name, kind]) for kind in (INCONCLUSIVE, *KINDS)),
+            *(tuple(by_kind[operator.name, kind]) for kind in (INCONCLUSIVE, *KINDS)),
         )
         for operator in present
     ]
@@ -246,45 +251,46 @@ def audit(
 def outcome(
     task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
 ) -> Verdict | Sequence[Inconclusive]:
-    """Return what becomes of one implementation; or what an operator's cases cannot judge."""
+    """Return the verdict on one implementation, or an operator's inconclusive elements."""
     name, kind, _ = task
-    mine = trials[name]
+    operator_trials = trials[name]
     if kind == INCONCLUSIVE:
         return [
             (trial.case, output, elements)
-            for trial in mine
-            if trial.key.formula is not None
-            for output, derived_output in trial.key.formula.derived_outputs.items()
+            for trial in operator_trials
+            if trial.expected.formula is not None
+            for output, derived_output in trial.expected.formula.derived_outputs.items()
             if (elements := derived_output.inconclusive)
         ]
-    one, wrong = implementation(task), kind != "right"
-    excess: list[float | None] = [None] * len(mine)
+    audited, is_mutant = implementation(task), kind != "right"
+    excess: list[float | None] = [None] * len(operator_trials)
     largest, rejections = 0.0, 0
-    for index in sorted(range(len(mine)), key=lambda it: mine[it].turn):
-        # A right one is put to all cases.
-        if wrong and rejections > 1 and mine[index].call.size > _LARGE_ELEMENTS:
+    for index, trial in sorted(enumerate(operator_trials), key=lambda pair: pair[1].order):
+        # Reformulations run on all cases.
+        if is_mutant and rejections > 1 and trial.call.size > LARGE_ELEMENTS:
             continue
-        if wrong and largest > _CLEAR_EXCESS and not thorough:
+        if is_mutant and largest > CLEAR_ERROR_RATIO and not thorough:
             break
-        excess[index] = share = mine[index].excess(one.run(mine[index].call))
-        largest, rejections = max(largest, share), rejections + (share > 1)
-    same, apart = False, None
-    if wrong and not rejections:
+        excess[index] = ratio = trial.excess(audited.run(trial.call))
+        largest, rejections = max(largest, ratio), rejections + (ratio > 1)
+    is_equivalent, distinguishing = False, None
+    if is_mutant and not rejections:
         operator = _operator(name)
-        same = equivalent(operator, one)
-        apart = None if same else distinguishing_input(operator, one)
-    return Verdict(one.name, one.about, tuple(excess), same, apart)
+        is_equivalent = equivalent(operator, audited)
+        distinguishing = None if is_equivalent else distinguishing_input(operator, audited)
+    return Verdict(audited.name, audited.about, tuple(excess), is_equivalent, distinguishing)
 
 
 def implementation(task: Task) -> Implementation:
-    """Return the implementation that a task is about."""
+    """Return the implementation of a task."""
     name, kind, index = task
     return KINDS[kind](_operator(name))[index]
 
 
 def _operator(name: str) -> Operator:
-    return next(it for it in registry().operators if it.name == name)
+    return next(operator for operator in registry().operators if operator.name == name)
 
 
-#: Of implementations, as fields of a grade: what returns those of an operator.
+#: The kinds of implementations, named as the fields of :class:`MutationScore`: for each, a function
+#: that returns those of an operator.
 KINDS = {"named": known_mistakes, "automatic": mutants, "right": reformulations}

@@ -1,10 +1,11 @@
-"""The audit of a suite in parts, implementation by implementation: by a cluster, or in shards."""
+"""Audits split by implementation: over the machines of a cluster, or into shards."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -45,9 +46,13 @@ from onnxopt_cli.workers.cluster.dask_client import (
 )
 from onnxopt_cli.workers.cluster.sidecar import Handler
 
-# Bytes of a shard.
-_MAX_FILE_BYTES = 1 << 28
-_Terms: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
+#: Largest file of a shard.
+MAX_SHARD_BYTES = 1 << 28
+#: An operator, a kind of implementation and an implementation's name; empty for INCONCLUSIVE.
+_OutcomeKey: TypeAlias = tuple[str, str, str]
+#: What a worker of a cluster needs: the cases of each operator as :func:`sent` returns them, how
+#: outputs are judged, and whether the audit is thorough.
+_WorkerArguments: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
 
 
 def outcomes(
@@ -59,20 +64,21 @@ def outcomes(
     *,
     thorough: bool,
 ) -> Generator[Verdict | Sequence[Inconclusive]]:
-    """Yield what comes of tasks on the workers of a cluster, in order.
+    """Yield the outcomes of tasks on the workers of a cluster, in order.
 
     Args:
         cluster: the machines.
         cases: the cases.
-        trials: what :func:`find_trials` makes of them.
+        trials: the result of :func:`find_trials` for the cases.
         judging: how outputs are judged.
-        tasks: the implementations, those of an operator side by side.
-        thorough: as :func:`audit` has it.
+        tasks: the implementations, grouped by operator.
+        thorough: as in :func:`audit`.
 
     Raises:
-        BackendUnavailable: if the cluster is lost, or two machines with the same implementation.
+        BackendUnavailable: if the cluster is lost, or if two machines are lost while they run the
+            same implementation.
     """
-    operators = {trial.case: name for name, mine in trials.items() for trial in mine}
+    operators = {trial.case: name for name, own_trials in trials.items() for trial in own_trials}
     items: dict[str, list[tuple[str, str]]] = {name: [] for name in trials}
     files: dict[str, list[str]] = {name: [] for name in trials}
     for case, item, paths in zip(cases, *sent(cases), strict=True):
@@ -82,33 +88,34 @@ def outcomes(
     opener = f"{__name__}:open_audit"
     with closing(WorkerGroup(cluster, opener, (items, judging, thorough))) as workers:
         workers.ready()
-        # The limits of an operator's cases take long to derive, and each worker needs them.
+        # A worker gets tasks of as few operators as possible, because each worker must derive the
+        # error bounds of an operator's cases, which takes long.
         answers = workers.spread(
             "outcomes",
             tasks,
-            lambda place, answer: _outcome_from_json(answer, tasks[place]),
-            lambda place: files[tasks[place][0]],
-            part=lambda place: tasks[place][0],
+            lambda index, answer: _outcome_from_json(answer, tasks[index]),
+            lambda index: files[tasks[index][0]],
+            part=lambda index: tasks[index][0],
         )
-        for task, found in zip(tasks, answers, strict=True):
-            if isinstance(found, LostError):
-                raise BackendUnavailable(f"implementation {task}: lost with its machine: {found}")
-            yield found
+        for task, result in zip(tasks, answers, strict=True):
+            if isinstance(result, LostError):
+                raise BackendUnavailable(f"implementation {task}: lost with its machine: {result}")
+            yield result
 
 
 @contextmanager
-def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
-    """Put implementations to cases on a machine of a cluster."""
-    items, judging, thorough = terms
+def open_audit(arguments: _WorkerArguments, tree: Path) -> Iterator[tuple[Any, Handler]]:
+    """Yield a handler that runs tasks of an audit on a machine of a cluster."""
+    items, judging, thorough = arguments
 
     @cache
     def trials(name: str) -> dict[str, list[AuditedCase]]:
-        cases = [found_case(tree, 0, *it) for it in items[name]]
-        return find_trials([it for it in cases if it is not None], judging)[0]
+        cases = [found_case(tree, 0, *item) for item in items[name]]
+        return find_trials([case for case in cases if case is not None], judging)[0]
 
-    def answer(asked: Any, _: memoryview) -> bytes:
-        found = (outcome(it, trials(it[0]), thorough=thorough) for it in asked["items"])
-        return json.dumps([*found], default=verdict_to_json).encode()
+    def answer(request: Any, _: memoryview) -> bytes:
+        results = [outcome(task, trials(task[0]), thorough=thorough) for task in request["items"]]
+        return json.dumps(results, default=verdict_to_json).encode()
 
     yield [], answer
 
@@ -116,94 +123,135 @@ def open_audit(terms: _Terms, tree: Path) -> Iterator[tuple[Any, Handler]]:
 def joined(
     paths: Sequence[Path], trials: Mapping[str, Sequence[AuditedCase]], tasks: Sequence[Task]
 ) -> Iterator[Verdict | Sequence[Inconclusive]]:
-    """Yield what came of tasks in the shards of an audit, in order.
+    """Yield the outcomes of tasks in the shards of an audit, in order.
 
     Args:
-        paths: what ``onnxopt audit --shard --json`` has written, one file for each shard.
+        paths: files written by ``onnxopt audit --shard --json``, one for each shard.
         trials: the cases, which must be those of the shards.
-        tasks: all of the audit.
+        tasks: all tasks of the audit.
 
     Raises:
-        UsageError: naming the file that is none, or of other cases, or what no file has.
+        UsageError: if a file is not a shard or belongs to another audit, or if no file has the
+            outcome of a task.
     """
-    known: dict[tuple[str, str, str], Any] = {}
-    ours = {name: digest(mine) for name, mine in trials.items() if mine}
+    outcomes_by_name: dict[_OutcomeKey, Any] = {}
+    digests = {name: digest(own_trials) for name, own_trials in trials.items() if own_trials}
     for path in paths:
-        try:
-            document = read_json(read_regular_file(path, _MAX_FILE_BYTES), _MAX_FILE_BYTES)
-            there = document.get("versions", {})
-            apart = [
-                f"{name} ({there.get(name, 'none')}, here {version})"
-                for name, version in VERSIONS.items()
-                if there.get(name) != version
-            ]
-            asked = {it["operator"]: it["asked"] for it in document["operators"]}
-            for score in document["operators"]:
-                inconclusive = [
-                    (it["case"], it["output"], it["elements"]) for it in score["inconclusive"]
-                ]
-                known.setdefault((score["operator"], INCONCLUSIVE, ""), []).extend(inconclusive)
-                for kind in KINDS:
-                    found = {(score["operator"], kind, it["name"]): it for it in score[kind]}
-                    known |= {key: it for key, it in found.items() if "excess" in it}
-        except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
-            said = printable(f"{path} is not a shard of an audit: {exception_text(error)}")
-            raise UsageError(said, hint="audit --shard I/N --json FILE writes one") from None
-        if apart:
+        shard = _read_shard(path)
+        differences = [
+            f"{name} ({shard.versions.get(name, 'none')}, here {version})"
+            for name, version in VERSIONS.items()
+            if shard.versions.get(name) != version
+        ]
+        if differences:
             raise UsageError(
-                printable(f"{path} was made with other versions: {', '.join(apart)}"),
-                hint="make all shards, and join them, with the same versions on like machines",
+                printable(f"{path} was made with other versions: {', '.join(differences)}"),
+                hint="make and join all shards with the same versions on similar machines",
             )
-        if asked != ours:
+        if shard.digests != digests:
             raise UsageError(
-                f"{printable(str(path))} is an audit of other cases, or of other outputs",
+                f"{printable(str(path))} is an audit of other cases or expected outputs",
                 hint="join the shards of one audit, with the cases of that audit",
             )
+        for key, data in shard.outcomes.items():
+            if key[1] == INCONCLUSIVE:
+                outcomes_by_name.setdefault(key, []).extend(data)
+            else:
+                outcomes_by_name[key] = data
     for task in tasks:
         operator, kind, _ = task
         name = "" if kind == INCONCLUSIVE else implementation(task).name
         try:
-            yield _outcome_from_json(known[operator, kind, name], task)
+            yield _outcome_from_json(outcomes_by_name[operator, kind, name], task)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(
-                f"no shard says what becomes of {operator}, {name}",
+                f"no shard contains the result of {operator}, {name}",
                 hint="give all shards of the audit: --join 1.json --join 2.json ...",
             ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A shard of an audit, as read from its file.
+
+    Attributes:
+        versions: the versions of the packages that made it.
+        digests: by operator, the digest of its cases.
+        outcomes: the outcomes of its tasks in JSON.
+    """
+
+    versions: Mapping[str, Any]
+    digests: Mapping[str, Any]
+    outcomes: Mapping[_OutcomeKey, Any]
+
+
+def _read_shard(path: Path) -> _Shard:
+    """Read a file written by ``onnxopt audit --shard --json``.
+
+    Raises:
+        UsageError: if the file is not a shard.
+    """
+    outcomes: dict[_OutcomeKey, Any] = {}
+    try:
+        document = read_json(read_regular_file(path, MAX_SHARD_BYTES), MAX_SHARD_BYTES)
+        digests = {score["operator"]: score["asked"] for score in document["operators"]}
+        for score in document["operators"]:
+            name = score["operator"]
+            outcomes[name, INCONCLUSIVE, ""] = [
+                (entry["case"], entry["output"], entry["elements"])
+                for entry in score["inconclusive"]
+            ]
+            for kind in KINDS:
+                for verdict in score[kind]:
+                    if "excess" in verdict:
+                        outcomes[name, kind, verdict["name"]] = verdict
+        return _Shard({**document.get("versions", {})}, digests, outcomes)
+    except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
+        message = printable(f"{path} is not a shard of an audit: {exception_text(error)}")
+        raise UsageError(message, hint="audit --shard I/N --json FILE writes one") from None
+
+
 def digest(trials: Sequence[AuditedCase]) -> str:
-    """Return a hash of what cases ask, and of what they expect."""
-    found = blake2b(digest_size=16)
+    """Return a hash of the nodes, inputs and expected outputs of cases."""
+    cases_hash = blake2b(digest_size=16)
     for trial in trials:
         call = trial.call
-        given = [trial.case, *sorted(call.attributes.items()), sorted(call.omitted)]
-        found.update(repr(given).encode("utf-8", "backslashreplace"))
-        for value in (*call.scalars, *(it for mine in call.groups for it in mine)):
-            found.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-        for output in trial.key.outputs.values():
-            found.update(json.dumps(value_to_json(output)).encode())
-    return found.hexdigest()
+        node = [trial.case, *sorted(call.attributes.items()), sorted(call.omitted)]
+        cases_hash.update(repr(node).encode("utf-8", "backslashreplace"))
+        for value in (*call.scalars, *(tensor for group in call.groups for tensor in group)):
+            cases_hash.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+        for output in trial.expected.outputs.values():
+            cases_hash.update(json.dumps(value_to_json(output)).encode())
+    return cases_hash.hexdigest()
 
 
 def _outcome_from_json(data: Any, task: Task) -> Verdict | Sequence[Inconclusive]:
-    """Return the outcome of a task: a verdict, or what is inconclusive."""
+    """Return the outcome of a task: a verdict, or the inconclusive elements."""
     if task[1] == INCONCLUSIVE:
         return [(str(case), str(output), int(elements)) for case, output, elements in data]
-    one, apart = implementation(task), data["apart"]
-    if apart is not None:
-        inputs = {str(name): value_from_json(it) for name, it in apart[1].items()}
-        arrays = {name: it for name, it in inputs.items() if isinstance(it, np.ndarray)}
-        attributes = {name: number_from_json(it) for name, it in apart[0].items()}
-        apart = attributes, arrays
-    excess = tuple(it if it is None else float(number_from_json(it)) for it in data["excess"])
-    return Verdict(one.name, one.about, excess, bool(data["equivalent"]), apart)
+    audited, distinguishing = implementation(task), data["apart"]
+    if distinguishing is not None:
+        attributes, inputs = distinguishing
+        values = {str(name): value_from_json(value) for name, value in inputs.items()}
+        distinguishing = (
+            {name: number_from_json(number) for name, number in attributes.items()},
+            {name: value for name, value in values.items() if isinstance(value, np.ndarray)},
+        )
+    excess = tuple(
+        ratio if ratio is None else float(number_from_json(ratio)) for ratio in data["excess"]
+    )
+    is_equivalent = bool(data["equivalent"])
+    return Verdict(audited.name, audited.about, excess, is_equivalent, distinguishing)
 
 
-def verdict_to_json(of: Verdict) -> dict[str, Any]:
-    """Return all of a verdict but the name of the implementation as a JSON object."""
-    apart = of.apart and [
-        {name: number_to_json(it) for name, it in of.apart[0].items()},
-        {name: value_to_json(it) for name, it in of.apart[1].items()},
-    ]
-    excess = [*map(number_to_json, of.excess)]
-    return {"excess": excess, "equivalent": of.equivalent, "apart": apart}
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict, without the implementation's name, as a JSON object."""
+    distinguishing = None
+    if verdict.distinguishing is not None:
+        attributes, inputs = verdict.distinguishing
+        distinguishing = [
+            {name: number_to_json(number) for name, number in attributes.items()},
+            {name: value_to_json(value) for name, value in inputs.items()},
+        ]
+    excess = [*map(number_to_json, verdict.excess)]
+    return {"excess": excess, "equivalent": verdict.equivalent, "apart": distinguishing}

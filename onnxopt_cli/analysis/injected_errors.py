@@ -1,7 +1,7 @@
-"""How much each tolerance catches: right outputs with an error put in, judged by both.
+"""Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
 
-This needs no formula and no backend: what is right of a case's outputs is asked, changed in ways
-that wrong backends change it, and judged as ``run`` would judge it.
+No formula and no backend is needed. The reference oracle computes the right outputs of a case.
+These are changed in ways in which wrong backends change them, and judged as in ``run``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
-# Flushed below this, which is far above what is subnormal.
-_SMALL_SIZE = 1e-6
-# Whole numbers below this have a neighbour in every type.
-_WHOLE = 1000
+#: Magnitudes below this are set to zero by one of the errors. Subnormal numbers are far smaller.
+FLUSH_LIMIT = 1e-6
+#: Integers below this are exact in every type, and so are their neighbours.
+MAX_INTEGER = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedErrors:
-    """A case with an error put into its outputs.
+    """An error in the outputs of a case, and which tolerances catch it.
 
     Attributes:
-        case: its id.
-        operator: its operators, in a row.
-        error: what was put in; one of :data:`ERRORS`.
-        moves: whether the outputs have to be exact, as where data are moved.
-        onnx: whether ONNX's tolerance catches it.
-        conditioned: whether ours does.
+        case: the case's id.
+        operator: the operator, or "(several)".
+        error: the name of the error in :data:`ERRORS`.
+        moves: whether the outputs must be exact, as for an operator that only moves data.
+        onnx: whether ONNX's tolerance catches the error.
+        conditioned: whether the conditioned tolerance catches it.
     """
 
     case: str
@@ -64,38 +64,40 @@ class InjectedErrors:
 
     @property
     def exchange_missed(self) -> bool:
-        """True if ours lets neighbours be exchanged in an output that has to be exact."""
+        """Whether the conditioned tolerance misses exchanged neighbours in exact outputs."""
         return self.moves and self.error == EXCHANGED and not self.conditioned
 
 
 def _largest(array: Array) -> Any:
-    """Return the largest finite magnitude, 0 if there is none."""
+    """Return the largest finite magnitude, or 0 if no element is finite."""
     return np.abs(array[np.isfinite(array)]).max(initial=0)
 
 
-def _off(share: float, array: Array) -> Array:
-    """Move each element by a share of the largest."""
+def _shifted(share: float, array: Array) -> Array:
+    """Add to each element a share of the largest magnitude."""
     return array + array.dtype.type(share * float(_largest(array)))
 
 
 def _swapped(array: Array) -> Array:
+    """Exchange the first two neighbours that differ."""
     flat = array.reshape(-1).copy()
-    differ = (flat[1:] != flat[:-1]) & ~((flat[1:] != flat[1:]) & (flat[:-1] != flat[:-1]))
-    for at in np.flatnonzero(differ)[:1]:
-        flat[[at, at + 1]] = flat[[at + 1, at]]
+    both_nan = np.isnan(flat[1:]) & np.isnan(flat[:-1])
+    differ = (flat[1:] != flat[:-1]) & ~both_nan
+    for index in np.flatnonzero(differ)[:1]:
+        flat[[index, index + 1]] = flat[[index + 1, index]]
     return flat.reshape(array.shape)
 
 
 def _exchanged(array: Array) -> Array:
-    """Exchange the last two axes; where they are of unlike length, the elements in their order."""
+    """Exchange the last two axes, but keep the shape."""
     if array.ndim < 2:  # noqa: PLR2004 - two axes
         return array
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)).reshape(array.shape)
 
 
 def _clamped(array: Array) -> Array:
-    most = _largest(array) * array.dtype.type(0.99)
-    return np.where(np.isfinite(array), np.clip(array, -most, most), array)
+    limit = _largest(array) * array.dtype.type(0.99)
+    return np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
 
 
 def _without_tail(array: Array) -> Array:
@@ -103,23 +105,28 @@ def _without_tail(array: Array) -> Array:
 
 
 def _rounded(array: Array) -> Array:
-    """Let one whole number be its neighbour; leave other numbers."""
+    """Add 1 to the first element if all elements are integers."""
     flat = array.reshape(-1).copy()
-    whole = np.flatnonzero((flat == np.floor(flat)) & (np.abs(flat) < _WHOLE))
-    if whole.size == flat.size and flat.size:
-        flat[whole[0]] += flat.dtype.type(1)
+    integers = np.flatnonzero((flat == np.floor(flat)) & (np.abs(flat) < MAX_INTEGER))
+    if integers.size == flat.size and flat.size:
+        flat[integers[0]] += flat.dtype.type(1)
     return flat.reshape(array.shape)
 
 
-#: What is put in, by name; a change that changes nothing is left out.
+#: The errors by name. An error that does not change the outputs of a case is not injected there.
 ERRORS: Mapping[str, Callable[[Array], Array]] = {
-    "times 1 + 1e-5": lambda it: it * it.dtype.type(1 + 1e-5),
-    **{f"off by 2^-{it} of the scale": partial(_off, 2.0**-it) for it in (8, 12, 16, 20)},
+    "times 1 + 1e-5": lambda array: array * array.dtype.type(1 + 1e-5),
+    **{
+        f"off by 2^-{exponent} of the scale": partial(_shifted, 2.0**-exponent)
+        for exponent in (8, 12, 16, 20)
+    },
     "neighbours exchanged": _swapped,
     "axes exchanged": _exchanged,
     "clamped to 0.99 of the largest": _clamped,
     "below 2^-10 of the largest dropped": _without_tail,
-    "below 1e-6 flushed": lambda it: np.where(np.abs(it) < _SMALL_SIZE, it.dtype.type(0), it),
+    "below 1e-6 flushed": lambda array: np.where(
+        np.abs(array) < FLUSH_LIMIT, array.dtype.type(0), array
+    ),
     "a whole number rounded the other way": _rounded,
 }
 EXCHANGED = "neighbours exchanged"
@@ -128,58 +135,67 @@ EXCHANGED = "neighbours exchanged"
 def inject_errors(
     cases: Sequence[Case], jobs: int, tick: Callable[[int, int], None]
 ) -> list[InjectedErrors]:
-    """Put every error into the outputs of every case that has outputs of floats.
+    """Inject every error into the outputs of every case with outputs of floats.
 
     Args:
-        cases: the cases; what cannot be read, is random or has other outputs than tensors is left
-            out.
+        cases: the cases. Invalid cases and those with random outputs or outputs other than tensors
+            are skipped.
         jobs: number of processes.
-        tick: told how many of all are done.
+        tick: called with the numbers of finished and of all cases.
     """
     judging = Judging(tolerance=ToleranceRule.CONDITIONED)
     reference_oracle = ReferenceOracle(judging)
     execution = Execution(lowering=LoweringMode.NEVER, jobs=jobs)
-    found: list[InjectedErrors] = []
-    waiting: deque[Callable[[], Iterator[InjectedErrors]]] = deque()
+    results: list[InjectedErrors] = []
+    pending: deque[Callable[[], Iterator[InjectedErrors]]] = deque()
     with open_executors((), execution, Interruption(), reference_oracle):
-        for at, case in enumerate(cases, start=1):
-            waiting.extend(_asked(case, judging, reference_oracle))
-            if len(waiting) > 2 * jobs:
-                found += waiting.popleft()()
-            tick(at, len(cases))
-        for injected in waiting:
-            found += injected()
-    return found
+        for count, case in enumerate(cases, start=1):
+            pending.extend(_submitted(case, judging, reference_oracle))
+            if len(pending) > 2 * jobs:
+                results += pending.popleft()()
+            tick(count, len(cases))
+        for finish in pending:
+            results += finish()
+    return results
 
 
-def _asked(
+def _submitted(
     case: Case, judging: Judging, reference_oracle: ReferenceOracle
 ) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
+    """Submit a case to the reference oracle; yield a function that waits and injects errors."""
     try:
         problem = case.load()
         if problem.must_reject or problem.stored is None:
             return
-        key = expected_result(problem, case.location, judging)
+        expected = expected_result(problem, case.location, judging)
     except InvalidCase:
         return
     names = operator_names(problem.model)
     operator = names[0] if len(problem.model.graph.node) == 1 else "(several)"
-    complete = reference_oracle.ask(problem, key) or (lambda: key)
-    yield lambda: _of_case(case.id, operator, key, complete())
+    complete = reference_oracle.ask(problem, expected) or (lambda: expected)
+    yield lambda: _injected(case.id, operator, expected, complete())
 
 
-def _of_case(
-    case: str, operator: str, key: Expected, complete: Expected
+def _injected(
+    case: str, operator: str, expected: Expected, complete: Expected
 ) -> Iterator[InjectedErrors]:
+    """Inject each error into the outputs of a case, and judge them.
+
+    Args:
+        case: the case's id.
+        operator: the case's operator.
+        expected: the expected result with the stored outputs.
+        complete: the expected result with the outputs and tolerances of the reference oracle.
+    """
     right: dict[str, Array] = {
         name: value for name, value in complete.outputs.items() if isinstance(value, np.ndarray)
     }
     tolerances = complete.tolerances
-    ways = [complete, *(it.expected for it in complete.alternatives)]
-    drawn = any(isinstance(it, Drawn) for it in tolerances.values())
-    if len(right) < len(complete.outputs) or drawn or complete.contradictions:
+    accepted = [complete, *(alternative.expected for alternative in complete.alternatives)]
+    random = any(isinstance(tolerance, Drawn) for tolerance in tolerances.values())
+    if len(right) < len(complete.outputs) or random or complete.contradictions:
         return
-    stored: dict[str, Value] = dict(key.outputs)
+    stored: dict[str, Value] = dict(expected.outputs)
     moves = all(_is_exact(value, tolerances[name]) for name, value in right.items())
     for error, change in ERRORS.items():
         with np.errstate(all="ignore"):
@@ -194,13 +210,14 @@ def _of_case(
             moves,
             onnx=largest_share(stored, outputs, lambda _: ONNX_DEFAULT) > 1,
             conditioned=all(
-                largest_share(it.outputs, outputs, it.tolerances.__getitem__) > 1 for it in ways
+                largest_share(result.outputs, outputs, result.tolerances.__getitem__) > 1
+                for result in accepted
             ),
         )
 
 
 def _is_exact(value: Array, tolerance: object) -> bool:
-    """Tell whether an output has to be exact, but that what is subnormal may be flushed."""
+    """Return whether an output must be exact, except that subnormal numbers may become zero."""
     if value.dtype not in _FLOATS or not isinstance(tolerance, ErrorBound):
         return value.dtype not in _FLOATS
     limit = tolerance.at(np.arange(value.size)).limit
@@ -208,7 +225,7 @@ def _is_exact(value: Array, tolerance: object) -> bool:
 
 
 def _changed(array: Array, change: Callable[[Array], Array]) -> Array:
-    """Return a changed array of the same type; the array itself where nothing has changed."""
+    """Return a changed array of the same type, or the array itself if no element changes."""
     if array.dtype not in _FLOATS:
         return array
     changed = change(array).astype(array.dtype)

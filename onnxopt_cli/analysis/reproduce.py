@@ -1,4 +1,4 @@
-"""Whether a wrong implementation does in a case what a backend did there."""
+"""Comparison of a backend with a wrong implementation: whether both return the same in a case."""
 
 from __future__ import annotations
 
@@ -29,36 +29,39 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.oracle.expected import Expected, expected_result
 from onnxopt_cli.run.judge import KEPT_BYTES
 
-#: What an implementation that is wrong around the formula may round differently, in spacings.
-_SPACINGS = 4.0
-_BEYOND = 1000.0
-# An element hardly happens to lie so close to what is right, as a share of how far it may be off.
-_UNLIKELY = 0.01
+#: Rounding difference, in units of the machine epsilon, that is allowed for any implementation.
+MAX_EPSILONS = 4.0
+#: A wrong implementation may round worse than the formula, but not by more than this factor, unless
+#: rounding is its defect.
+MAX_EXTRA_ROUNDING = 1000.0
+#: A wrong element is right within its tolerance by chance with about the probability
+#: right tolerance / own tolerance. Below this value that is unlikely.
+UNLIKELY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A case of one node, and what a backend did there.
+    """A case of one node, and a backend's response.
 
     Attributes:
         case: the case's id.
         call: the node and its inputs.
-        key: what must come back, as the run judged it; empty if nothing did.
-        returned: the wrong outputs that the backend returned; empty if it returned none.
+        expected: the expected result by which the run judged; empty after an error.
+        returned: the wrong outputs of the backend; empty if it returned none.
     """
 
     case: str
     call: Call[Array]
-    key: Expected
+    expected: Expected
     returned: Sequence[Array] = ()
 
     @cached_property
     def right(self) -> list[Branch]:
-        """What the formula says of each output, with the usual limits, which cost much."""
-        formula = self.key.formula
+        """The formula's outputs with the default error bounds; computed lazily, as bounds cost."""
+        formula = self.expected.formula
         if formula is None or formula.factor != FACTOR:
-            return [it.branch for it in bound(self.call)]
-        return [it.branch for it in formula.derived_outputs.values()]
+            return [derived_output.branch for derived_output in bound(self.call)]
+        return [derived_output.branch for derived_output in formula.derived_outputs.values()]
 
 
 def returned_arrays(result: Result) -> list[Array]:
@@ -67,15 +70,15 @@ def returned_arrays(result: Result) -> list[Array]:
 
 
 def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
-    """Return what a result says of the backend's formula.
+    """Return a backend's response in a form that known mistakes can be compared with.
 
     Args:
         result: a pass, an error, or a failure.
-        case: the case, if it could be found.
+        case: the case; None if it was not found.
         judging: how the run judged outputs.
 
     Returns:
-        What was observed; or, in a word or two, why there is none.
+        The observation; or a short reason why the result cannot be used.
     """
     if case is None:
         return "not found"
@@ -90,138 +93,164 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, Expected({}, {}))
-        key = expected_result(problem, case.location, judging)
-        seen = Observation(result.case, call, key.of_node)
+        expected = expected_result(problem, case.location, judging)
+        observation = Observation(result.case, call, expected.of_node)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
-    # What came back is in the graph's order.
-    order = [[*key.outputs].index(name) for name in seen.key.outputs]
-    return _failure(seen, result, judging, order) if result.outcome is Outcome.FAIL else seen
+    if result.outcome is not Outcome.FAIL:
+        return observation
+    # A backend returns outputs in the graph's order, an implementation in the node's.
+    order = [[*expected.outputs].index(name) for name in observation.expected.outputs]
+    return _with_returned(observation, result, judging, order)
 
 
-def _failure(
-    seen: Observation, result: Result, judging: Judging, order: Sequence[int]
+def _with_returned(
+    observation: Observation, result: Result, judging: Judging, order: Sequence[int]
 ) -> Observation | str:
-    """Return an observation with what the backend returned; why not if nothing is wrong."""
+    """Add the backend's outputs to an observation; return a reason if they cannot be used.
+
+    Args:
+        observation: the observation without returned outputs.
+        result: a failure.
+        judging: how the run judged outputs.
+        order: for each output of the node, its index among the graph's outputs.
+    """
     returned = returned_arrays(result)
     if not returned:
-        large = total_bytes(seen.key.outputs.values()) > KEPT_BYTES
+        large = total_bytes(observation.expected.outputs.values()) > KEPT_BYTES
         return "large" if large else "not kept"
     if result.diffs and not result.wrong:
-        # What is wrong is not the values: the backend has written into its inputs.
+        # The case failed for another reason, for example because the backend changed its inputs.
         return "with right values"
     if len(returned) == len(order):
-        returned = [returned[place] for place in order]
-    seen = replace(seen, returned=returned)
-    # What was judged by the formula's limits is beyond them.
-    derived = judging.error_bound == FACTOR and all(
-        isinstance(it, ErrorBound) for it in seen.key.tolerances.values()
+        returned = [returned[index] for index in order]
+    observation = replace(observation, returned=returned)
+    # Outputs that failed by the default error bound need not be judged by it again.
+    judged_by_bound = judging.error_bound == FACTOR and all(
+        isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )
-    if (not derived or judging.signed_zeros) and _judged(seen.right, returned):
+    if (not judged_by_bound or judging.signed_zeros) and _agree(observation.right, returned):
         return "within rounding"
-    return seen
+    return observation
 
 
-def conforms(outputs: Sequence[Array], seen: Observation, judging: Judging) -> bool:
-    """Tell whether outputs are right in a case, as the run judged it."""
-    key, tolerance_of = seen.key, seen.key.tolerances.__getitem__
+def conforms(outputs: Sequence[Array], observation: Observation, judging: Judging) -> bool:
+    """Return whether outputs are right in a case, judged as in the run."""
+    expected, tolerance_of = observation.expected, observation.expected.tolerances.__getitem__
     if not judging.signed_zeros:
-        return largest_share(key.outputs, outputs, tolerance_of) <= 1
-    diffs = compare_outputs(key.outputs, outputs, tolerance_of, signed_zeros=True, worst=0)
+        return largest_share(expected.outputs, outputs, tolerance_of) <= 1
+    diffs = compare_outputs(expected.outputs, outputs, tolerance_of, signed_zeros=True, worst=0)
     return all(diff.agrees for diff in diffs)
 
 
-def agrees_with(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
-    """Tell whether a backend with this mistake may pass a case that a backend has passed."""
-    outputs = implementation.run(seen.call)
-    if conforms(outputs, seen, judging):
+def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
+    """Return whether a backend with this mistake can pass a case that the backend passed."""
+    outputs = implementation.run(observation.call)
+    if conforms(outputs, observation, judging):
         return True
     rounds = implementation.rounds or implementation.precision is not None
-    if not rounds or len(outputs) != len(seen.key.outputs):
+    if not rounds or len(outputs) != len(observation.expected.outputs):
         return False
-    # Another order of operations may have rounded to what is right.
-    own = _own_limits(implementation, seen.call, outputs, implementation.precision)
-    right = [it for it in seen.key.outputs.values() if isinstance(it, np.ndarray)]
-    return _judged(own, right) and _may_be_right(outputs, own, seen.right)
+    # Another order of operations may have rounded to the right value.
+    limits = _own_limits(implementation, observation.call, outputs, implementation.precision)
+    right = [
+        output for output in observation.expected.outputs.values() if isinstance(output, np.ndarray)
+    ]
+    return _agree(limits, right) and _may_be_right(outputs, limits, observation.right)
 
 
-def reproduces(implementation: Implementation, seen: Observation, judging: Judging) -> bool:
-    """Tell whether an implementation returns what a backend returned, and fails the case by it."""
-    outputs = implementation.run(seen.call)
-    if not _returns(implementation, outputs, seen):
+def reproduces(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
+    """Return whether an implementation returns the backend's outputs and fails the case too."""
+    outputs = implementation.run(observation.call)
+    if not _returns(implementation, outputs, observation):
         return False
-    mine, theirs = ([it.tobytes() for it in each] for each in (outputs, seen.returned))
-    return mine == theirs or not conforms(outputs, seen, judging)
+    same = [output.tobytes() for output in outputs] == [
+        output.tobytes() for output in observation.returned
+    ]
+    return same or not conforms(outputs, observation, judging)
 
 
 def returns(implementation: Implementation, call: Call[Array], returned: Sequence[Array]) -> bool:
-    """Tell whether an implementation returns for a node what a backend returned."""
-    seen = Observation("", call, Expected({}, {}), returned)
-    return _returns(implementation, implementation.run(call), seen)
+    """Return whether an implementation returns a backend's outputs for a node."""
+    observation = Observation("", call, Expected({}, {}), returned)
+    return _returns(implementation, implementation.run(call), observation)
 
 
-def refuses(implementation: Implementation, seen: Observation) -> bool:
-    """Tell whether an implementation gives no answer in a case."""
-    return not implementation.run(seen.call)
+def refuses(implementation: Implementation, observation: Observation) -> bool:
+    """Return whether an implementation raises an error in a case."""
+    return not implementation.run(observation.call)
 
 
-def _returns(implementation: Implementation, outputs: Sequence[Array], seen: Observation) -> bool:
-    mine, theirs = ([(it.dtype, it.shape) for it in each] for each in (outputs, seen.returned))
-    if mine != theirs:
+def _returns(
+    implementation: Implementation, outputs: Sequence[Array], observation: Observation
+) -> bool:
+    """Return whether a backend returned an implementation's outputs, up to rounding.
+
+    Tolerances are tried in the order of their cost: a few epsilons, then the formula's error bound,
+    then the error bound of the mistake itself.
+    """
+    returned = observation.returned
+    if [(output.dtype, output.shape) for output in outputs] != [
+        (output.dtype, output.shape) for output in returned
+    ]:
         return False
-    coarse = _coarse(implementation, outputs, seen.call)
-    fits = not coarse or all(_fits(output, coarse) for output in seen.returned)
+    coarse = _coarse_type(implementation, outputs, observation.call)
+    fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # Where only types are wrong, other outputs may have all digits of theirs.
-    loosely = fits or implementation.precision is None
-    if loosely and _judged([*map(Branch, outputs, limits)], seen.returned):
+    # If a mistake only returns a coarser type, its other outputs may have all digits.
+    may_have_all_digits = fits or implementation.precision is None
+    if may_have_all_digits and _agree([*map(Branch, outputs, limits)], returned):
         return True
     if not fits:
         return False
-    for position, right in enumerate(seen.right[: len(outputs)]):
-        if right.limit.size == limits[position].size:
-            limits[position] = limits[position] + right.limit.reshape(limits[position].shape)
-    # The mistake may round worse than the formula, but not by more than 1000 times, unless it is
-    # that it rounds. Asking how much costs more than all else here.
-    loose = coarse or implementation.rounds
-    if not loose and not all(map(_near, outputs, seen.returned, limits)):
+    for index, right in enumerate(observation.right[: len(outputs)]):
+        if right.limit.size == limits[index].size:
+            limits[index] = limits[index] + right.limit.reshape(limits[index].shape)
+    # Skip the error bound of the mistake if even a much wider tolerance would not help.
+    rounds = coarse or implementation.rounds
+    if not rounds and not all(map(_are_near, outputs, returned, limits)):
         return False
-    if _judged([*map(Branch, outputs, limits)], seen.returned):
+    if _agree([*map(Branch, outputs, limits)], returned):
         return True
-    return _judged(_own_limits(implementation, seen.call, outputs, coarse), seen.returned)
+    return _agree(_own_limits(implementation, observation.call, outputs, coarse), returned)
 
 
-def _near(output: Array, returned: Array, limit: Array) -> bool:
-    """Tell whether what is finite on both sides is not far apart."""
+def _are_near(output: Array, returned: Array, limit: Array) -> bool:
+    """Return whether all pairs of finite elements agree within a much wider tolerance."""
     with np.errstate(all="ignore"):
-        apart = np.abs(output - returned) > _BEYOND * limit
-    return not np.any(apart & np.isfinite(output) & np.isfinite(returned))
+        far = np.abs(output - returned) > MAX_EXTRA_ROUNDING * limit
+    return not np.any(far & np.isfinite(output) & np.isfinite(returned))
 
 
-def _may_be_right(outputs: Sequence[Array], own: Sequence[Branch], right: Sequence[Branch]) -> bool:
-    """Tell whether what a mistake gets wrong may come out right by chance, in another order.
+def _may_be_right(
+    outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
+) -> bool:
+    """Return whether the wrong elements of a mistake may be right by chance in another order.
 
-    Of what is off by far more than the formula allows each element would have to.
+    Args:
+        outputs: the outputs of the mistake.
+        limits: the outputs of the mistake with their error bounds.
+        right: the expected outputs with theirs.
     """
-    chance = 1.0
-    for output, mine, theirs in zip(outputs, own, right, strict=True):
+    probability = 1.0
+    for output, own, expected in zip(outputs, limits, right, strict=True):
         with np.errstate(all="ignore"):
-            share = theirs.limit / (mine.otherwise or mine).limit
-        share = share[theirs.wrong(output) & (share < _UNLIKELY)]
-        chance *= float(np.prod(share))
-    return chance > _UNLIKELY**2
+            share = expected.limit / (own.otherwise or own).limit
+        share = share[expected.wrong(output) & (share < UNLIKELY)]
+        probability *= float(np.prod(share))
+    return probability > UNLIKELY**2
 
 
 def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
-    """Tell whether a type holds all elements of an output as they are."""
+    """Return whether a type represents all elements of an output exactly."""
     with np.errstate(all="ignore"):
         return np.array_equal(output.astype(dtype).astype(output.dtype), output, equal_nan=True)
 
 
-def _coarse(
+def _coarse_type(
     implementation: Implementation, outputs: Sequence[Array], call: Call[Array]
 ) -> np.dtype[Any] | None:
-    """Return the type that a mistake computes in where that is coarser than the right one."""
+    """Return the type that a mistake computes in, if it is coarser than the right one."""
     if implementation.precision is not None:
         return implementation.precision
     for output, (like, _) in zip(outputs, call.sources, strict=False):
@@ -236,13 +265,13 @@ def _own_limits(
     outputs: Sequence[Array],
     coarse: np.dtype[Any] | None,
 ) -> list[Branch]:
-    """Return how far what has this mistake may be off; empty if no bound is known.
+    """Return the outputs of a mistake with their error bounds; empty if no bound is known.
 
     Args:
         implementation: the mistake.
         call: the node.
-        outputs: what the mistake yields for it.
-        coarse: what everything is rounded to, if that is coarser than the tensors' types.
+        outputs: the outputs of the mistake.
+        coarse: the type that all values are rounded to, if it is coarser than the tensors' types.
     """
     if implementation.compute is not evaluate and coarse is None:
         return []
@@ -252,15 +281,19 @@ def _own_limits(
             limits = bound(wrong if coarse is None else _in_type(wrong, coarse))
     except Exception:  # noqa: BLE001 - a wrong formula may fail in every way
         return []
-    if [it.expected.shape for it in limits] != [it.shape for it in outputs]:
+    if [derived_output.expected.shape for derived_output in limits] != [
+        output.shape for output in outputs
+    ]:
         return []
-    # What it yields is right by any limit, also where the bound's formula yields something else.
-    pairs = zip(outputs, limits, strict=True)
-    return [Branch(it, np.zeros(it.shape), by.branch) for it, by in pairs]
+    # The mistake's own output always agrees, even if the formula of the bound yields another value.
+    return [
+        Branch(output, np.zeros(output.shape), derived_output.branch)
+        for output, derived_output in zip(outputs, limits, strict=True)
+    ]
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call whose floats are no finer than a type."""
+    """Return a call with floats of more precision converted to a type."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize
@@ -271,18 +304,18 @@ def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
 
 
 def _rounding(output: Array) -> Array:
-    """Return a few spacings of each element; nothing where it is no finite float."""
+    """Return a tolerance of a few epsilons for each element; 0 unless it is a finite float."""
     if kind_of(output.dtype) is not NumberKind.FLOAT:
         return np.zeros(output.shape)
     size = np.abs(np.asarray(output, np.float64))
     epsilon = float(ml_dtypes.finfo(output.dtype).eps)  # type: ignore[no-untyped-call]
-    return np.where(np.isfinite(size), _SPACINGS * epsilon * size, 0.0)
+    return np.where(np.isfinite(size), MAX_EPSILONS * epsilon * size, 0.0)
 
 
-def _judged(right: Sequence[Branch], actual: Sequence[Array]) -> bool:
-    """Tell whether outputs are what is right, of its types and shapes, within its limits."""
-    return len(right) == len(actual) and all(
-        (it.expected.dtype, it.expected.shape) == (output.dtype, output.shape)
-        and not it.wrong(output).any()
-        for it, output in zip(right, actual, strict=True)
+def _agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
+    """Return whether outputs have the expected types and shapes, and values within the limits."""
+    return len(expected) == len(outputs) and all(
+        (branch.expected.dtype, branch.expected.shape) == (output.dtype, output.shape)
+        and not branch.wrong(output).any()
+        for branch, output in zip(expected, outputs, strict=True)
     )

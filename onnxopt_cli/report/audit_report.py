@@ -130,8 +130,8 @@ def _survivor(verdict: Verdict) -> Text:
     text = Text.assemble(("survives  ", "bold red"), (verdict.name, "bold"))
     if verdict.about:
         text.append(f"  {verdict.about}")
-    if verdict.apart is not None:
-        text.append(f"\n  would show {_snapshot(*verdict.apart)}", style="dim")
+    if verdict.distinguishing is not None:
+        text.append(f"\n  would show {_snapshot(*verdict.distinguishing)}", style="dim")
     return text
 
 

@@ -1,4 +1,4 @@
-"""``onnxopt audit``: what a suite rejects, and what it must not."""
+"""``onnxopt audit``: suites reject mutants, but not reformulations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ cases:
     attributes: {rho: 0.5}
     inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
 """
-# The squares leave the type's range on the way.
+# The squares of this input overflow.
 BEYOND = """\
   - name: beyond
     attributes: {rho: 0.01}
@@ -35,24 +35,22 @@ UNEVEN = (
 
 
 @pytest.mark.slow
-def test_the_suite_rejects_every_wrong_implementation_and_no_right_one(
-    onnxopt, monkeypatch, tmp_path
-):
-    # Of all operators it takes minutes; .ci/run does that.
-    asked = ("cases/", "--operator", "AdmmGradient")
+def test_suite_rejects_every_mutant_and_no_reformulation(onnxopt, monkeypatch, tmp_path):
+    # .ci/run audits all operators, which takes minutes.
+    arguments = ("cases/", "--operator", "AdmmGradient")
     monkeypatch.chdir(REPOSITORY)
-    answer = onnxopt("audit", *asked, "--json", tmp_path / "audit.json")
+    answer = onnxopt("audit", *arguments, "--json", tmp_path / "audit.json")
     assert answer.code == 0, answer.out
     (score,) = json.loads((tmp_path / "audit.json").read_text())["operators"]
     assert score["survivors"] == score["false_alarms"] == []
     assert len(score["named"]) > 10
     assert len(score["automatic"]) > 50
     assert len(score["right"]) > 5
-    # Right implementations stay far below the limit, wrong ones far above it.
-    assert all(it["largest_share_of_limit"] <= 0.5 for it in score["right"])
+    # Reformulations stay far below the tolerance.
+    assert all(verdict["largest_share_of_limit"] <= 0.5 for verdict in score["right"])
 
 
-def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(workplace, onnxopt):
+def test_survivors_are_reported_with_an_input_that_distinguishes_them(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(INCONCLUSIVE)
     answer = onnxopt("audit", "weak.yaml", "-v", "-j", "1")
     assert answer.code == 1
@@ -63,10 +61,10 @@ def test_a_suite_with_gaps_names_survivors_and_the_input_that_would_show_them(wo
     )
 
 
-def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
+def test_joined_shards_equal_the_complete_audit(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(INCONCLUSIVE + BEYOND)
-    whole = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--json", "whole.json")
-    assert "inconclusive: 1 of loss_new: weak/weak/beyond" in whole.out
+    complete = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--json", "complete.json")
+    assert "inconclusive: 1 of loss_new: weak/weak/beyond" in complete.out
     parts = []
     for part in (1, 2, 3):
         answer = onnxopt("audit", "weak.yaml", "-v", "-j", "1", "--shard", f"{part}/3",
@@ -74,9 +72,11 @@ def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
         assert answer.code == 1
         parts += ["--join", f"{part}.json"]
     joined = onnxopt("audit", "weak.yaml", "-v", *parts, "--json", "joined.json")
-    assert (joined.code, joined.out) == (1, whole.out)
-    written = [(workplace / f"{it}.json").read_bytes() for it in ("joined", "whole")]
-    assert written[0] == written[1]
+    assert (joined.code, joined.out) == (1, complete.out)
+    joined_json, complete_json = (
+        (workplace / f"{name}.json").read_bytes() for name in ("joined", "complete")
+    )
+    assert joined_json == complete_json
 
     shard = json.loads((workplace / "1.json").read_text())
     shard["versions"]["numpy"] = "0.0.1"
@@ -87,30 +87,28 @@ def test_shards_of_an_audit_join_to_the_whole(workplace, onnxopt):
     )  # fmt: skip
     lacking = onnxopt("audit", "weak.yaml", *parts[:4])
     assert lacking.code == 2
-    assert "no shard says what becomes of AdmmPenalty" in lacking.err
+    assert "no shard contains the result of AdmmPenalty" in lacking.err
     (workplace / "weak.yaml").write_text(UNEVEN)
-    other = onnxopt("audit", "weak.yaml", *parts)
-    assert other.code == 2
-    assert "of other cases, or of other outputs" in other.err
-    none = onnxopt("audit", "weak.yaml", "--join", "whole.json")
-    assert none.code == 2
-    assert "whole.json is not a shard of an audit" in none.err
+    other_cases = onnxopt("audit", "weak.yaml", *parts)
+    assert other_cases.code == 2
+    assert "of other cases or expected outputs" in other_cases.err
+    not_a_shard = onnxopt("audit", "weak.yaml", "--join", "complete.json")
+    assert not_a_shard.code == 2
+    assert "complete.json is not a shard of an audit" in not_a_shard.err
 
 
-def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it(
-    workplace, onnxopt
-):
+def test_redundant_cases_are_reported_with_verbose_and_verdicts_are_the_same(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(UNEVEN)
     scores = []
     for options in ((), ("-v",)):
         onnxopt("audit", "weak.yaml", "-j", "1", "--json", "audit.json", *options)
         scores += json.loads((workplace / "audit.json").read_text())["operators"]
-    found, redundant = zip(
+    verdicts, redundant = zip(
         *(
             (
                 [
-                    (it["name"], it["rejected"], it["equivalent"])
-                    for it in score["named"] + score["automatic"] + score["right"]
+                    (verdict["name"], verdict["rejected"], verdict["equivalent"])
+                    for verdict in score["named"] + score["automatic"] + score["right"]
                 ],
                 score["redundant"],
             )
@@ -118,7 +116,7 @@ def test_redundant_cases_are_looked_for_only_with_v_and_no_verdict_depends_on_it
         ),
         strict=True,
     )
-    assert found[0] == found[1]
+    assert verdicts[0] == verdicts[1]
     assert redundant == (None, ["weak/weak/first", "weak/weak/again"])
 
 
@@ -129,7 +127,7 @@ from onnxopt_cli.operators.operator import Attribute, Operator
 
 
 def shrink(X, S, *, weight, kind):
-    """Set what is small to zero, and shrink what is less than twice as large."""
+    """Set small elements to zero, and shrink those that are less than twice as large."""
     t = weight * S
     if kind == "hard":
         Y = np.where(np.abs(X) > S, weight * X, 0)
@@ -150,7 +148,7 @@ SHRINKAGE = Operator(
 
 
 @pytest.mark.slow
-def test_modes_and_thresholds_of_a_user_s_operator_leave_no_gap(workplace, onnxopt):
+def test_suite_of_a_user_operator_with_modes_and_thresholds_has_no_survivors(workplace, onnxopt):
     (workplace / "shrink.py").write_text(THRESHOLD)
     answer = onnxopt("audit", "threshold", "--operators", "shrink.py", "-j", "1")
     assert answer.code == 0, answer.out
@@ -163,7 +161,7 @@ def test_survivors_can_be_allowed_by_name(workplace, onnxopt):
     assert onnxopt("audit", "weak.yaml", "--allow", "none of this name").code == 1
 
 
-def test_a_tolerance_that_rejects_right_implementations_is_a_false_alarm(workplace, onnxopt):
+def test_rejected_reformulation_is_a_false_alarm(workplace, onnxopt):
     strict = UNEVEN.replace("cases:\n", "tolerance: {rtol: 0, atol: 0}\ncases:\n")
     (workplace / "strict.yaml").write_text(strict)
     answer = onnxopt("audit", "strict.yaml", "--allow", "*")
@@ -171,7 +169,7 @@ def test_a_tolerance_that_rejects_right_implementations_is_a_false_alarm(workpla
     assert "false alarm" in answer.out
 
 
-def test_onnx_s_tolerance_lets_more_survive_than_the_derived_one(workplace, onnxopt):
+def test_more_mutants_survive_onnx_tolerance_than_the_error_bound(workplace, onnxopt):
     (workplace / "uneven.yaml").write_text(UNEVEN)
 
     def survivors(*options):

@@ -1,4 +1,4 @@
-"""``onnxopt audit --injected``: what each tolerance catches of errors in right outputs."""
+"""``onnxopt audit --injected``: which errors in right outputs each tolerance catches."""
 
 import json
 from collections import defaultdict
@@ -23,38 +23,42 @@ def injected(onnxopt, tmp_path):
     return run
 
 
-def test_an_error_of_1e_5_escapes_the_tolerance_of_onnx_and_not_ours(injected):
-    out, found = injected(*(f"onnx-node/{name}/0" for name in COMPUTED))
+def test_conditioned_tolerance_catches_errors_of_1e_5(injected):
+    out, errors = injected(*(f"onnx-node/{name}/0" for name in COMPUTED))
     assert "Softmax" in out
-    small = [it for it in found if it["error"] == "times 1 + 1e-5"]
-    assert len(small) == len(COMPUTED)
-    for it in small:
-        assert (it["moves"], it["conditioned"]) == (False, True)
-    assert not all(it["onnx"] for it in small)
+    small_errors = [error for error in errors if error["error"] == "times 1 + 1e-5"]
+    assert len(small_errors) == len(COMPUTED)
+    for error in small_errors:
+        assert (error["moves"], error["conditioned"]) == (False, True)
+    assert not all(error["onnx"] for error in small_errors)
 
 
 def test_exchanged_neighbours_are_caught_wherever_data_are_moved(injected):
-    _, found = injected(*(f"onnx-node/{name}/0" for name in MOVED))
-    assert {it["case"].split("/")[1] for it in found if it["moves"]} == set(MOVED)
-    assert all(it["conditioned"] for it in found)
-    assert sum(it["error"] == "neighbours exchanged" for it in found) == len(MOVED)
+    _, errors = injected(*(f"onnx-node/{name}/0" for name in MOVED))
+    assert {error["case"].split("/")[1] for error in errors if error["moves"]} == set(MOVED)
+    assert all(error["conditioned"] for error in errors)
+    assert sum(error["error"] == "neighbours exchanged" for error in errors) == len(MOVED)
 
 
-def test_cases_without_outputs_of_floats_have_nothing_to_put_errors_into(onnxopt):
+def test_errors_cannot_be_injected_into_integer_outputs(onnxopt):
     result = onnxopt("audit", "onnx-node/test_and2d/0", "--injected")
     assert result.code == 5
     assert "has outputs to put errors into" in result.err
 
 
 @pytest.mark.slow
-def test_of_node_cases_the_stated_shares_are_caught(injected):
-    _, found = injected("onnx-node")
-    exchanged = [it for it in found if it["error"] == "neighbours exchanged" and it["moves"]]
+def test_documented_shares_of_node_case_errors_are_caught(injected):
+    _, errors = injected("onnx-node")
+    exchanged = [
+        error for error in errors if error["error"] == "neighbours exchanged" and error["moves"]
+    ]
     assert len(exchanged) > 300
-    assert all(it["conditioned"] for it in exchanged)
+    assert all(error["conditioned"] for error in exchanged)
     caught = defaultdict(list)
-    for it in found:
-        if it["error"] == "times 1 + 1e-5" and not it["moves"]:
-            caught[it["operator"]].append(it["conditioned"])
+    for error in errors:
+        if error["error"] == "times 1 + 1e-5" and not error["moves"]:
+            caught[error["operator"]].append(error["conditioned"])
     assert len(caught) > 80
-    assert {name: it for name, it in caught.items() if sum(it) < 0.95 * len(it)} == {}
+    assert {
+        name: outcomes for name, outcomes in caught.items() if sum(outcomes) < 0.95 * len(outcomes)
+    } == {}
