@@ -1,4 +1,4 @@
-"""Choosing among cases by what the user asked for, and by what they ask of a backend."""
+"""Select cases by pattern, tag, operator, earlier failures and required capabilities."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.nodes import operator_names
 
-# What failed last, for --lf and --ff, is kept in the cache, and never in the way of a run: a file
-# that is not there, damaged, of another user or cannot be written is as if nothing were known.
-_MEMORY = "last-failures.json"
-_MOST_BYTES = 4 << 20
-# Tags or operators that are named where one is not there.
+# The cache stores the last failures for --lf and --ff. It never makes a run fail: a file that is
+# missing, damaged, owned by another user or not writable is treated as an empty one.
+_FAILURES_FILE = "last-failures.json"
+_MAX_FILE_BYTES = 4 << 20
+# Existing tags or operators listed in the hint about an unknown one.
 _MAX_SHOWN_NAMES = 8
-# The folders, and backends in each, that were used last.
-_FOLDERS = 20
-_BACKENDS = 10
+# The file keeps the most recently used folders, and the most recent backends of each.
+_MAX_FOLDERS = 20
+_MAX_BACKENDS = 10
 
-#: By backend the ids of the cases that failed when they last ran.
+#: For each backend, the ids of the cases that failed in their last run.
 _Failures = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class FailedLast:
-    """What to do about cases that failed when they last ran here.
+    """How to treat the cases that failed in their last run in this folder.
 
     Attributes:
-        backends: on which they failed.
-        only: whether only these are chosen; otherwise they come first.
+        backends: the backends whose failures count.
+        only: whether to select only these cases; otherwise they run first.
     """
 
     backends: tuple[str, ...]
@@ -75,23 +75,23 @@ def choose(
     without: Mapping[str, str] = MappingProxyType({}),
     failed: FailedLast | None = None,
 ) -> tuple[list[Case], dict[str, str]]:
-    """Choose among cases; letter case never matters.
+    """Select cases; all comparisons ignore letter case.
 
     Args:
-        cases: to choose among.
-        filters: an empty one lets everything through.
-        tell: called with what the user should know: which word of a pattern matches nothing,
-            why all cases run though only those that failed are asked for.
-        without: more capabilities to leave out, and why.
-        failed: whether and how earlier failures count; None if they do not.
+        cases: the cases to select from.
+        filters: the filters of the command line; an empty one selects every case.
+        tell: called with each notice for the user: a word of a pattern that matches no case, or
+            the reason why all cases run although --lf was given.
+        without: further capabilities to exclude, each with the reason.
+        failed: how to use earlier failures; None ignores them.
 
     Returns:
-        The selected cases in their order; and for each capability that is left out how many
-        cases need it, and why they are.
+        The selected cases in their original order; and for each excluded capability, the number
+        of cases that need it and the reason.
 
     Raises:
-        UsageError: if an operator or a tag occurs in none of the cases, there is no such
-            capability, or a pattern cannot be read.
+        UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern
+            has a syntax error.
     """
     chosen = list(cases)
     ids = [case.id for case in cases]
@@ -105,8 +105,8 @@ def choose(
         pairs = [(case, operators_of(case)) for case in chosen]
         chosen = _having("operator", filters.operators, pairs)
     for word in sorted({word for pattern in patterns for word in pattern.unmatched}):
-        template = _template(word, ids)
-        tell(f"no case's id matches -k {word}{'; ' * bool(template)}{template}")
+        hint = _similar_id(word, ids)
+        tell(f"no case's id matches -k {word}{'; ' * bool(hint)}{hint}")
     if failed is not None:
         chosen, why = _failed_last(chosen, failed)
         if why:
@@ -115,11 +115,11 @@ def choose(
     return _leave_out(chosen, names) if names else (chosen, {})
 
 
-def _template(word: str, ids: Sequence[str]) -> str:
-    """Ask for the piece of an id most like a word, or that begins so; empty if there is none."""
+def _similar_id(word: str, ids: Sequence[str]) -> str:
+    """Return a hint with the part of an id that resembles a word, or an empty string."""
     pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
-    if template := nearest(word, pieces.values()):
-        return template
+    if hint := nearest(word, pieces.values()):
+        return hint
     for end in range(len(word) - 1, 1, -1):
         for piece in sorted(pieces):
             if piece.startswith(word[:end].lower()):
@@ -128,12 +128,15 @@ def _template(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed last, unless only they count the others too, or why all run."""
-    known = _read(cache_folder() / _MEMORY).get(working_folder(), {})
-    unknown = [name for name in wanted.backends if name not in known]
+    """Return the cases that failed in their last run, followed by the others unless excluded.
+
+    Returns all cases, and the reason, if none of them failed or a backend has no earlier run.
+    """
+    failures = _read(cache_folder() / _FAILURES_FILE).get(working_folder(), {})
+    unknown = [name for name in wanted.backends if name not in failures]
     if unknown:
         return cases, f"no earlier run on {unknown[0]} is known here: all cases run"
-    ids = {case for name in wanted.backends for case in known[name]}
+    ids = {case for name in wanted.backends for case in failures[name]}
     failed = [case for case in cases if case.id in ids]
     if not failed:
         return cases, "none of the cases failed last: all run"
@@ -141,31 +144,31 @@ def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str
 
 
 def remember(results: Sequence[Result]) -> None:
-    """Remember which cases failed; of those that did not run what was known before stays."""
-    path = cache_folder() / _MEMORY
+    """Store which cases failed; keep the stored state of cases that did not run."""
+    path = cache_folder() / _FAILURES_FILE
     if not path.exists() and all(result.conforms for result in results):
         return
     folders = _read(path)
     before = folders.pop(working_folder(), {})
-    known = {**before}
-    now: dict[str, dict[str, bool]] = {}
+    failures = {**before}
+    conforms: dict[str, dict[str, bool]] = {}
     for result in results:
         if result.outcome is not Outcome.NOT_RUN and result.case not in OUTSIDE_IDS:
-            now.setdefault(result.backend, {})[result.case] = result.conforms
-    for backend, cases in now.items():
-        others = [case for case in known.pop(backend, ()) if case not in cases]
-        known[backend] = others + [case for case, conforms in cases.items() if not conforms]
-    if known == before:
+            conforms.setdefault(result.backend, {})[result.case] = result.conforms
+    for backend, cases in conforms.items():
+        not_run = [case for case in failures.pop(backend, ()) if case not in cases]
+        failures[backend] = not_run + [case for case, passed in cases.items() if not passed]
+    if failures == before:
         return
-    folders[working_folder()] = dict([*known.items()][-_BACKENDS:])
+    folders[working_folder()] = dict([*failures.items()][-_MAX_BACKENDS:])
     with suppress(OSError, OnnxoptError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        data = json.dumps(dict([*folders.items()][-_FOLDERS:])).encode()
-        write_atomically(path, data if len(data) <= _MOST_BYTES else b"{}")
+        data = json.dumps(dict([*folders.items()][-_MAX_FOLDERS:])).encode()
+        write_atomically(path, data if len(data) <= _MAX_FILE_BYTES else b"{}")
 
 
 def operators_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the operators of a case's model; none if it cannot be read."""
+    """Return the names of the operators in a case's model; an empty tuple if it is invalid."""
     if case.operators is not None:
         return case.operators
     try:
@@ -175,25 +178,25 @@ def operators_of(case: Case) -> tuple[str, ...]:
 
 
 _TOKEN = re.compile(r"[()]|[^\s()]+")
-_DEEPEST = 100
+_MAX_DEPTH = 100
 
 
 class _Pattern:
-    """A pattern, matched against ids.
+    """A pattern of -k, matched against ids.
 
-    What matches as it is, and a single word, is no expression: an id may hold a parenthesis or a
-    blank, and an operator may be called And.
+    A text that matches an id literally and a single word are not parsed as expressions, because an
+    id may contain parentheses or blanks, and an operator may be called And.
 
     Args:
-        text: of the pattern.
-        ids: of all cases.
+        text: the text of the pattern.
+        ids: the ids of all cases.
 
     Attributes:
-        matching: the ids that it matches.
-        unmatched: its words that match no id.
+        matching: the ids that match.
+        unmatched: the words of the pattern that match no id.
 
     Raises:
-        UsageError: if it is an expression that cannot be read; says where.
+        UsageError: if the expression has a syntax error; the message gives its position.
     """
 
     def __init__(self, text: str, ids: Sequence[str]) -> None:
@@ -201,62 +204,62 @@ class _Pattern:
         self.unmatched: list[str] = []
         self.matching = set(_matching(text, ids))
         self._tokens = [(match[0], match.start()) for match in _TOKEN.finditer(text)]
-        if self.matching or len(self._tokens) < 2:  # noqa: PLR2004 - a word is no expression
+        if self.matching or len(self._tokens) < 2:  # noqa: PLR2004 - a single word
             self.unmatched = [] if self.matching else [text]
             return
-        self.matching = self._any(0)
+        self.matching = self._disjunction(0)
         if self._tokens:
             self._fail('"and" or "or"')
 
-    def _any(self, depth: int) -> set[str]:
-        found = self._all(depth)
-        while self._next("or"):
-            found |= self._all(depth)
-        return found
+    def _disjunction(self, depth: int) -> set[str]:
+        matching = self._conjunction(depth)
+        while self._accept("or"):
+            matching |= self._conjunction(depth)
+        return matching
 
-    def _all(self, depth: int) -> set[str]:
-        found = self._one(depth)
-        while self._next("and"):
-            found &= self._one(depth)
-        return found
+    def _conjunction(self, depth: int) -> set[str]:
+        matching = self._operand(depth)
+        while self._accept("and"):
+            matching &= self._operand(depth)
+        return matching
 
-    def _one(self, depth: int) -> set[str]:
-        if depth > _DEEPEST:
+    def _operand(self, depth: int) -> set[str]:
+        if depth > _MAX_DEPTH:
             self._fail("fewer parentheses")
-        if self._next("not"):
-            return set(self._ids) - self._one(depth + 1)
-        if self._next("("):
-            found = self._any(depth + 1)
-            if not self._next(")"):
+        if self._accept("not"):
+            return set(self._ids) - self._operand(depth + 1)
+        if self._accept("("):
+            matching = self._disjunction(depth + 1)
+            if not self._accept(")"):
                 self._fail('")"')
-            return found
+            return matching
         if not self._tokens or self._tokens[0][0] in {"and", "or", ")"}:
             self._fail("a word")
         word, _ = self._tokens.pop(0)
-        found = set(_matching(word, self._ids))
-        if not found:
+        matching = set(_matching(word, self._ids))
+        if not matching:
             self.unmatched.append(word)
-        return found
+        return matching
 
-    def _next(self, token: str) -> bool:
-        """Take the next token if it is this one."""
+    def _accept(self, token: str) -> bool:
+        """Consume the next token if it equals the given one."""
         if self._tokens and self._tokens[0][0] == token:
             self._tokens.pop(0)
             return True
         return False
 
     def _fail(self, expected: str) -> NoReturn:
-        found, place = self._tokens[0] if self._tokens else ("", len(self._text))
-        what = f'"{printable(found)}"' if found else "the end"
-        before = printable(self._text[:place])
+        token, start = self._tokens[0] if self._tokens else ("", len(self._text))
+        actual = f'"{printable(token)}"' if token else "the end"
+        before = printable(self._text[:start])
         raise UsageError(
-            f"-k: found {what} at character {place + 1}, expected {expected}",
-            hint=f"{before}{printable(self._text[place:])}\n{' ' * len(before)}^",
+            f"-k: found {actual} at character {start + 1}, expected {expected}",
+            hint=f"{before}{printable(self._text[start:])}\n{' ' * len(before)}^",
         )
 
 
 def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
-    """Return the ids that one word matches; a whole id matches that id alone."""
+    """Return the ids that one word matches; a complete id matches only itself."""
     if pattern in ids:
         return [pattern]
     lowered = pattern.lower()
@@ -265,15 +268,15 @@ def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
 
 
 def _having(
-    what: str, wanted: tuple[str, ...], pairs: list[tuple[Case, tuple[str, ...]]]
+    kind: str, wanted: tuple[str, ...], pairs: list[tuple[Case, tuple[str, ...]]]
 ) -> list[Case]:
-    """Keep the cases that have one of the wanted words; a word that none has is a mistake."""
-    known = {word.lower(): word for _, words in pairs for word in words}
+    """Return the cases that have one of the wanted words; each word must occur in some case."""
+    existing = {word.lower(): word for _, words in pairs for word in words}
     for word in wanted:
-        if pairs and word.lower() not in known:
-            there = f"the {what}s are: {some_of([*known.values()], _MAX_SHOWN_NAMES) or 'none'}"
-            hint = nearest(word, known.values(), there)
-            raise UsageError(f"no selected case has the {what} {word!r}", hint=hint)
+        if pairs and word.lower() not in existing:
+            listing = some_of([*existing.values()], _MAX_SHOWN_NAMES) or "none"
+            hint = nearest(word, existing.values(), f"the {kind}s are: {listing}")
+            raise UsageError(f"no selected case has the {kind} {word!r}", hint=hint)
     lowered = {word.lower() for word in wanted}
     return [case for case, words in pairs if lowered & {word.lower() for word in words}]
 
@@ -281,21 +284,21 @@ def _having(
 def _leave_out(
     cases: Sequence[Case], without: Mapping[str, str]
 ) -> tuple[list[Case], dict[str, str]]:
-    """Leave out the cases that need a capability; say how many need each."""
+    """Exclude the cases that need a capability; count the cases that need each."""
     for name in without:
         if name not in CAPABILITIES:
-            hint = nearest(name, CAPABILITIES, f"there are {', '.join(CAPABILITIES)}")
-            raise UsageError(f"there is no capability {printable(name)!r}", hint=hint)
+            hint = nearest(name, CAPABILITIES, f"the capabilities are {', '.join(CAPABILITIES)}")
+            raise UsageError(f"unknown capability {printable(name)!r}", hint=hint)
     needs = [set(capabilities_of(case)) for case in cases]
     left_out = {}
     for name, why in without.items():
         count = sum(name in need for need in needs)
         left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(why)}{why}"
-    kept = [case for case, it in zip(cases, needs, strict=True) if it.isdisjoint(without)]
-    return kept, left_out
+    selected = [case for case, need in zip(cases, needs, strict=True) if need.isdisjoint(without)]
+    return selected, left_out
 
 
-#: The capabilities, in the order in which they are shown.
+#: The capabilities with their descriptions, in display order.
 CAPABILITIES = {
     "double": "tensors of doubles",
     "mixed-types": "floating-point inputs of unlike types",
@@ -313,59 +316,60 @@ _LARGE_ELEMENTS = 10_000
 
 def capabilities(problem: Problem) -> tuple[str, ...]:
     """Return the capabilities that a case needs, in the order of :data:`CAPABILITIES`."""
-    course, inputs = problem.trajectory, problem.inputs
-    given: list[Value] = [*inputs.values()]
-    if course is not None:
-        given += course.series.values()
-        first = course.inputs(
-            1, course.state, lambda array: array, lambda it, like: like.astype(it.dtype)
-        )
-        inputs = first
+    trajectory = problem.trajectory
+    inputs: list[Value] = [*problem.inputs.values()]
+    if trajectory is not None:
+        inputs += trajectory.series.values()
     stored = [*(problem.stored or {}).values()]
-    for values in (given, stored):
-        # It grows by what sequences and maps hold.
+    for values in (inputs, stored):
+        # The loop also visits the elements of sequences and maps, which it appends.
         for value in values:
             if isinstance(value, (list, dict)):
                 values.extend(value.values() if isinstance(value, dict) else value)
-    mine = [it for it in given if isinstance(it, np.ndarray)]
-    arrays = mine + [it for it in stored if isinstance(it, np.ndarray)]
+    input_arrays = [value for value in inputs if isinstance(value, np.ndarray)]
+    arrays = input_arrays + [value for value in stored if isinstance(value, np.ndarray)]
     floats = [array for array in arrays if "float" in dtype_name(array.dtype)]
-    types = {dtype_name(it.dtype) for it in mine} & {dtype_name(it.dtype) for it in floats}
-    attributes = (it.f for node in problem.model.graph.node for it in node.attribute)
-    counts = [it for it in mine if it.dtype == np.int64 and it.size == 1]
+    float_types = {array.dtype for array in floats}
+    input_types = {dtype_name(array.dtype) for array in input_arrays}
+    types = input_types & {dtype_name(dtype) for dtype in float_types}
+    attributes = (attribute.f for node in problem.model.graph.node for attribute in node.attribute)
+    counts = [array for array in input_arrays if array.dtype == np.int64 and array.size == 1]
     call = None if problem.must_reject else problem.call
     groups = call.groups if call else ()
     needed = {
-        "double": any(it.dtype == np.float64 for it in floats),
+        "double": np.dtype(np.float64) in float_types,
         "mixed-types": len(types) > 1,
         "many-tensors": len(groups) > 1,
-        "broadcasting": any(it.shape != group[0].shape for group in groups for it in group),
+        "broadcasting": any(array.shape != group[0].shape for group in groups for array in group),
         "refusals": problem.must_reject,
         "not-finite": not (
-            all(map(math.isfinite, attributes)) and all(np.isfinite(it).all() for it in floats)
+            all(map(math.isfinite, attributes))
+            and all(np.isfinite(array).all() for array in floats)
         ),
         "large-counts": any(abs(int(count.item())) > _EXACT_COUNT for count in counts),
-        "empty": any(it.size == 0 for it in mine),
-        "large": sum(it.size for it in mine) > _LARGE_ELEMENTS,
+        "empty": any(array.size == 0 for array in input_arrays),
+        "large": sum(array.size for array in input_arrays) > _LARGE_ELEMENTS,
     }
     return tuple(name for name in CAPABILITIES if needed[name])
 
 
 def capabilities_of(case: Case) -> tuple[str, ...]:
-    """Return the capabilities that a case needs; none if it cannot be read."""
+    """Return the capabilities that a case needs; an empty tuple if it is invalid."""
     try:
         return capabilities(case.load())
     except (InvalidCase, NodeError, MemoryError):
-        # Running it says so.
+        # The run reports the error.
         return ()
 
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        found = read_json(read_regular_file(path, _MOST_BYTES)) if is_ours(path.lstat()) else {}
+        if not is_ours(path.lstat()):
+            return {}
+        document = read_json(read_regular_file(path, _MAX_FILE_BYTES))
         return {
             folder: {backend: [*map(str, cases)] for backend, cases in backends.items()}
-            for folder, backends in found.items()
+            for folder, backends in document.items()
         }
     except (OSError, Malformed, ValueError, TypeError, AttributeError):
         return {}
