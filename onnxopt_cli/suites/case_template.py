@@ -1,4 +1,4 @@
-"""Case templates about an operator of which only what matters is said, the rest being ordinary."""
+"""Case templates of an operator: the caller sets the relevant values, all others have defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, bound
@@ -31,21 +31,21 @@ from onnxopt_cli.operators.rewrite import Formula, rewrite
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
 
-#: T and R of a case template that says none, and the type that is wider than the usual one.
+#: The default T and R of a case template, and the wider of the two floating-point types.
 COUNT = 3
 RATE = 0.4
 WIDE = "float64"
-# How often a formula is called to see whether it always returns the same.
+# Number of calls that must return equal values before a formula counts as deterministic.
 _CALLS = 20
 
-# Short decimals without a special value among them, one row a tensor of a group.
+# Ordinary elements: short decimals without special values, one row for each tensor of a group.
 _ROWS = (
     (1.5, -0.7, 0.3, 2.25, -1.1),
     (-0.9, 0.4, 1.1, -0.35, 0.6),
     (0.2, -0.6, 0.5, 1.3, -0.15),
     (0.8, 1.7, 0.25, 0.06, 0.45),
 )
-# Values of the numeric attributes, in their order: below one, unlike each other and any default.
+# Ordinary values of the numeric attributes, in order: below 1, distinct, and not a default.
 _ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
 
 
@@ -63,7 +63,7 @@ class Author:
             for name, fraction in zip(self.numeric, cycle(_ORDINARY), strict=False)
         }
         required = {item.name for item in operator.attributes if item.required}
-        self.required = {name: it for name, it in self.ordinary.items() if name in required}
+        self.required = {name: value for name, value in self.ordinary.items() if name in required}
         self.settings = _settings(operator)
         self.turn = cycle(self.settings)
         self.double = dict.fromkeys(operator.tensors, WIDE)
@@ -76,24 +76,24 @@ class Author:
         self.stepped = [item for item in operator.tensors if item != self.first]
 
     def within(self, name: str, fraction: float) -> float:
-        """Return a value of an attribute that lies so far between its limits."""
+        """Return the value at this fraction of the range between an attribute's limits."""
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
 
     def clipped(self, value: float) -> dict[str, float]:
-        """Return a value for every numeric attribute, or the nearest that it may have."""
+        """Return the value for every numeric attribute, clipped to its limits."""
         limits = {name: self.limits.get(name, (value, value)) for name in self.numeric}
         return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
-        """Return such a value as float32, between its neighbours within the limits."""
+        """Return the value of :meth:`within` as float32, and its neighbours in the limits."""
         middle = np.float32(self.within(name, fraction))
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
         below, above = (np.nextafter(middle, end) for end in ends)
         return [float(below), float(middle), float(above)]
 
     def tensor(self, name: str, group: int, shape: tuple[int, ...]) -> Array:
-        """Return ordinary doubles for a tensor, other ones in each group."""
+        """Return ordinary doubles for a tensor; they differ between groups."""
         row = np.array(_ROWS[self.operator.tensors.index(name) % len(_ROWS)])
         values = np.resize(np.roll(row, -group), shape) * (1 + group)
         return np.abs(values) if name in self.nonnegative else values
@@ -101,14 +101,14 @@ class Author:
     def drawn(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
     ) -> RandomTensor:
-        """Return random elements for a tensor, other ones in each group."""
+        """Return random elements for a tensor; they differ between groups."""
         seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
         if name in self.nonnegative:
             return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
         return RandomTensor("normal", seed, shape, np.dtype(dtype))
 
     def combined(self, scales: Sequence[float]) -> dict[str, Array]:
-        """Return tensors in which each ordinary operand is scaled by each number, in all ways."""
+        """Return tensors with every combination of the scales, applied to ordinary elements."""
         names = self.operator.tensors
         columns = np.array([*product(scales, repeat=len(names))]).T
         return {
@@ -117,24 +117,24 @@ class Author:
         }
 
     def judged(self, tensors: Mapping[str, Array], *, wide: bool = False) -> dict[str, Array]:
-        """Leave out the elements that some output could not be judged at."""
-        template = self.ask("", "", tensors=tensors, wide=wide)
+        """Remove the elements at which an output is inconclusive."""
+        template = self.template("", "", tensors=tensors, wide=wide)
         inconclusive = reduce(
             np.logical_or,
             (derived_output.branch.inconclusive for derived_output in derived_outputs(template)),
         )
         if inconclusive.ndim == 0:
-            # One result of all elements: without the largest ones it may be judged.
+            # The outputs depend on all elements: remove the largest ones until they are conclusive.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
             if inconclusive and size.size > 1:
                 smaller = size < np.max(size)
-                smaller_ones = {name: item[smaller] for name, item in tensors.items()}
-                return self.judged(smaller_ones, wide=wide)
+                remaining = {name: tensor[smaller] for name, tensor in tensors.items()}
+                return self.judged(remaining, wide=wide)
             return dict(tensors)
         return {name: tensor[~inconclusive] for name, tensor in tensors.items()}
 
     def judgeable(self, templates: Iterable[CaseTemplate]) -> CaseTemplate:
-        """Return the first case template that judges at least one element of every output."""
+        """Return the first case template with a conclusive element in every output, or the last."""
         for template in templates:
             if all(
                 derived_output.inconclusive < derived_output.value.size
@@ -143,64 +143,81 @@ class Author:
                 break
         return template
 
-    def ask(
+    def template(
         self,
         name: str,
         about: str,
         *,
         count: int = COUNT,
-        given: Attributes | None = None,
+        attributes: Attributes | None = None,
         changed: Mapping[str, AttributeValue] = {},
         setting: Attributes | None = None,
         turn: bool = True,
         shapes: Shapes = ((4,),),
         narrow: Mapping[tuple[str, int], tuple[int, ...]] = {},
         types: Mapping[Any, str] = {},
-        tensors: Mapping[Any, Given] = {},
+        tensors: Mapping[Any, TemplateInput] = {},
         rate: str = "float32",
         wide: bool = False,
         rate_value: float = RATE,
         rank: Sequence[int] = (0,),
     ) -> CaseTemplate:
-        """Write a case template down; what is not said is ordinary.
+        """Return a case template; every argument that is omitted gets an ordinary value.
 
-        Types and tensors are said for a tensor of all groups, or for one by its name and group;
-        ranks for the scalars in turn; attributes as all that are given, or as those that change.
-        A wide case template has everything in double. Settings take turns where none is said, or it
-        is the first one.
+        Args:
+            name: the name of the case.
+            about: what the case tests.
+            count: T.
+            attributes: all numeric attributes of the node; None for the ordinary ones.
+            changed: attributes that replace some of these.
+            setting: values of the attributes with choices; None takes the next setting in turn.
+            turn: whether to take the next setting in turn if none is given, instead of the first.
+            shapes: the shape of the tensors in each group.
+            narrow: shapes of tensors that broadcast, by name and group.
+            types: element types by the name of a tensor, or by name and group.
+            tensors: values by the name of a tensor, or by name and group.
+            rate: the element type of R.
+            wide: whether all inputs are doubles.
+            rate_value: R.
+            rank: the ranks of the scalars, repeated in turn.
         """
         if wide:
             types, rate = self.double, WIDE
-        inputs: list[Given] = [*self.scalars(count, rate_value, rate, rank)]
+        inputs: list[TemplateInput] = [*self.scalars(count, rate_value, rate, rank)]
         for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes)):
             place = tensor, group
             dtype = types.get(place, types.get(tensor, "float32"))
             value = tensors.get(place, tensors.get(tensor))
             if value is None:
                 value = self.tensor(tensor, group, narrow.get(place, shape))
-            drawn = isinstance(value, RandomTensor)
-            inputs.append(value if drawn else np.asarray(value, dtype))
-        chosen = self.ordinary if given is None else given
+            random = isinstance(value, RandomTensor)
+            inputs.append(value if random else np.asarray(value, dtype))
+        numeric = self.ordinary if attributes is None else attributes
         words = setting or (next(self.turn) if turn else self.settings[0])
-        return self.written(name, about, inputs, {**chosen, **changed, **words})
+        return self.explicit_template(name, about, inputs, {**numeric, **changed, **words})
 
     def scalars(
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
     ) -> list[Array]:
-        """Return the operator's scalars: what is an integer counts, all else is a rate."""
-        # No two rates are alike, so that exchanging them shows; the first is the one asked about.
-        others = range(1, len(self.operator.scalars))
-        rates = iter([rate, *(RATE + place / 8 for place in others)])
-        found = []
+        """Return the operator's scalars: integers are counts, all others are rates."""
+        # The first rate has the given value. The others differ, to detect exchanged scalars.
+        further_rates = (RATE + place / 8 for place in range(1, len(self.operator.scalars)))
+        rates = iter([rate, *further_rates])
+        scalars = []
         for scalar, dimensions in zip(self.operator.scalars, cycle(ranks), strict=False):
             kind = (count, "int64") if "int64" in scalar.dtypes else (next(rates), dtype)
-            found.append(np.full((1,) * dimensions, *kind))
-        return found
+            scalars.append(np.full((1,) * dimensions, *kind))
+        return scalars
 
-    def written(
-        self, name: str, about: str, inputs: Sequence[Given], attributes: Attributes, *tags: str
+    def explicit_template(
+        self,
+        name: str,
+        about: str,
+        inputs: Sequence[TemplateInput],
+        attributes: Attributes,
+        *tags: str,
     ) -> CaseTemplate:
-        """Write a case template with all of its inputs down, in the order of the operator."""
+        """Return a case template with exactly these inputs, in the order of the operator."""
         groups = (len(inputs) - len(self.operator.scalars)) // len(self.operator.tensors)
         return CaseTemplate(
             name=name,
@@ -213,7 +230,7 @@ class Author:
 
 
 def derived_outputs(template: CaseTemplate) -> list[DerivedOutput]:
-    """Return the answers to a case template without random inputs, and how far off they may be."""
+    """Return the expected outputs and error bounds of a case template without random inputs."""
     return bound(_call(template))
 
 
@@ -224,16 +241,16 @@ def _call(template: CaseTemplate) -> Call[Array]:
 
 
 def _settings(operator: Operator) -> list[dict[str, str]]:
-    """Return every combination of words among the attributes."""
+    """Return every combination of values of the attributes with choices."""
     choices = {item.name: item.choices for item in operator.attributes if item.choices}
-    return [dict(zip(choices, chosen, strict=True)) for chosen in product(*choices.values())]
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def unreadable(operator: Operator) -> str:
-    """Say at which line of a formula a reading fails, and why; nothing if none does.
+    """Return the line and reason if an interpretation of the formula fails, else an empty string.
 
-    The formula is read with ordinary operands, once for every combination of words among its
-    attributes: whatever it asks of NumPy there has to be known.
+    The formula is interpreted with ordinary operands, once for each combination of values of the
+    attributes with choices. Every NumPy function it calls must be in the vocabulary.
     """
     from onnxopt_cli.interpret.lower.lower_model import lower
 
@@ -242,28 +259,28 @@ def unreadable(operator: Operator) -> str:
             _check_returned(operator, setting)
         author = Author(operator)
         for setting in author.settings:
-            template = author.ask("", "", setting=setting)
+            template = author.template("", "", setting=setting)
             call = _call(template)
             lower(formula_model(operator, template.attributes, call.inputs, graph_name="ordinary"))
             bound(call)
-    # What a formula does may be anything; one that exits would end the command as if all were well.
+    # A formula may raise any exception; SystemExit would end the command with its exit code.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return fault_in(operator, _unknown_function(operator) or error)
     return ""
 
 
 class _AnyOperand(Joining):
-    """Takes part in any formula; asks only whether each function is in the vocabulary."""
+    """An operand without a value, which checks only that each function is in the vocabulary."""
 
     def applied(self, *_: Any) -> _AnyOperand:
         return self
 
 
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
-    """Return the error of a function that no formula can use; None if the formula uses none.
+    """Return the error about a function outside the vocabulary; None if the formula uses none.
 
-    With plain numbers such a function may raise something that does not name it, as an axis that
-    is out of bounds.
+    Called with plain numbers, such a function may raise an error that does not name it, for
+    example about an axis that is out of bounds.
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]
@@ -273,18 +290,18 @@ def _unknown_function(operator: Operator) -> NotImplementedError | None:
             operator.formula(**operands | setting)
     except NotImplementedError as error:
         return error
-    except (Exception, SystemExit):  # noqa: BLE001 - the first error says what is wrong
+    except (Exception, SystemExit):  # noqa: BLE001 - the caller reports its own error
         return None
     return None
 
 
 def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
-    """Call the formula with plain numbers, and so the wrong and right forms of it.
+    """Call the formula, its known mistakes and its reformulations with plain numbers.
 
     Raises:
-        TypeError: if one does not return as many values as there are outputs.
-        ValueError: if the formula returns other values when it is called again, or a wrong or
-            right form does not run.
+        TypeError: if the number of returned values differs from the number of outputs.
+        ValueError: if the formula is not deterministic, or a known mistake or reformulation does
+            not run.
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]
@@ -292,37 +309,34 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
 
     def called(formula: Formula) -> tuple[Any, ...]:
         with np.errstate(all="ignore"):
-            found = formula(**operands)
-        if not isinstance(found, tuple) or len(found) != len(operator.outputs):
-            number = f"{len(found)} values" if isinstance(found, tuple) else "a value"
+            returned = formula(**operands)
+        if not isinstance(returned, tuple) or len(returned) != len(operator.outputs):
+            number = f"{len(returned)} values" if isinstance(returned, tuple) else "a value"
             raise TypeError(
                 f"returns {number}, expected a tuple of {len(operator.outputs)}: "
                 f"return {', '.join(operator.outputs)}{',' * (len(operator.outputs) == 1)}"
             )
-        return found
+        return returned
 
     first = called(operator.formula)
-    # A branch taken by chance may be the same one several times.
+    # A formula that branches at random may return equal values in several calls.
     for _ in range(_CALLS):
         if not all(map(_is_same, first, called(operator.formula))):
             raise ValueError("returns other values when it is called again with the same operands")
     if not all(
         known_mistake.replace or known_mistake.defaults for known_mistake in operator.known_mistakes
     ):
-        # What says nothing but where a generated one was seen must have the name of one.
+        # A known mistake without a replacement must have the name of a generated one.
         all_known_mistakes(operator)
-    written = {
+    replacements = {
         known_mistake.name: known_mistake.replace for known_mistake in operator.known_mistakes
-    }
-    for name, replace in (
-        written
-        | {reformulation.name: reformulation.replace for reformulation in operator.reformulations}
-    ).items():
+    } | {reformulation.name: reformulation.replace for reformulation in operator.reformulations}
+    for name, replace in replacements.items():
         try:
             called(rewrite(operator.formula, replace))
         except Exception as error:
             raise ValueError(f"{name!r} does not run: {exception_text(error)}") from error
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+def _is_same(first: Any, second: Any) -> bool:
+    return bool(first == second or (first != first and second != second))  # noqa: PLR0124 - NaN

@@ -1,6 +1,6 @@
-"""The suites by name: ours, generated from declarations, and the corpora of the installed onnx.
+"""The suites by name: the generated ones, and the corpora of the installed onnx.
 
-Imported only when a name is looked up, since it brings everything that makes cases.
+Import this module lazily: it imports everything that generates cases.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ from onnxopt_cli.suites.extremes import many_sizes
 from onnxopt_cli.suites.pairwise import large, pairwise
 from onnxopt_cli.suites.written import published, trajectories
 
-#: Expected outputs with more elements are left to the formula, to keep the files small.
+#: Files store expected outputs only for cases with at most this many input elements.
 _WRITTEN_ELEMENTS = 1000
 _MAX_SHOWN_FILES = 5
 _NODE = "onnx-node"
 
 
-#: Suites that nothing runs which does not name them: they take long.
+#: Slow suites, which run only if they are named explicitly.
 NAMED_ONLY = ("pairwise", "large")
 
 
 class Suite(NamedTuple):
-    """A suite of ours: what it is, what it asks, and its version.
+    """A generated suite: a description, its case templates, and its version.
 
-    The version counts up when a case comes, goes or changes. An id that is given up stays unused.
+    The version is incremented when a case is added, removed or changed. The id of a removed case is
+    never used again.
     """
 
     about: str
@@ -80,33 +81,33 @@ def _all_large(operator: Operator) -> Sequence[CaseTemplate]:
 
 
 def suites() -> dict[str, Suite]:
-    """Return our suites by name; each operator is in the one that it says, or of its domain."""
-    whole = "what a wrong implementation fails, over the whole space of inputs"
-    named = dict.fromkeys(operator.suite_name for operator in registry().operators)
+    """Return the generated suites by name.
+
+    The conformance cases of an operator are in the suite that its declaration names, by default
+    that of its domain.
+    """
+    about = "cases across the input space that wrong implementations fail"
+    names = dict.fromkeys(operator.suite_name for operator in registry().operators)
     return {
-        "spec": Suite("the cases that the operators' documentation publishes", published, "1"),
-        **{suite: Suite(whole, partial(_of_suite, suite), "12") for suite in named},
-        "trajectories": Suite(
-            "what a wrong implementation drifts from in many steps", trajectories, "1"
-        ),
-        "pairwise": Suite("two dimensions of the space of inputs at a time", _all_pairwise, "6"),
-        "large": Suite(
-            "tensors around the sizes that are computed in large blocks", _all_large, "5"
-        ),
+        "spec": Suite("the examples of the operators' documentation", published, "1"),
+        **{suite: Suite(about, partial(_of_suite, suite), "12") for suite in names},
+        "trajectories": Suite("many steps, in which errors accumulate", trajectories, "1"),
+        "pairwise": Suite("pairs of dimensions of the input space", _all_pairwise, "6"),
+        "large": Suite("tensor sizes around those of large blocks", _all_large, "5"),
     }
 
 
 def suite_names() -> list[str]:
-    """Return the names of our suites, and of those of the installed onnx."""
+    """Return the names of the generated suites and of the corpora of the installed onnx."""
     return [*suites(), *CORPORA]
 
 
 def named_suite(
     name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> tuple[list[Case], list[Fault]]:
-    """Return the cases of one of :func:`suite_names`, and what is wrong with its files.
+    """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
-    Of a suite of ours, those of some operators; None for all.
+    A generated suite is limited to the given operators; None selects all.
     """
     if name in CORPORA:
         return corpus(name, telling)
@@ -116,21 +117,21 @@ def named_suite(
 def suite_cases(
     name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> list[Case]:
-    """Return the cases of a suite of ours: those of its files, without stored outputs.
+    """Return the cases of a generated suite: those of its files, without stored outputs.
 
-    Writing them out and reading that takes longer than running them. Only refusals and steps,
-    of which the reader makes more than a node, are read.
+    Writing a file and reading it takes longer than running its cases. Therefore only refusals and
+    trajectories, which the reader expands, take this route.
     """
     cases: list[Case] = []
     suite = suites()[name]
     for operator, templates in _by_operator(suite, telling, operators):
         path = Path(name, f"{operator.lower()}.yaml")
         read: dict[str, list[Case]] = {}
-        if asked := [template for template in templates if template.rejects or template.steps]:
-            text = yaml_text(asked, suite=f"{name}@{suite.version}")
-            found, problems = read_yaml_text(text, path)
-            assert not problems, problems  # noqa: S101 - what we write, we read
-            for case in found:
+        if expanded := [template for template in templates if template.rejects or template.steps]:
+            text = yaml_text(expanded, suite=f"{name}@{suite.version}")
+            read_cases, problems = read_yaml_text(text, path)
+            assert not problems, problems  # noqa: S101 - the reader accepts all written files
+            for case in read_cases:
                 read.setdefault(case.id.split("/")[2], []).append(case)
         for template in templates:
             cases += read.get(template.name) or [_case(template, path, suite.version)]
@@ -140,15 +141,19 @@ def suite_cases(
 def _by_operator(
     suite: Suite, telling: Telling = silently, operators: Sequence[Operator] | None = None
 ) -> Iterator[tuple[str, list[CaseTemplate]]]:
-    """Yield the case templates of a suite about each operator that it has, or about some."""
+    """Yield the case templates of a suite for each of the operators; None selects all."""
     if operators is None:
         operators = registry().operators
     with telling("making cases", "operators") as tick:
         for done, operator in enumerate(operators):
             tick(done, len(operators))
             free = FreeNames("{}_{}")
-            asked = ((template, free(template.name)) for template in suite.templates(operator))
-            templates = [it if it.name == name else replace(it, name=name) for it, name in asked]
+            templates = []
+            for template in suite.templates(operator):
+                unique_name = free(template.name)
+                if unique_name != template.name:
+                    template = replace(template, name=unique_name)  # noqa: PLW2901
+                templates.append(template)
             if templates:
                 yield operator.name, templates
 
@@ -170,9 +175,9 @@ class SuiteFiles(NamedTuple):
     """The files of a suite.
 
     Attributes:
-        files: content by relative path; no two paths differ in case alone.
-        cases: number of cases that the files hold.
-        left_out: number of cases that the format cannot express, by the reason.
+        files: content by relative path; no two paths differ only in letter case.
+        cases: number of cases in the files.
+        left_out: for each reason, the number of cases that the format cannot express.
     """
 
     files: Mapping[str, bytes]
@@ -203,15 +208,16 @@ def onnx_files(name: str) -> SuiteFiles:
     """
     contents: dict[str, Problem] = {}
     left_out: Counter[str] = Counter()
-    # Names that differ in case alone are one directory on some file systems.
+    # On some file systems, names that differ only in letter case are the same directory.
     free = FreeNames("{}_{}", alike=str.casefold)
-    templates = [it for _, asked in _by_operator(suites()[name]) for it in asked]
+    by_operator = _by_operator(suites()[name])
+    templates = [template for _, of_operator in by_operator for template in of_operator]
     for template in templates:
         if template.rejects:
             left_out["refusals, which a test directory cannot express"] += 1
         elif not template.steps:
-            own = "" if template.source else f"{template.operator.name.lower()}_"
-            test = free(f"test_{own}{template.name}")
+            prefix = "" if template.source else f"{template.operator.name.lower()}_"
+            test = free(f"test_{prefix}{template.name}")
             contents[test] = _problem(template, test=test)
     for case in suite_cases(name) if any(template.steps for template in templates) else []:
         problem = case.load()
@@ -220,10 +226,10 @@ def onnx_files(name: str) -> SuiteFiles:
         if problem.stepwise:
             left_out["trajectories run step by step; the same as a Loop are written"] += 1
             continue
-        derived_outputs = bound_trajectory(problem.trajectory)
-        outputs = {output: it.expected for output, it in derived_outputs.items()}
-        _, operator, question_name, _ = case.id.split("/")
-        test = free(f"test_{operator}_{question_name}")
+        bounds = bound_trajectory(problem.trajectory)
+        outputs = {output: derived.expected for output, derived in bounds.items()}
+        _, operator, template_name, _ = case.id.split("/")
+        test = free(f"test_{operator}_{template_name}")
         contents[test] = replace(problem, stored=outputs)
     files = (
         (f"{name}/{test}/{path}", data)
@@ -234,28 +240,28 @@ def onnx_files(name: str) -> SuiteFiles:
 
 
 def suite_files(name: str, form: str | None = None) -> SuiteFiles:
-    """Return the files of a suite of ours, or of onnx's node cases.
+    """Return the files of a generated suite, or of onnx's node cases.
 
     Args:
-        name: of the suite.
-        form: ``yaml`` or ``onnx`` directories; None for what the suite is written as by default.
+        name: the name of the suite.
+        form: ``yaml`` or ``onnx`` directories; None for the default format of the suite.
 
     Raises:
-        UsageError: if there is no such suite, or it is not written in that form.
+        UsageError: if the suite is unknown or has no files of that format.
     """
     if name in suites():
         return onnx_files(name) if form == "onnx" else yaml_files(name)
     if name != _NODE:
-        known = [*suites(), _NODE]
-        hint = nearest(name, known, f"there are {', '.join(known)}")
-        raise UsageError(f"there is no suite {name!r} to generate", hint=hint)
+        names = [*suites(), _NODE]
+        hint = nearest(name, names, f"the suites are {', '.join(names)}")
+        raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":
-        raise UsageError("onnx-node is written as ONNX directories only", hint="leave --format out")
+        raise UsageError("onnx-node is written as ONNX directories only", hint="omit --format")
     tests = 0
     files: list[tuple[str, bytes]] = []
     for test, problem in node_contents():
         tests += 1
-        files += ((f"node/{test}/{path}", it) for path, it in directory_files(problem).items())
+        files += ((f"node/{test}/{path}", data) for path, data in directory_files(problem).items())
     return SuiteFiles(distinct_files(files), tests)
 
 
@@ -263,28 +269,28 @@ def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
     """Return files by their paths.
 
     Raises:
-        UsageError: if two of them are, on some file system, one.
+        UsageError: if two paths are equal, or are the same file on some file systems.
     """
-    found: dict[str, bytes] = {}
-    taken: dict[str, str] = {}
+    contents: dict[str, bytes] = {}
+    used: dict[str, str] = {}
     for path, data in files:
-        other = taken.setdefault(normalize("NFC", path).casefold(), path)
-        if path in found or other != path:
+        earlier = used.setdefault(normalize("NFC", path).casefold(), path)
+        if path in contents or earlier != path:
             raise UsageError(
-                f"two files are to be written to {path!r}{f' and {other!r}' * (other != path)}; "
+                f"two files have the path {path!r}{f' or {earlier!r}' * (earlier != path)}; "
                 "nothing was written",
                 hint="rename one of the operators, cases or suites that they are named after",
             )
-        found[path] = data
-    return found
+        contents[path] = data
+    return contents
 
 
 def _written_outputs(template: CaseTemplate) -> dict[str, Array] | None:
-    """Return the outputs to be written; None if there are none or they are too large."""
+    """Return the outputs to store; None if the case has no literal outputs or large inputs."""
     arrays = [value for value in template.inputs.values() if isinstance(value, np.ndarray)]
-    known = len(arrays) == len(template.inputs) and not template.rejects and not template.steps
+    literal = len(arrays) == len(template.inputs) and not template.rejects and not template.steps
     small = sum(array.size for array in arrays) <= _WRITTEN_ELEMENTS
-    return _outputs(template, arrays) if known and small else None
+    return _outputs(template, arrays) if literal and small else None
 
 
 def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
@@ -297,7 +303,7 @@ def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
 def _problem(template: CaseTemplate, test: str = "") -> Problem:
     """Return a case template as a model with inputs.
 
-    It has outputs if it was published, or is to be a test directory of a name.
+    It has outputs if the case is published, or is written as the test directory ``test``.
     """
     inputs = [
         value if isinstance(value, np.ndarray) else value.make()
@@ -313,7 +319,7 @@ def _problem(template: CaseTemplate, test: str = "") -> Problem:
         input_names=names,
     )
     if test:
-        # As onnx's own test directories say.
+        # The producer of onnx's own test directories.
         model.producer_name = "backend-test"
     outputs = _outputs(template, inputs) if test or template.source else None
     if template.wiring is not PLAIN_WIRING:
@@ -323,7 +329,7 @@ def _problem(template: CaseTemplate, test: str = "") -> Problem:
 
 
 class Drift(NamedTuple):
-    """How a folder differs from what should be in it; paths as they would be written."""
+    """The differences between a folder and the files it should contain."""
 
     missing: tuple[Path, ...]
     different: tuple[Path, ...]
@@ -331,10 +337,10 @@ class Drift(NamedTuple):
 
 
 def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
-    """Compare a folder with the files that should be in it.
+    """Compare a folder with the files that it should contain.
 
     Raises:
-        UsageError: if a file that is there cannot be read.
+        UsageError: if an existing file cannot be read.
     """
     missing, different = [], []
     for name, data in files.items():
@@ -351,13 +357,14 @@ def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes], *, force: bool) -> Drift:
-    """Write the files that are missing, and under force those that differ; all or none.
+    """Write the missing files and, with ``force``, those that differ.
 
     Returns:
-        What was different before.
+        The differences before writing.
 
     Raises:
-        UsageError: if a file differs and force is off, or something cannot be written.
+        UsageError: if a file differs and ``force`` is off (nothing is written then), or if a file
+            cannot be written.
     """
     drift = find_drift(folder, files)
     if drift.different and not force:

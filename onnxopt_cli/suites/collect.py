@@ -1,4 +1,4 @@
-"""From what the user named - paths, suites, ids - to cases."""
+"""Find the cases that the user names by path, suite or id."""
 
 from __future__ import annotations
 
@@ -32,73 +32,75 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.operators.registry import registry
 
 _YAML = (".yaml", ".yml", ".json")
-# Other JSON files than case files may lie beside these.
-_CASES = re.compile(rb'"onnxopt"\s*:\s*\d')
-_HEAD = 1 << 16
-# Of a folder, where a misspelt name is looked for.
-_MOST_NAMES = 1000
+# Identifies case files among other JSON files of a folder.
+_CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
+_HEAD_BYTES = 1 << 16
+# Number of names in a folder that are compared with a misspelt one.
+_MAX_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
-# Those of the suites that were asked for so far: finding them takes a second.
+# Cache of the suites already made, which takes a second each.
 _Suites: TypeAlias = dict[tuple[object, ...], _Found]
-#: Calls a function with each of many files, in order, perhaps in other processes.
+#: Calls a function with each of many files and yields the results in order; may use processes.
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
-# Bytes of case files from which on other processes are worth starting to read them.
-_PROGRESS_BYTES = 4 << 20
+# Smaller case files are read in this process, since starting others takes longer.
+_PARALLEL_MIN_BYTES = 4 << 20
 
 
 class Collection(NamedTuple):
-    """The cases found, in a stable order, and what was wrong with files that gave none."""
+    """The cases found, in a stable order, and the faults of files that could not be read."""
 
     cases: tuple[Case, ...]
     problems: tuple[Fault, ...]
 
 
 def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
-    """Return the version of each suite that states one.
+    """Return the version of each suite that has one.
 
     Raises:
-        UsageError: if two cases of a suite state different ones.
+        UsageError: if two cases of a suite have different versions.
     """
     first: dict[str, Case] = {}
     for case in cases:
         if case.suite_version:
-            other = first.setdefault(case.suite, case)
-            if other.suite_version != case.suite_version:
+            earlier = first.setdefault(case.suite, case)
+            if earlier.suite_version != case.suite_version:
                 raise UsageError(
-                    f"two versions of the suite {printable(case.suite)}: {other.suite_version} in "
-                    f"{other.location} and {case.suite_version} in {case.location}",
+                    f"two versions of the suite {printable(case.suite)}: {earlier.suite_version} "
+                    f"in {earlier.location} and {case.suite_version} in {case.location}",
                     hint="run them one after the other",
                 )
     return {suite: case.suite_version for suite, case in first.items()}
 
 
 def require_version(pin: str, suites: Mapping[str, str], where: str = "") -> None:
-    """Refuse a suite of another version than the one that was asked for.
+    """Check that a suite has the required version.
 
     Args:
         pin: suite and version, as in ``conformance@2``.
-        suites: the versions that there are; others than the suite's are not looked at.
-        where: the file and line that asks.
+        suites: the available version of each suite.
+        where: the file and line of the requirement.
 
     Raises:
-        UsageError: says what to do.
+        UsageError: if the version differs.
     """
-    suite, _, wanted = pin.partition("@")
-    found = suites.get(suite, wanted)
-    if found != wanted:
+    suite, _, required = pin.partition("@")
+    available = suites.get(suite, required)
+    if available != required:
         package = "onnx" if suite.startswith("onnx-") else "onnxopt"
         raise UsageError(
-            printable(f"{where}{': ' * bool(where)}{pin} is asked for, here is {suite}@{found}"),
-            hint=f"install the {package} that has it; or see what is new in {suite}@{found}, "
-            "and ask for that",
+            printable(
+                f"{where}{': ' * bool(where)}{pin} is required, {suite}@{available} is installed"
+            ),
+            hint=f"install the version of {package} that contains it, or read the changes in "
+            f"{suite}@{available} and require that",
         )
 
 
 def default_targets() -> list[str]:
-    """Return the folder ``cases``, or where there is none the suites that come with onnxopt."""
+    """Return the folder ``cases`` if it exists, else the names of the generated suites."""
     if Path(_DEFAULT).is_dir():
         return [f"{_DEFAULT}/"]
     from onnxopt_cli.suites.catalogue import NAMED_ONLY, suites
@@ -115,15 +117,15 @@ def collect(
     """Find the cases that the targets name.
 
     Args:
-        targets: files, folders, names of suites or ids; none means the default ones.
-        memory: bytes that a case of a case file may take; 0 for no limit.
-        each: reads the many files of a folder.
-        telling: opens what takes note how many files are read, or made, and how many there are.
+        targets: files, folders, names of suites, or ids; empty for the default targets.
+        memory: the maximum size of a case of a case file in bytes; 0 for no limit.
+        each: the function that reads the files of a large folder.
+        telling: opens a progress display for the files that are read or made.
 
     Raises:
-        UsageError: if a target is neither, two different cases have one id, or one has an id that
-            results outside of cases have.
-        NothingSelected: if the targets hold neither a case nor a problem.
+        UsageError: if a target does not exist, two different cases have the same id, or an id is
+            reserved for results outside of cases.
+        NothingSelected: if the targets contain neither a case nor a fault.
     """
     targets = targets or default_targets()
     cases: dict[str, Case] = {}
@@ -138,11 +140,11 @@ def collect(
                     f"{case.location}: no suite may have the name {OUTSIDE_CASES}",
                     hint="it stands for what backends do outside of cases; rename the suite",
                 )
-            other = cases.setdefault(case.id, case)
-            if other is not case and not _same_place(other.location, case.location):
+            earlier = cases.setdefault(case.id, case)
+            if earlier is not case and not _same_place(earlier.location, case.location):
                 raise UsageError(
                     f"two cases have the id {printable(case.id)}: "
-                    f"{other.location} and {case.location}",
+                    f"{earlier.location} and {case.location}",
                     hint="run them one after the other, or rename the suite of one, or its folder",
                 )
     if not cases and not problems:
@@ -154,13 +156,13 @@ def collect(
 
 
 def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
-    """Find cases of an earlier run by their ids and where they stood.
+    """Find cases of an earlier run by their ids and locations.
 
     Args:
         places: the location of each case by its id.
 
     Returns:
-        The cases by id; those that are no longer there are left out.
+        The cases by id, without those that no longer exist.
     """
     targets = {
         str(place.path) if place.path.exists() else case.partition("/")[0]
@@ -182,7 +184,7 @@ def _find(
     telling: Telling = silently,
 ) -> _Found:
     if not target:
-        # An unset variable of a script; as a path it would be the current folder.
+        # Usually an unset variable of a script; Path("") would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
@@ -198,8 +200,8 @@ def _find(
         )
     if path.is_symlink():
         raise UsageError(
-            f"{printable(target)} is a link that leads nowhere",
-            hint="mend it, or name what it should lead to",
+            f"{printable(target)} is a broken symbolic link",
+            hint="fix the link, or name its intended target",
         )
     return _find_named(target, suites, telling)
 
@@ -209,16 +211,16 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
 
     name, _, rest = target.partition("/")
     suite, at, pinned = name.partition("@")
-    known = suite_names()
-    if suite not in known:
-        likely = [nearest(suite, known), _near_path(Path(target))]
+    names = suite_names()
+    if suite not in names:
+        hints = [nearest(suite, names), _near_path(Path(target))]
         if "/" in target:
-            likely.reverse()
+            hints.reverse()
         raise UsageError(
-            f"there is no path, suite or case {printable(target)}",
-            hint=next(filter(None, likely), f"the suites are {', '.join(known)}"),
+            f"no such path, suite or case: {printable(target)}",
+            hint=next(filter(None, hints), f"the suites are {', '.join(names)}"),
         )
-    # To make all of a suite for a case of one operator takes seconds.
+    # Only the named operator's cases, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]
     operators = [
         operator for operator in registry().operators if operator.name.lower() == stem
@@ -231,8 +233,8 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
         require_version(f"{suite}@{pinned}", suite_versions(found))
     if not rest:
         return found, problems
-    wanted = f"{suite}/{rest}".rstrip("/")
-    chosen = [case for case in found if f"{case.id}/".startswith(f"{wanted}/")]
+    prefix = f"{suite}/{rest}".rstrip("/")
+    chosen = [case for case in found if f"{case.id}/".startswith(f"{prefix}/")]
     if not chosen:
         near = nearest(target, [case.id for case in found], f"onnxopt list {suite} shows all")
         raise UsageError(f"the suite {suite} has no case {printable(target)}", hint=near)
@@ -240,14 +242,14 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
 
 
 def _near_path(path: Path) -> str:
-    """Ask for what has a name like the first that is not there; empty if nothing has."""
+    """Return a hint with a name similar to the first missing part of a path, or empty."""
     while not (folder := path.parent).is_dir():
         if folder == path:
             return ""
         path = folder
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, _MOST_NAMES)]
+            names = [entry.name for entry in islice(entries, _MAX_NAMES)]
     except OSError:
         return ""
     near = printable(nearest(path.name, names))
@@ -255,25 +257,25 @@ def _near_path(path: Path) -> str:
 
 
 def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telling) -> _Found:
-    """Find case files and ONNX directories under a folder; hidden folders are left out."""
+    """Find case files and ONNX directories under a folder, except in hidden folders."""
     cases, problems = find_directories(folder)
     paths: list[Path] = []
-    left = MAX_ENTRIES
+    remaining = MAX_ENTRIES
     for parent, folders, files in os.walk(folder):
-        left -= len(folders) + len(files)
-        if left < 0:
-            what = f"is not searched for case files: {MAX_ENTRIES} files and folders come before it"
-            problems.append(Fault(parent, what))
+        remaining -= len(folders) + len(files)
+        if remaining < 0:
+            message = f"not searched for case files: more than {MAX_ENTRIES} files and folders"
+            problems.append(Fault(parent, message))
             break
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
-        paths += filter(_may_hold_cases, found)
-    apart: Iterable[_Found | None] = repeat(None)
-    if each and sum(map(_size, paths)) > _PROGRESS_BYTES:
-        apart = each(partial(read_apart, memory=memory), paths)
+        visible = [Path(parent, name) for name in sorted(files) if not name.startswith(".")]
+        paths += filter(_may_hold_cases, visible)
+    results: Iterable[_Found | None] = repeat(None)
+    if each and sum(map(_size, paths)) > _PARALLEL_MIN_BYTES:
+        results = each(partial(read_apart, memory=memory), paths)
     with telling("reading", "files") as tick:
-        for done, (path, sent) in enumerate(zip(paths, apart, strict=False), start=1):
-            read, wrong = sent or read_yaml_file(path, memory)
+        for done, (path, result) in enumerate(zip(paths, results, strict=False), start=1):
+            read, wrong = result or read_yaml_file(path, memory)
             cases += read
             problems += wrong
             tick(done, len(paths))
@@ -281,7 +283,7 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telli
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; 0 where it cannot be seen, which its reader says."""
+    """Return the size of a file; 0 if it is inaccessible, which its reader reports."""
     try:
         return path.stat().st_size
     except OSError:
@@ -294,10 +296,11 @@ def _may_hold_cases(path: Path) -> bool:
         return suffix in _YAML
     try:
         with open_regular_file(str(path)) as (descriptor, _):
-            return _CASES.search(os.read(descriptor, _HEAD)) is not None
+            return _CASE_FILE.search(os.read(descriptor, _HEAD_BYTES)) is not None
     except (Malformed, OSError):
         return False
 
 
-def _same_place(one: Location, other: Location) -> bool:
-    return one.line == other.line and os.path.realpath(one.path) == os.path.realpath(other.path)
+def _same_place(first: Location, second: Location) -> bool:
+    same_file = os.path.realpath(first.path) == os.path.realpath(second.path)
+    return first.line == second.line and same_file

@@ -1,9 +1,9 @@
-"""The suite ``conformance``: for any operator, the cases that a wrong implementation fails.
+"""The suite ``conformance``: cases for any operator that a wrong implementation fails.
 
-The case templates follow from an operator's signature and formula alone: what it takes, in which
-types and shapes, which attributes it has, and where its formula's values are delicate. They are
-chosen to cover the space of inputs, not to match the list of known wrong implementations, which
-``onnxopt audit`` then puts to them.
+The case templates follow from the operator's signature and formula alone: its inputs with their
+types and shapes, its attributes, and the values where its formula is sensitive. They cover the
+input space and are not fitted to the list of known mistakes, so that ``onnxopt audit`` can measure
+how many of these the suite detects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import (
     CaseTemplate,
-    Given,
+    TemplateInput,
     TypedAttribute,
 )
 from onnxopt_cli.operators.operator import (
@@ -50,8 +50,8 @@ from onnxopt_cli.suites.wirings import wirings
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE_SIZE = 100_003
-#: One tensor of a node: of each rank, without and beyond what is computed at once.
-_ALONE: Shapes = (
+#: Shapes of the only tensor of a node: every rank, smaller and larger than a vector or block.
+_SINGLE_SHAPES: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
     (2, 3, 1, 3, 2), (2, 1, 2, 2, 1, 2, 1, 2),
     (8,), (1024,), (300, 2), (2, 300), (128, 128), (2, 300, 2), (300, 2, 2),
@@ -59,22 +59,22 @@ _ALONE: Shapes = (
 _LENGTHS = (*range(2, 10), *AROUND_BLOCKS)
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
-#: Of an operand that broadcasts: to three rows and columns, and along the axes between others.
+#: For each full shape, the shapes of an operand that broadcasts to it.
 _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (3, 3): ((), (1,), (3,), (1, 3), (3, 1)),
     (2, 3, 2): ((2, 1, 2), (1, 3, 1), (1, 1, 2), (2, 1, 1)),
     (1, 2, 1, 2, 2, 1, 1, 2): ((1, 1, 1, 2, 1, 1, 1, 2), (2, 1, 1, 2)),
 }
 _FAR_VALUE = 24.691358
-#: A count by which something small is multiplied, and stays small.
+#: A T that keeps its product with a small attribute small.
 _LATE = 900
-#: What float32 cannot hold, and whether something ordinary stands beside it.
+#: Values outside the range of float32, and whether the other operands are ordinary or zero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
-#: Of scalars, as far as they are forbidden.
-_OTHER_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
-#: With more settings, case templates take turns.
-_SETTINGS = 4
+#: Types of scalars; those that the operator does not allow must be rejected.
+_SCALAR_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
+#: With more settings than this, each case template is written in one of them only.
+_MAX_SETTINGS = 4
 
 
 def conformance(operator: Operator) -> list[CaseTemplate]:
@@ -110,191 +110,196 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
 
 
 def _name(*words: object) -> str:
-    """Return the name of a case template from its parts, numbers without a sign."""
+    """Join words and numbers to the name of a case template; a minus sign becomes a word."""
     return "_".join(
         word if isinstance(word, str) else f"{word}".replace("-", "minus_") for word in words
     )
 
 
 class _ConformanceTemplates(Author):
-    """The case templates about one operator, section by section."""
+    """The case templates of one operator, one method for each section."""
 
     @property
     def of_whole_tensors(self) -> bool:
-        """Whether results depend on all elements of a tensor, and on no other group."""
+        """Whether outputs depend on all elements of a tensor, but not on other groups."""
         return not (self.elementwise or self.carried)
 
     def in_each_setting(
         self, section: Callable[[], Iterator[CaseTemplate]]
     ) -> Iterator[CaseTemplate]:
-        """Yield a section's templates, and each in all other settings, unless those are many."""
+        """Yield a section's templates, and copies in all other settings unless there are many."""
         for template in section():
             yield template
-            own = {name: template.attributes[name] for name in self.settings[0]}
-            words = "_".join(map(str, own.values()))
-            if len(self.settings) > _SETTINGS or (words and template.name.endswith(words)):
+            own_setting = {name: template.attributes[name] for name in self.settings[0]}
+            words = "_".join(map(str, own_setting.values()))
+            if len(self.settings) > _MAX_SETTINGS or (words and template.name.endswith(words)):
                 continue
             for setting in self.settings:
-                if setting != own:
+                if setting != own_setting:
                     name = _name(template.name, *setting.values())
                     attributes = {**template.attributes, **setting}
                     yield replace(template, name=name, attributes=attributes)
 
     def counts(self) -> Iterator[CaseTemplate]:
-        """Ask for every regime of T; for the two sides of its comparison in every mode."""
+        """Yield every regime of T, and T = 0 and T = 1 in every setting."""
         if not self.operator.counts:
             return
         for count in _COUNTS:
             for setting in self.settings if count in (0, 1) else [next(self.turn)]:
-                about = f"T = {count}: catches a wrong comparison, shift or power of T."
+                about = f"T = {count}: detects a wrong comparison, offset or power of T."
                 name = _name("T", count, *setting.values())
-                yield self.ask(name, about, count=count, setting=setting)
+                yield self.template(name, about, count=count, setting=setting)
         near_one = self.clipped(float(np.nextafter(np.float32(1), np.float32(0))))
         for count in (2**24 + 1, 2**32 + 1, 2**32):
             about = (
-                f"T = {count} with attributes just below 1, in double: catches a T that passes "
-                "through float32 or 32 bits, and powers that lose digits."
+                f"T = {count} with attributes just below 1, in double: detects a T that is "
+                "converted to float32 or 32 bits, and powers that lose digits."
             )
             name, turn = f"T_{count}_near_one", count != 2**32
-            yield self.ask(name, about, count=count, given=near_one, turn=turn, wide=True)
+            yield self.template(name, about, count=count, attributes=near_one, turn=turn, wide=True)
 
         ones = self.clipped(1.0)
         for count in (0, -1):
-            about = f"T = {count} with every attribute 1: catches a correction where none is due."
-            yield self.ask(_name("T", count, "all_one"), about, count=count, given=ones)
-        about = "T = 0 with two tensors: catches a count that changes between tensors."
-        yield self.ask("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
+            about = f"T = {count}, every attribute 1: detects a bias correction at T <= 0."
+            yield self.template(_name("T", count, "all_one"), about, count=count, attributes=ones)
+        about = "T = 0 with two tensors: detects a T that changes between tensors."
+        yield self.template("T_0_two_tensors", about, count=0, shapes=[(3,), (2,)])
         for name, (word, value) in product(self.unlimited, (("at", COUNT), ("above", COUNT - 1))):
-            about = f"{name} = {value}, T = {COUNT}: catches a wrong comparison of the two."
-            yield self.ask(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
+            about = f"{name} = {value}, T = {COUNT}: detects a wrong comparison of the two."
+            yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Ask for every attribute: left out, alone, zero, and beyond its usual range."""
+        """Yield every attribute omitted, alone, zero, and outside its usual range."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
-            about = "Every attribute left out: catches wrong defaults together."
-            yield self.ask("defaults", about, given={})
-        # What takes a turn among settings here would change the setting of all later cases.
+            about = "Every attribute omitted: detects wrong defaults in combination."
+            yield self.template("defaults", about, attributes={})
+        # A template that takes a setting in turn here would change the setting of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
-            others = {key: value for key, value in self.ordinary.items() if key != name}
-            about = f"{name} left out: catches another default of it."
-            yield self.ask(f"{name}_left_out", about, given=others)
-            about = f"{name} left out, tensors small and large: catches a default near its own."
-            yield self.ask(
-                f"{name}_left_out_scaled", about, given=others, count=1000, tensors=scaled
+            remaining = {key: value for key, value in self.ordinary.items() if key != name}
+            about = f"{name} omitted: detects a wrong default."
+            yield self.template(f"{name}_left_out", about, attributes=remaining)
+            about = f"{name} omitted, tensors small and large: detects a slightly wrong default."
+            yield self.template(
+                f"{name}_left_out_scaled", about, attributes=remaining, count=1000, tensors=scaled
             )
-            alone = self.required | {name: self.ordinary[name]}
-            about = f"Only {name} given: catches one that takes effect only beside others."
-            yield self.ask(f"{name}_alone", about, given=alone)
+            only = self.required | {name: self.ordinary[name]}
+            about = f"Only {name} present: detects an attribute that has no effect without others."
+            yield self.template(f"{name}_alone", about, attributes=only)
         for name, (least, largest) in self.limits.items():
             for word, value in (("least", least), ("largest", largest)):
-                about = f"{name} = {value:g}: catches a limit that is left out."
-                yield self.ask(f"{name}_{word}", about, changed={name: value})
+                about = f"{name} = {value:g}: detects a limit that is wrongly excluded."
+                yield self.template(f"{name}_{word}", about, changed={name: value})
         for name in self.each:
-            apart = tuple(self.within(name, fraction) for fraction in (0.25, 0.75, 0.5))
-            about = f"{name} for each tensor: catches one for all, and another order."
+            numbers = tuple(self.within(name, fraction) for fraction in (0.25, 0.75, 0.5))
+            about = f"{name} for each tensor: detects one value used for all, or a wrong order."
             shapes: Shapes = [(4,), (2, 3), (5,)]
-            yield self.ask(f"{name}_each", about, changed={name: apart}, shapes=shapes)
-            about = f"{name} for each, a double between two floats: catches a count by types."
+            yield self.template(f"{name}_each", about, changed={name: numbers}, shapes=shapes)
+            about = f"{name} for each, a double between floats: detects numbers assigned by type."
             types = {(tensor, 1): WIDE for tensor in self.operator.tensors}
-            yield self.ask(
-                f"{name}_each_type", about, changed={name: apart}, shapes=[(5,)] * 3, types=types
+            yield self.template(
+                f"{name}_each_type", about, changed={name: numbers}, shapes=[(5,)] * 3, types=types
             )
         for name, (word, value) in product(self.unlimited, (("zero", 0.0), ("large", 25.0))):
-            about = f"{name} = {value:g}: catches one that is clipped, replaced or ignored."
+            about = f"{name} = {value:g}: detects clipping, replacement or an ignored value."
             yield self.early_or_late(f"{name}_{word}", about, {name: value})
         if self.unlimited:
-            about = "Every attribute negative: catches values that are clipped or made positive."
-            yield self.ask("all_negative", about, changed=self.all_unlimited(-0.5))
+            about = "Every attribute negative: detects values that are clipped or made positive."
+            yield self.template("all_negative", about, changed=self.all_unlimited(-0.5))
 
     def all_unlimited(self, value: float) -> Attributes:
         """Return one value for every attribute that has no limits."""
         return dict.fromkeys(self.unlimited, value)
 
     def early_or_late(self, name: str, about: str, changed: Attributes) -> CaseTemplate:
-        """Ask at the usual T, or at T = 0 where nothing could be judged there."""
+        """Return a template at the usual T, or at T = 0 if the outputs are inconclusive there."""
         return self.judgeable(
-            self.ask(name, about, count=count, changed=changed) for count in (COUNT, 0)
+            self.template(name, about, count=count, changed=changed) for count in (COUNT, 0)
         )
 
     def types(self) -> Iterator[CaseTemplate]:
-        """Ask for every mixture of element types."""
-        about = "Everything in double: catches arithmetic or results in float32."
-        yield self.ask("double", about, wide=True)
+        """Yield every mixture of element types."""
+        about = "Everything in double: detects arithmetic or results in float32."
+        yield self.template("double", about, wide=True)
         if self.unlimited:
-            about = "In double, attributes below a half: catches 1 less one of them in float32."
-            yield self.ask("double_below_half", about, changed=self.all_unlimited(0.2), wide=True)
+            about = "In double, attributes below 0.5: detects 1 - attribute computed in float32."
+            yield self.template(
+                "double_below_half", about, changed=self.all_unlimited(0.2), wide=True
+            )
         if len(self.required) < len(self.ordinary):
-            about = "In double, with what can be left out left out: catches defaults with more "
-            yield self.ask(
-                "double_defaults", f"{about}digits than float32 has.", wide=True, turn=False,
-                given=self.required, tensors=self.combined((0.25, 1.0)),
+            about = "In double, without optional attributes: detects defaults stored as doubles."
+            yield self.template(
+                "double_defaults", about, wide=True, turn=False,
+                attributes=self.required, tensors=self.combined((0.25, 1.0)),
             )  # fmt: skip
         if self.rate:
-            about = "in double, the tensors in float: catches outputs of another's type."
-            yield self.ask(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
-            about = "in float, the tensors in double: catches a step rounded to its type."
-            yield self.ask(f"{self.rate}_float", f"{self.rate} {about}", types=self.double)
-        about = "Another tensor in double in each group: catches outputs of another's type."
+            about = f"in double, the tensors in float: detects outputs of {self.rate}'s type."
+            yield self.template(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
+            about = (
+                f"in float, the tensors in double: detects a step rounded to {self.rate}'s type."
+            )
+            yield self.template(f"{self.rate}_float", f"{self.rate} {about}", types=self.double)
+        about = "A different tensor in double in each group: detects outputs of a wrong type."
         names = self.operator.tensors
-        apart = {(name, group): WIDE for group, name in enumerate(names)}
-        yield self.ask("one_double_each", about, shapes=[(3,)] * len(names), types=apart)
+        types = {(name, group): WIDE for group, name in enumerate(names)}
+        yield self.template("one_double_each", about, shapes=[(3,)] * len(names), types=types)
         zero = min(2, len(names) - 1) or 1
         still = {name: np.zeros(4) for name in names[:zero]}
         state = dict.fromkeys(names[zero:], WIDE)
         if state:
-            about = f"Zero {' and '.join(still)}, the rest in double: catches results of one type."
-            yield self.ask("double_state", about, types=state, tensors=still)
+            about = f"{' and '.join(still)} zero, the rest in double: detects results of one type."
+            yield self.template("double_state", about, types=state, tensors=still)
         if self.stepped:
-            about = f"All but {self.first} in double: catches arithmetic in {self.first}'s type."
+            about = f"All but {self.first} in double: detects arithmetic in {self.first}'s type."
             steps = dict.fromkeys(self.stepped, WIDE)
-            yield self.ask(f"float_{self.first}", about, types=steps)
+            yield self.template(f"float_{self.first}", about, types=steps)
             if self.rate:
                 name = f"float_{self.first}_double_{self.rate}"
-                yield self.ask(name, about, types=steps, rate=WIDE, turn=False)
-        about = "A double tensor between two floats: catches one type for the whole node."
+                yield self.template(name, about, types=steps, rate=WIDE, turn=False)
+        about = "A double tensor between two floats: detects one type for the whole node."
         middle = {(name, 1): WIDE for name in names}
-        yield self.ask("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
+        yield self.template("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
 
     def structures(self) -> Iterator[CaseTemplate]:
-        """Ask for every number and shape of tensors."""
-        about = "Tensors without elements: catches outputs left out."
-        yield self.ask("empty", about, shapes=[(0,)])
-        yield self.ask("rank_5", "Rank 5: catches a limit on ranks.", shapes=[(2, 1, 3, 1, 2)])
-        about = "Two tensors of one shape: catches a wrong grouping."
-        yield self.ask("two_tensors", about, shapes=[(3,), (3,)])
-        about = "Three tensors of unlike shapes, one empty: catches a wrong grouping."
-        yield self.ask("three_tensors", about, shapes=[(2, 2), (0, 3), ()])
+        """Yield several numbers and shapes of tensors."""
+        about = "Tensors without elements: detects missing outputs."
+        yield self.template("empty", about, shapes=[(0,)])
+        about = "Rank 5: detects a limit on ranks."
+        yield self.template("rank_5", about, shapes=[(2, 1, 3, 1, 2)])
+        about = "Two tensors of the same shape: detects a wrong grouping of inputs."
+        yield self.template("two_tensors", about, shapes=[(3,), (3,)])
+        about = "Three tensors of different shapes, one empty: detects a wrong grouping of inputs."
+        yield self.template("three_tensors", about, shapes=[(2, 2), (0, 3), ()])
         about = (
-            "Eight tensors, a scalar and one element among them: catches a limit on their number, "
-            "a wrong order, and dimensions lost or gained."
+            "Eight tensors, including a scalar and single elements: detects a limit on their "
+            "number, a wrong order, and added or removed dimensions."
         )
         shapes: Shapes = [(2,), (), (1, 3), (4,), (2, 2), (1,), (3, 1), (5,)]
-        yield self.ask("eight_tensors", about, shapes=shapes)
+        yield self.template("eight_tensors", about, shapes=shapes)
         if self.operator.scalars:
             names = " and ".join(scalar.name for scalar in self.operator.scalars)
-            about = f"{names} of rank 1: catches outputs that gain or lose a dimension."
-            yield self.ask("scalars_of_rank_1", about, rank=(1,), shapes=[(2, 2), ()])
+            about = f"{names} of rank 1: detects outputs with an added or removed dimension."
+            yield self.template("scalars_of_rank_1", about, rank=(1,), shapes=[(2, 2), ()])
         if len(self.operator.scalars) > 1:
             first, second = (scalar.name for scalar in self.operator.scalars[:2])
-            for one, other, ranks_of_both in ((first, second, (1, 0)), (second, first, (0, 1))):
-                about = f"{one} of rank 1, {other} a scalar: catches one that is not read then."
-                yield self.ask(f"{one}_of_rank_1", about, rank=ranks_of_both, turn=False)
+            for vector, scalar, pair_ranks in ((first, second, (1, 0)), (second, first, (0, 1))):
+                about = f"{vector} of rank 1, {scalar} a scalar: detects a value that is not read."
+                yield self.template(f"{vector}_of_rank_1", about, rank=pair_ranks, turn=False)
         if self.carried:
-            about = "One double result of rank 2 for two tensors: catches another type and shape."
-            yield self.ask("carried_rank_2", about, rank=(2,), wide=True, shapes=[(3,), (2,)])
+            about = "One double result of rank 2 for two tensors: detects a wrong type or shape."
+            yield self.template("carried_rank_2", about, rank=(2,), wide=True, shapes=[(3,), (2,)])
         if not self.stepped:
             return
-        about = "Another tensor broadcast in each group, all in the last: catches outputs of its "
+        about = (
+            "A different tensor broadcast in each group, all in the last: detects outputs of its "
+        )
         shapes, narrow = [(2, 3)] * (len(self.stepped) + 1), self.narrowed((2, 1), (1, 1))
-        template = self.ask(
+        template = self.template(
             "broadcast", f"{about}shape, not of {self.first}'s.", shapes=shapes, narrow=narrow
         )
         yield template
-        about = (
-            f"The same with a small {self.first}: catches wrong operands that a large one hides."
-        )
+        about = f"The same with a small {self.first}: detects wrong operands hidden by a large one."
         skipped = len(self.operator.scalars)
         firsts = [*template.inputs][skipped : skipped + len(shapes)]
         small = {first: np.float32(0.2) * np.asarray(template.inputs[first]) for first in firsts}
@@ -304,101 +309,101 @@ class _ConformanceTemplates(Author):
     def narrowed(
         self, shape: tuple[int, ...], together: tuple[int, ...]
     ) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Return shapes of tensors that broadcast: another one in each group, all in the last."""
+        """Return shapes that broadcast: of a different tensor in each group, of all in the last."""
         narrow = {(name, group): shape for group, name in enumerate(self.stepped)}
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}
 
     def zeros(self) -> Iterator[CaseTemplate]:
-        """Ask for what happens where operands vanish."""
-        about = "Each operand zero or not, in every combination: catches divisions by zero and "
-        yield self.ask("zeros", f"{about}steps that need one.", tensors=self.combined((0, 1)))
+        """Yield operands that are zero, alone and in combination."""
+        about = "Each operand zero or not, in every combination: detects division by zero."
+        yield self.template("zeros", about, tensors=self.combined((0, 1)))
         zero = np.zeros(4)
         small = np.array([1e-3, -1e-3, 1e-6, -1e-9])
         small_names = self.stepped[:1] or [self.first]
-        about = f"All zero but a small {small_names[0]}: catches what a step of order 1 hides."
+        about = f"All zero but a small {small_names[0]}: detects errors that larger steps hide."
         tensors = dict.fromkeys(self.operator.tensors, zero) | dict.fromkeys(small_names, small)
         if not self.operator.counts:
-            yield self.ask(f"small_{small_names[0]}", about, tensors=tensors)
+            yield self.template(f"small_{small_names[0]}", about, tensors=tensors)
             if len(self.required) < len(self.ordinary):
                 name = f"small_{small_names[0]}_defaults"
-                yield self.ask(name, about, tensors=tensors, given=self.required)
+                yield self.template(name, about, tensors=tensors, attributes=self.required)
         for count, setting in product((0, 1) if self.operator.counts else (), self.settings):
-            ask = partial(self.ask, about=about, count=count, setting=setting, tensors=tensors)
-            name = _name("small_step_T", count, *setting.values())
-            yield from (ask(name), ask(f"{name}_defaults", given=self.required))
-        if self.of_whole_tensors:
-            about = (
-                "Another tensor zero in each group: catches norms of nothing that are something."
+            make = partial(
+                self.template, about=about, count=count, setting=setting, tensors=tensors
             )
+            name = _name("small_step_T", count, *setting.values())
+            yield from (make(name), make(f"{name}_defaults", attributes=self.required))
+        if self.of_whole_tensors:
+            about = "A different tensor zero in each group: detects a nonzero norm of zeros."
             places = [(name, group) for group, name in enumerate(self.operator.tensors)]
             shapes, tensors = [(3,)] * len(places), dict.fromkeys(places, np.zeros(3))
-            yield self.ask("zero_tensors", about, shapes=shapes, tensors=tensors, turn=False)
+            yield self.template("zero_tensors", about, shapes=shapes, tensors=tensors, turn=False)
         for name in self.operator.tensors:
-            about = f"{name} is zero, and nothing else: catches a step that is left out for it."
-            yield self.ask(f"{name}_zero", about, tensors={name: zero}, turn=False)
+            about = f"Only {name} is zero: detects a step that is skipped for it."
+            yield self.template(f"{name}_zero", about, tensors={name: zero}, turn=False)
         for name in self.nonnegative:
-            about = f"{name} is negative, what comes of it is not: catches one that is clipped."
+            about = f"{name} is negative, its new value is not: detects clipping of the input."
             ordinary = self.tensor(name, 0, (4,))
             yield self.judgeable(
-                self.ask(f"{name}_negative", about, tensors={name: share * ordinary})
+                self.template(f"{name}_negative", about, tensors={name: share * ordinary})
                 for share in (-0.1, -0.01, -0.001)
             )
         if self.rate:
-            about = f"{self.rate} = 0: what it multiplies vanishes, the rest must not."
-            yield self.ask(f"zero_{self.rate}", about, rate_value=0.0)
-            about = f"{self.rate} < 0: catches one that is clipped."
-            yield self.ask(f"negative_{self.rate}", about, rate_value=-0.4)
+            about = f"{self.rate} = 0: the terms it multiplies vanish, all others must not."
+            yield self.template(f"zero_{self.rate}", about, rate_value=0.0)
+            about = f"{self.rate} < 0: detects clipping."
+            yield self.template(f"negative_{self.rate}", about, rate_value=-0.4)
         if self.rate and self.operator.counts:
-            about = "R above T: catches an R that takes T's place."
-            yield self.ask("large_R", about, count=1, rate_value=2.5)
+            about = "R above T: detects R and T exchanged."
+            yield self.template("large_R", about, count=1, rate_value=2.5)
 
     def magnitudes(self) -> Iterator[CaseTemplate]:
-        """Ask for values from subnormal to near overflow, together and apart."""
+        """Yield values from subnormal to near overflow, in all operands or one at a time."""
         scales = 10.0 ** np.array([-44, -40, -30, -20, -12, -8, -4, 4, 8, 12, 15, 18])
         tensors = {
             name: np.concatenate([self.tensor(name, 0, (3,)) * scale for scale in scales])
             for name in self.operator.tensors
         }
-        about = "Tensors from subnormal to near overflow: catches a narrower range of the type."
-        yield self.ask("orders", about, tensors=self.judged(tensors))
-        about = "Each operand small, ordinary or large beside the others: catches absorption."
+        about = "Tensors from subnormal to near overflow: detects a type of smaller range."
+        yield self.template("orders", about, tensors=self.judged(tensors))
+        about = "Each operand small, ordinary or large beside the others: detects absorption."
         tensors = self.combined((1e-10, 1, 1e10))
-        yield self.ask("orders_apart", about, tensors=self.judged(tensors))
+        yield self.template("orders_apart", about, tensors=self.judged(tensors))
 
     def cancellation(self) -> Iterator[CaseTemplate]:
-        """Ask for a new X that is nearly zero, the difference of equal numbers."""
+        """Yield a new X that is nearly zero, as the difference of nearly equal numbers."""
         if not self.elementwise:
             return
         about = (
-            f"{self.first} nearly equals its change: catches what the usual relative tolerance "
-            "cannot see."
+            f"{self.first} nearly equals its change: detects errors that the usual relative "
+            "tolerance accepts."
         )
         for dtype in self.operator.dtypes:
             types = dict.fromkeys(self.operator.tensors, dtype)
             name = f"cancellation_{dtype}"
-            ask = partial(self.ask, name, about, types=types, rate=dtype, turn=False)
+            make = partial(self.template, name, about, types=types, rate=dtype, turn=False)
             x = np.zeros(4)
             for _ in range(60):
-                x = x - derived_outputs(ask(tensors={self.first: x}))[0].value.astype(float) / 2
-            # At exact cancellation nothing but rounding would be left to judge.
-            yield ask(tensors={self.first: x * (1 + 1e-3)})
+                x = x - derived_outputs(make(tensors={self.first: x}))[0].value.astype(float) / 2
+            # At exact cancellation the result would consist of rounding errors only.
+            yield make(tensors={self.first: x * (1 + 1e-3)})
 
     def not_finite(self) -> Iterator[CaseTemplate]:
-        """Ask for NaN and infinity in every input."""
+        """Yield NaN and infinity in every input."""
         if self.rate:
-            about = f"{self.rate} = NaN: catches one that is replaced."
-            yield self.ask(f"nan_{self.rate}", about, rate_value=np.nan)
-            # With weights between 0 and 1, right forms subtract infinity from itself.
+            about = f"{self.rate} = NaN: detects a replaced NaN."
+            yield self.template(f"nan_{self.rate}", about, rate_value=np.nan)
+            # With weights between 0 and 1, a reformulation may subtract infinity from itself.
             changed, setting = self.all_unlimited(-0.5), self.settings[-1]
-            about = f"{self.rate} infinite: catches NaN where every right form is infinite."
+            about = f"{self.rate} infinite: detects NaN where every reformulation is infinite."
             name = f"infinite_{self.rate}"
-            yield self.ask(name, about, rate_value=np.inf, changed=changed, setting=setting)
+            yield self.template(name, about, rate_value=np.inf, changed=changed, setting=setting)
         if not self.elementwise:
             for special, value in product(self.operator.tensors, (np.nan, np.inf, -np.inf)):
                 tensors = {name: self.tensor(name, 0, (5,)) for name in self.operator.tensors}
                 tensors[special][2] = value
-                about = f"{value} in {special}: catches results that hide it, or spread it too far."
-                yield self.ask(_name(value, "in", special), about, tensors=tensors)
+                about = f"{value} in {special}: detects results that drop it or spread it too far."
+                yield self.template(_name(value, "in", special), about, tensors=tensors)
             return
         columns: dict[str, list[float]] = {name: [] for name in self.operator.tensors}
         for special in self.operator.tensors:
@@ -407,54 +412,54 @@ class _ConformanceTemplates(Author):
                     for name, column in columns.items():
                         column.append(value if name == special else self.tensor(name, 0, (1,))[0])
         for name, column in columns.items():
-            # One element without, to which nothing may spread.
+            # The last element is finite in every tensor and must stay finite.
             column.append(self.tensor(name, 0, (1,))[0])
-        about = "NaN and infinity in each tensor: catches results that hide or spread them."
+        about = "NaN and infinity in each tensor: detects results that drop or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
-        yield self.ask("not_finite", about, tensors=tensors)
+        yield self.template("not_finite", about, tensors=tensors)
 
     def wide_doubles(self) -> Iterator[CaseTemplate]:
-        """Ask for doubles that float32 cannot hold."""
-        about = "Doubles that float32 cannot hold, R among them: catches a detour through it."
+        """Yield doubles that float32 cannot represent."""
+        about = "Doubles that float32 cannot represent, including R: detects conversion to float32."
         tensors = self.judged(self.combined((16777217.0, 1 + 2**-40, 1e-60)), wide=True)
-        yield self.ask("wide_doubles", about, wide=True, rate_value=1 / 3, tensors=tensors)
+        yield self.template("wide_doubles", about, wide=True, rate_value=1 / 3, tensors=tensors)
 
     def large(self) -> Iterator[CaseTemplate]:
-        """Ask for tensors that are computed in blocks and vectors, with a rest."""
+        """Yield tensors whose size is not a multiple of any block or vector length."""
         for dtype, size in (("float32", _LARGE_SIZE), ("float64", 1009)):
             drawn = {name: self.drawn(name, (size,), dtype) for name in self.operator.tensors}
-            about = f"{size} random elements: catches blocks and vectors that treat the rest wrong."
-            yield self.ask(f"large_{dtype}", about, tensors=drawn, rate=dtype)
+            about = f"{size} random elements: detects errors in the remainder of blocks or vectors."
+            yield self.template(f"large_{dtype}", about, tensors=drawn, rate=dtype)
 
     def thresholds(self) -> Iterator[CaseTemplate]:
-        """Ask for operands, attributes and what comes of them that are equal or nearly so."""
+        """Yield operands, attributes and intermediate results that are equal or nearly equal."""
         powers = np.array([*product((0.5, 1.0, -2.0), repeat=len(self.operator.tensors))]).T
         even = {
             name: np.abs(column) if name in self.nonnegative else column
             for name, column in zip(self.operator.tensors, powers, strict=True)
         }
         for word, value in (("half", 0.5), ("two", 2.0)):
-            about = f"Attributes {value}, tensors powers of two: catches wrong comparisons of any."
+            about = f"Attributes {value}, tensors powers of two: detects wrong comparisons."
             name, changed = f"powers_of_two_{word}", self.all_unlimited(value)
-            yield self.ask(name, about, changed=changed, tensors=even, turn=False)
+            yield self.template(name, about, changed=changed, tensors=even, turn=False)
         if self.of_whole_tensors:
-            about = "Tensors of rising size: catches a wrong comparison of what comes of them all."
+            about = "Tensors of increasing norm: detects a wrong comparison of a norm or sum."
             scales = 0.05 * 1.4 ** np.arange(14)
             tensors = {
                 (name, group): scale * self.tensor(name, 0, (3,))
                 for name, (group, scale) in product(self.operator.tensors, enumerate(scales))
             }
             shapes = [(3,)] * len(scales)
-            yield self.ask("rising_sizes", about, shapes=shapes, tensors=tensors, turn=False)
+            yield self.template("rising_sizes", about, shapes=shapes, tensors=tensors, turn=False)
             for name in [
                 tensor for tensor in self.operator.tensors if tensor not in self.nonnegative
             ]:
                 negated = {name: -self.tensor(name, 0, (4,))}
-                about = f"{name} negated: catches magnitudes that are left out of a whole tensor's."
-                yield self.ask(f"{name}_negated", about, tensors=negated, turn=False)
+                about = f"{name} negated: detects missing absolute values in a norm or sum."
+                yield self.template(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[CaseTemplate]:
-        """Ask for steps whose length depends on all elements, as by a norm."""
+        """Yield steps whose length depends on all elements, for example by a norm."""
         if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):
@@ -465,13 +470,14 @@ class _ConformanceTemplates(Author):
             }
             words = "all_but_" if others_small else ""
             about = (
-                f"Small elements in {words.replace('_', ' ')}{special}: catches a norm that is "
-                "compared with something else than zero."
+                f"Small elements in {words.replace('_', ' ')}{special}: detects a norm that is "
+                "compared with a number other than zero."
             )
-            yield self.ask(f"norms_small_{words}{special}", about, tensors=tensors)
-        # So wide a distribution that float32 takes all but some hundred draws for zero. A sum of
-        # zeros rounds nothing, so that a small error is seen in spite of the number of elements.
-        drawn: dict[str, Given] = {
+            yield self.template(f"norms_small_{words}{special}", about, tensors=tensors)
+        # The distribution is wide enough that all but a few hundred elements underflow to zero in
+        # float32. A sum of zeros has no rounding error, so that a small error is detectable in
+        # spite of the number of elements.
+        drawn: dict[str, TemplateInput] = {
             name: RandomTensor(
                 "lognormal",
                 seed,
@@ -481,85 +487,85 @@ class _ConformanceTemplates(Author):
             )
             for seed, name in enumerate(self.operator.tensors, start=1)
         }
-        about = f"Few of {_LARGE_SIZE} elements are not zero: catches a norm that is slightly off."
-        yield self.ask("norms_large_sparse", about, tensors=drawn)
+        about = f"Few of {_LARGE_SIZE} elements are nonzero: detects a slightly wrong norm."
+        yield self.template("norms_large_sparse", about, tensors=drawn)
 
     def dimensions(self) -> Iterator[CaseTemplate]:
         """Yield templates for values of each dimension alone; ``pairwise`` varies two at once."""
-        for shape in _ALONE:
-            about = f"One tensor of shape {list(shape)}: catches one that is taken for another."
+        for shape in _SINGLE_SHAPES:
+            about = f"One tensor of shape {list(shape)}: detects confusion with another shape."
             yield self.of_shapes(_name("shape", *shape or ("scalar",)), about, [shape])
-        about = "Tensors around the lengths of vectors: catches another last element."
+        about = "Tensors around the lengths of vectors: detects a wrong last element."
         yield self.of_shapes("lengths", about, [(length,) for length in _LENGTHS])
-        about = "Matrices as high or wide as tiles: catches another last row or column."
+        about = "Matrices as high or wide as tiles: detects a wrong last row or column."
         tiles: Shapes = [*((size, 3) for size in _SIZES), *((2, size) for size in _SIZES)]
         yield self.of_shapes("tiles", about, tiles)
         for number in _NUMBERS:
-            about = f"{number} tensors: catches those that come after some number, and the last."
+            about = f"{number} tensors: detects errors in the last tensor or after some number."
             shapes: Shapes = [(2,), (3,), (2, 2)] * (number // 3) + [(3,)] * (number % 3)
             yield self.of_shapes(f"tensors_{number}", about, shapes)
-        narrow = [(whole, shape) for whole, shapes in _NARROW.items() for shape in shapes]
-        for whole, shape in narrow if self.stepped else ():
-            beside = f"{list(shape)} beside {list(whole)}"
-            about = f"Operands of shape {beside}: catches another direction."
+        narrow = [(full_shape, shape) for full_shape, shapes in _NARROW.items() for shape in shapes]
+        for full_shape, shape in narrow if self.stepped else ():
+            pair = f"{list(shape)} beside {list(full_shape)}"
+            about = f"Operands of shape {pair}: detects broadcasting along a wrong axis."
             name = _name("broadcast", *shape or ("scalar",))
-            shapes = [whole] * (len(self.stepped) + 1)
-            yield self.ask(name, about, shapes=shapes, narrow=self.narrowed(shape, shape))
+            shapes = [full_shape] * (len(self.stepped) + 1)
+            yield self.template(name, about, shapes=shapes, narrow=self.narrowed(shape, shape))
         for special in self.operator.tensors:
-            about = f"Doubles far beyond float32 in {special}: catches one that comes through it."
+            about = f"Doubles outside float32's range in {special}: detects conversion to float32."
             values = np.array(_BEYOND)
             tensors = {
                 name: np.where(_BESIDE, self.tensor(name, 0, values.shape), 0.0)
                 for name in self.operator.tensors
             }
             tensors[special] = np.abs(values) if special in self.nonnegative else values
-            yield self.ask(f"{special}_beyond", about, types=self.double, tensors=tensors)
+            yield self.template(f"{special}_beyond", about, types=self.double, tensors=tensors)
         for word, value in (("zero", 0.0), ("negative", -_FAR_VALUE), ("large", _FAR_VALUE)):
             if self.rate:
-                about = f"{self.rate} = {value:g}: catches one that is clipped, or its sign lost."
-                yield self.ask(f"{self.rate}_{word}", about, rate_value=value)
+                about = f"{self.rate} = {value:g}: detects clipping or a lost sign."
+                yield self.template(f"{self.rate}_{word}", about, rate_value=value)
         scaled = self.judged(self.combined((1e-10, 1, 1e10)))
         for name in self.unlimited:
             for word, value in (("one", 1.0), ("minus_one", -1.0)):
-                about = f"{name} = {value:g}: catches one that is taken for ordinary, or left out."
+                about = f"{name} = {value:g}: detects a value that is replaced or omitted."
                 yield self.early_or_late(f"{name}_{word}", about, {name: value})
             for word, value in (("small", 1.0000047e-4), ("tiny", 1.0000047e-6)):
-                about = f"{name} = {value:g}, tensors small and large: catches one taken for zero."
-                yield self.ask(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
+                about = f"{name} = {value:g}, tensors small and large: detects rounding to zero."
+                yield self.template(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
 
     def small_numbers(self) -> Iterator[CaseTemplate]:
-        """Ask for what is so small that a kernel may take it for zero, or for all of a series."""
-        ask = partial(self.ask, turn=False)
+        """Yield values that a kernel may round to zero, or whose series it may truncate."""
+        make = partial(self.template, turn=False)
         scaled = self.judged(self.combined((1e-10, 1, 1e10)))
         for name in self.unlimited:
-            about = f"{name} = 0, tensors small and large: catches a default in its place."
-            yield ask(f"{name}_zero_scaled", about, changed={name: 0.0}, tensors=scaled)
-            about = f"{name} = 1e-08, tensors small and large: catches one taken for zero."
-            yield ask(f"{name}_tiniest", about, changed={name: 1e-8}, tensors=scaled)
-            about = f"{name} = 1e-06, T = {_LATE}, in double: catches a series that ends too early."
-            yield ask(f"{name}_late", about, changed={name: 1e-6}, count=_LATE, wide=True)
+            about = f"{name} = 0, tensors small and large: detects a default in its place."
+            yield make(f"{name}_zero_scaled", about, changed={name: 0.0}, tensors=scaled)
+            about = f"{name} = 1e-08, tensors small and large: detects rounding to zero."
+            yield make(f"{name}_tiniest", about, changed={name: 1e-8}, tensors=scaled)
+            about = f"{name} = 1e-06, T = {_LATE}, in double: detects a series truncated too early."
+            yield make(f"{name}_late", about, changed={name: 1e-6}, count=_LATE, wide=True)
         if self.operator.counts:
-            about = "Attributes near 1, T = 8, in double: catches powers by the first of a series."
+            about = "Attributes near 1, T = 8, in double: detects powers from a truncated series."
             near_one = self.all_unlimited(0.9999)
-            yield ask("T_8_near_one", about, count=8, changed=near_one, wide=True)
-        about = "Everything tiny: catches results that are taken for zero."
+            yield make("T_8_near_one", about, count=8, changed=near_one, wide=True)
+        about = "Everything tiny: detects results that are rounded to zero."
         rate = 1e-12 if self.carried else RATE
         tiny = {tensor: 1e-12 * self.tensor(tensor, 0, (4,)) for tensor in self.operator.tensors}
         least = {name: self.within(name, 0) for name in self.limits}
-        yield ask("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
+        yield make("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
 
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> CaseTemplate:
-        """Ask for tensors of these shapes, random ones where they are large."""
-        drawn: dict[tuple[str, int], Given] = {
+        """Return a template with tensors of these shapes; large ones are random."""
+        drawn: dict[tuple[str, int], TemplateInput] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
             if math.prod(shape) > LITERAL
         }
-        return self.ask(name, about, shapes=shapes, tensors=drawn)
+        return self.template(name, about, shapes=shapes, tensors=drawn)
 
 
 def ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Ask for what is next to a rank among the elements, where an attribute may choose one."""
+    """Yield elements at and next to a rank that a limited attribute selects."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
         ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
@@ -571,26 +577,28 @@ def ranks(author: Author) -> Iterator[CaseTemplate]:
         ("one_element", 1.0, (-3,), "One element"),
         ("between_largest", 0.75, (3e38, -3.25e38, 1), "A threshold between two large elements"),
     )
-    for name, (word, fraction, values, what) in product(author.limits, layers):
-        about = f"{what}: catches another rank, and another comparison with it."
+    for name, (word, fraction, values, summary) in product(author.limits, layers):
+        about = f"{summary}: detects a wrong rank or a wrong comparison with it."
         zero = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
         changed = {name: author.within(name, fraction)}
         tensors = zero | {author.first: np.array(values, float)}
-        yield author.ask(f"{name}_{word}", about, changed=changed, tensors=tensors)
+        yield author.template(f"{name}_{word}", about, changed=changed, tensors=tensors)
     for name in author.limits:
-        about = "Equal doubles at a fractional rank: catches weights that do not add up to 1."
+        about = "Equal doubles at a fractional rank: detects weights that do not add up to 1."
         equal = dict.fromkeys(author.operator.tensors, np.zeros(4)) | {
             author.first: np.full(4, 0.1)
         }
         changed = {name: author.within(name, 0.06)}
-        yield author.ask(f"{name}_ties_double", about, changed=changed, tensors=equal, wide=True)
+        yield author.template(
+            f"{name}_ties_double", about, changed=changed, tensors=equal, wide=True
+        )
 
 
 def refusals(author: Author) -> Iterator[CaseTemplate]:
-    """Ask for what must be refused."""
-    ordinary = author.ask("refused", "", shapes=[(3,)])
-    pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
-    given = dict(ordinary.attributes)
+    """Yield shapes and attribute values that must be rejected."""
+    ordinary = author.template("refused", "", shapes=[(3,)])
+    pair = author.template("refused", "", shapes=[(3,), (3,)], turn=False)
+    valid = dict(ordinary.attributes)
     refused = partial(_refused, ordinary)
     yield from _shape_refusals(author, ordinary, pair)
     for name, limits in author.limits.items():
@@ -598,36 +606,36 @@ def refusals(author: Author) -> Iterator[CaseTemplate]:
         beyond = {"low": limits[0] - low, "high": limits[1] + high, "nan": math.nan}
         for word, value in beyond.items():
             about = f"{name} = {value:g}: it must not be clipped or replaced."
-            attributes = given | {name: (value,) if name in author.each else value}
+            attributes = valid | {name: (value,) if name in author.each else value}
             yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
         if name in author.each:
-            about = f"{name} of the second tensor is too large: every one must be looked at."
-            attributes = given | {name: (limits[1], beyond["high"])}
+            about = f"{name} of the second tensor is too large: every value must be checked."
+            attributes = valid | {name: (limits[1], beyond["high"])}
             yield _refused(pair, f"refuses_second_high_{name}", about, attributes=attributes)
     for name in author.each:
         number = author.within(name, 0.5)
-        about = f"{name} has two numbers for one tensor: none of them must be made up."
-        attributes = given | {name: (number, number)}
+        about = f"{name} has two numbers for one tensor: none of them may be ignored."
+        attributes = valid | {name: (number, number)}
         yield refused(f"refuses_two_of_{name}", about, attributes=attributes)
     for name, right in author.settings[0].items():
-        about = f"{name} has a value that is not allowed: it must not pass for another."
+        about = f"{name} has an invalid value: it must not be replaced by a valid one."
         wrong = {
             "unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize(),
             "empty": "", "shorter": right[:-1], "initial": right[0], "upper": right.upper(),
             "space_before": f" {right}", "space_after": f"{right} ",
         }  # fmt: skip
         for word, text in wrong.items():
-            attributes = given | {name: text}
+            attributes = valid | {name: text}
             yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
     for item in author.operator.attributes:
         if item.required:
-            about = f"{item.name} is missing and has no default: none must be made up."
-            others = {name: it for name, it in given.items() if name != item.name}
-            yield refused(f"refuses_no_{item.name}", about, attributes=others)
+            about = f"{item.name} is missing and has no default: no value may be assumed."
+            remaining = {name: value for name, value in valid.items() if name != item.name}
+            yield refused(f"refuses_no_{item.name}", about, attributes=remaining)
 
 
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield what no pair of dimensions asks: the graph, single extremes, and refusals."""
+    """Yield the templates of ``pairwise`` about the graph, single extremes and refusals."""
     author = _ConformanceTemplates(operator)
     yield from wirings(author, (2, 5), thorough=True)
     yield from extremes(author, thorough=True)
@@ -639,39 +647,39 @@ def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
 
 
 def type_refusals(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Ask for what the signature forbids in types, numbers and names.
+    """Yield types, numbers and names that the signature forbids.
 
     Args:
-        author: of the operator.
-        thorough: whether every type is asked of every tensor, or one of each.
+        author: the author of the operator's templates.
+        thorough: whether each tensor has every forbidden type, or only one of them.
     """
-    ordinary = author.ask("refused", "", shapes=[(3,)], turn=False)
+    ordinary = author.template("refused", "", shapes=[(3,)], turn=False)
     yield from _attribute_refusals(author, ordinary)
     yield from _input_refusals(author, ordinary, thorough=thorough)
     yield from _number_refusals(author, ordinary)
 
 
 def _attribute_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[CaseTemplate]:
-    given, refused = dict(ordinary.attributes), partial(_refused, ordinary)
+    valid, refused = dict(ordinary.attributes), partial(_refused, ordinary)
     for word in ("unknown", f"{(author.numeric or ['rate'])[0]}_2"):
-        about = f"An attribute {word}, which the operator does not have: it must not be ignored."
-        yield refused(f"refuses_attribute_{word}", about, attributes=given | {word: 0.5})
+        about = f"An unknown attribute {word}: it must not be ignored."
+        yield refused(f"refuses_attribute_{word}", about, attributes=valid | {word: 0.5})
     for item in author.operator.attributes:
-        about = f"{item.name} is of another type: it must not be converted."
+        about = f"{item.name} has a wrong type: it must not be converted."
         wrong: AttributeValue = 1.0 if item.choices else "half"
-        yield refused(f"refuses_type_of_{item.name}", about, attributes=given | {item.name: wrong})
-        for word, other in _other_types(item):
+        yield refused(f"refuses_type_of_{item.name}", about, attributes=valid | {item.name: wrong})
+        for word, value in _wrong_types(item):
             about = f"{item.name} is an attribute of type {word}: it must not be converted."
             name = f"refuses_{word.lower()}_{item.name}"
-            yield refused(name, about, attributes=given | {item.name: other})
+            yield refused(name, about, attributes=valid | {item.name: value})
         if not item.each and not item.choices:
-            two = given | {item.name: (0.5, 0.25)}
-            about = f"{item.name} is a list: none of its numbers must be chosen."
+            two = valid | {item.name: (0.5, 0.25)}
+            about = f"{item.name} is a list: none of its numbers may be chosen."
             yield refused(f"refuses_list_{item.name}", about, attributes=two)
 
 
-def _other_types(item: Attribute) -> Iterator[tuple[str, Any]]:
-    """Yield types that an attribute does not have, each with a value of it."""
+def _wrong_types(item: Attribute) -> Iterator[tuple[str, Any]]:
+    """Yield types that an attribute does not have, each with a value of that type."""
     if item.choices:
         yield "STRINGS", TypedAttribute("STRINGS", (item.choices[0],))
         return
@@ -688,41 +696,41 @@ def _input_refusals(
     refused = partial(_refused, ordinary)
     for scalar in operator.scalars:
         value = np.asarray(inputs[scalar.name])
-        for dtype in [type_name for type_name in _OTHER_TYPES if type_name not in scalar.dtypes]:
+        for dtype in [type_name for type_name in _SCALAR_TYPES if type_name not in scalar.dtypes]:
             about = f"{scalar.name} is of type {dtype}: it must not be converted."
-            other = {**inputs, scalar.name: np.maximum(value, 1).astype(dtype)}
-            yield refused(f"refuses_{dtype}_{scalar.name}", about, inputs=other)
-        about = f"{scalar.name} has no element: none must be made up."
-        none = {**inputs, scalar.name: np.zeros((0,), value.dtype)}
-        yield refused(f"refuses_no_{scalar.name}", about, inputs=none)
+            converted = {**inputs, scalar.name: np.maximum(value, 1).astype(dtype)}
+            yield refused(f"refuses_{dtype}_{scalar.name}", about, inputs=converted)
+        about = f"{scalar.name} has no element: no value may be assumed."
+        empty = {**inputs, scalar.name: np.zeros((0,), value.dtype)}
+        yield refused(f"refuses_no_{scalar.name}", about, inputs=empty)
     forbidden = [name for name in ("float16", "int32", "int64") if name not in operator.dtypes]
     for place, tensor in enumerate(operator.tensors):
         first = place % max(len(forbidden), 1)
         for dtype in forbidden if thorough else forbidden[first : first + 1]:
             about = f"{tensor} is of type {dtype}: it must not be converted."
-            other = {**inputs, tensor: np.asarray(inputs[tensor]).astype(dtype)}
-            yield refused(f"refuses_{dtype}_{tensor}", about, inputs=other)
+            converted = {**inputs, tensor: np.asarray(inputs[tensor]).astype(dtype)}
+            yield refused(f"refuses_{dtype}_{tensor}", about, inputs=converted)
 
 
 def _number_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[CaseTemplate]:
     operator = author.operator
-    pair = author.ask("refused", "", shapes=[(3,), (3,)], turn=False)
+    pair = author.template("refused", "", shapes=[(3,), (3,)], turn=False)
     more = {f"left_over_{tensor}": np.full(3, 0.5, np.float32) for tensor in operator.tensors[1:]}
     for number in range(1, 1 + len(more)):
         some = dict([*more.items()][:number])
-        about = f"{number} more inputs than the operator takes: none must be ignored."
+        about = f"{number} more inputs than the operator takes: none may be ignored."
         inputs = {**ordinary.inputs, **some}
         yield _refused(ordinary, f"refuses_left_over_{number}", about, inputs=inputs)
-        about = f"{number} more inputs than two tensors take: none must be ignored."
+        about = f"{number} more inputs than two tensors take: none may be ignored."
         inputs = {**pair.inputs, **some}
         yield _refused(pair, f"refuses_left_over_{number}_of_two", about, inputs=inputs)
     if operator.scalars:
-        about = "No tensor at all: it must be refused."
-        alone = {scalar.name: ordinary.inputs[scalar.name] for scalar in operator.scalars}
-        yield _refused(ordinary, "refuses_no_tensors", about, inputs=alone)
-    third = author.ask("refused", "", shapes=[(3,), (3,), (3,)], turn=False)
+        about = "No tensor: the node must be rejected."
+        scalars = {scalar.name: ordinary.inputs[scalar.name] for scalar in operator.scalars}
+        yield _refused(ordinary, "refuses_no_tensors", about, inputs=scalars)
+    third = author.template("refused", "", shapes=[(3,), (3,), (3,)], turn=False)
     for name, (word, count) in product(author.each, (("two", 2), ("four", 4))):
-        about = f"{name} has {word} numbers for three tensors: none must be made up or lost."
+        about = f"{name} has {word} numbers for three tensors: none may be added or ignored."
         attributes = dict(third.attributes) | {name: (author.within(name, 0.5),) * count}
         yield _refused(third, f"refuses_{word}_of_{name}_for_three", about, attributes=attributes)
 
@@ -735,17 +743,17 @@ def _shape_refusals(
         first, last, (*_, second) = author.first, author.stepped[-1], pair.inputs
         wide, higher = (np.full(shape, 0.5, np.float32) for shape in ((2, 3), (1, 3)))
         short = {name: value for name, value in inputs.items() if name != last}
-        about = f"{last} is missing: it must not be made up."
+        about = f"{last} is missing: no value may be assumed."
         yield _refused(ordinary, "refuses_short", about, inputs=short)
         about = f"{last} would enlarge {first}: {first}'s shape must not change."
         yield _refused(ordinary, "refuses_enlarging", about, inputs={**inputs, last: wide})
-        about = f"{last} has a dimension more than {first}, of one: {first} must not get it."
+        about = f"{last} has an additional dimension of 1: {first}'s rank must not change."
         yield _refused(ordinary, "refuses_rank", about, inputs={**inputs, last: higher})
-        about = f"{second} would enlarge {first}2: every tensor must be looked at."
+        about = f"{second} would enlarge {first}2: every tensor must be checked."
         enlarged = {**pair.inputs, second: wide}
         yield _refused(pair, "refuses_enlarging_second", about, inputs=enlarged)
     for scalar in author.operator.scalars:
-        about = f"{scalar.name} has two elements: none of them must be chosen."
+        about = f"{scalar.name} has two elements: none of them may be chosen."
         two = {**inputs, scalar.name: np.resize(np.asarray(inputs[scalar.name]), 2)}
         yield _refused(ordinary, f"refuses_two_{scalar.name}", about, inputs=two)
 

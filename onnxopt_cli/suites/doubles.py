@@ -1,7 +1,8 @@
-"""Case templates of doubles that float32 cannot hold, where another dimension is at an extreme.
+"""Case templates with doubles that float32 cannot represent, and an extreme in another dimension.
 
-Code for large tensors, for scalars, for operands that broadcast or for another T is code of its
-own. Computed in float32 there, a double keeps 24 of its 53 bits, which only a case in double shows.
+An implementation may have separate code for large tensors, scalars, operands that broadcast, or
+certain T. If it computes there in float32, a double keeps 24 of its 53 bits, which only a case in
+double detects.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.suites.case_template import (
     RATE,
     WIDE,
@@ -21,33 +22,33 @@ from onnxopt_cli.suites.case_template import (
     Shapes,
 )
 
-#: Of the only tensor: below a vector, of several ranks, and around the sizes of blocks.
-_ALONE: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))
-_MORE_ALONE: Shapes = (
+#: Shapes of the only tensor: smaller than a vector, of several ranks, and around block sizes.
+_SINGLE_SHAPES: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))
+_MORE_SINGLE_SHAPES: Shapes = (
     (1,), (3,), (7,), (33,), (130,), (260, 2), (2, 300), (2, 1, 2, 1, 2, 1, 2), (17_000,),
     (33_000,), (140_003,),
 )  # fmt: skip
-#: Of the tensors of one node.
+#: Shapes of the tensors of one node.
 _TOGETHER: Shapes = (
     (), (1,), (1, 1), (8,), (17,), (5, 3), (2, 3, 2), (2, 1, 3, 2), (2, 3, 1, 3, 2),
     (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2), (2,) + (1,) * 7 + (3,), (33,), (65, 2), (2, 129),
     (257,),
 )  # fmt: skip
-#: Of the only tensor, more elements are drawn.
+#: An only tensor with more elements than this is random.
 _LITERAL = 2
 _COUNTS = (0, 1, -1, 1000, 2**31 + 5)
 _NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}
 _RATES = {"zero": 0.0, "negative": -0.4, "large": 24.691358}
-_MANY = (2, 17)
-#: Doubles beyond float32's range, and floats that show them.
+_MANY_TENSORS = (2, 17)
+#: Doubles outside float32's range, and floats of the other operands.
 _BEYOND = (1e60, 1e-60)
 _BESIDE = (1.0, 1e30)
-#: A float, and a double next to it that is none.
+#: A float32 number whose successor among the integers float32 cannot represent.
 _LARGE_FLOAT = 2.0**24
-_SMALL = 1e-6
-#: So many small terms that each is lost, added to a large float one by one.
+_SMALL_SCALE = 1e-6
+#: The number of small terms; a float32 sum that starts at _LARGE_FLOAT loses each of them.
 _TERMS = 40
-#: Cases that kill little which the others of this module do not kill.
+#: Cases that kill few mutants that the other cases of this module do not kill.
 _ONLY_THOROUGH = re.compile(
     r"double_(shape_(3_5|2_3_2_2|5003)|tensors_2|T_1000(_.*)?|.*_(one|large))"
 )
@@ -57,8 +58,8 @@ def doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: of the operator.
-        thorough: whether each size, rate and value of an attribute is tested alone.
+        author: the author of the operator's templates.
+        thorough: whether each size, rate and value of an attribute has its own case.
     """
     of_rate = f"double_{author.rate}_"
     for template in _all_doubles(author, thorough=thorough):
@@ -68,15 +69,15 @@ def doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _all_doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    for shape in (*_ALONE, *_MORE_ALONE) if thorough else _ALONE:
-        about = f"Doubles of shape {list(shape)}: catches float32 in the code for it."
+    for shape in (*_SINGLE_SHAPES, *_MORE_SINGLE_SHAPES) if thorough else _SINGLE_SHAPES:
+        about = f"Doubles of shape {list(shape)}: detects arithmetic in float32 for this shape."
         yield _of_shapes(
             author, "_".join(["shape", *map(str, shape or ("scalar",))]), about, [shape]
         )
-    about = "Doubles of many ranks: catches float32 in the code for one of them."
+    about = "Doubles of many ranks: detects arithmetic in float32 for one of them."
     yield _of_shapes(author, "shapes", about, _TOGETHER)
-    for number in _MANY:
-        about = f"{number} tensors of doubles: catches float32 from some tensor on."
+    for number in _MANY_TENSORS:
+        about = f"{number} tensors of doubles: detects arithmetic in float32 for later tensors."
         yield _of_shapes(author, f"tensors_{number}", about, [(3,)] * number)
     yield from _settings(author)
     yield from _broadcasts(author)
@@ -88,35 +89,35 @@ def _all_doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTemplate:
-    """Return a case of doubles, drawn where they are many."""
-    drawn: dict[tuple[str, int], Given] = {
+    """Return a template with doubles of these shapes; large tensors are random."""
+    drawn: dict[tuple[str, int], TemplateInput] = {
         (tensor, group): author.drawn(tensor, shape, WIDE, group)
         for tensor, (group, shape) in product(author.operator.tensors, enumerate(shapes))
         if prod(shape) > _LITERAL or len(shapes) > 1
     }
-    return author.ask(f"double_{name}", about, shapes=shapes, tensors=drawn, wide=True)
+    return author.template(f"double_{name}", about, shapes=shapes, tensors=drawn, wide=True)
 
 
 def _settings(author: Author) -> Iterator[CaseTemplate]:
     """Yield doubles at each regime of T, each value of an attribute, and each rate."""
     for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
-        about = f"Doubles at T = {count}: catches float32 in the code for it."
+        about = f"Doubles at T = {count}: detects arithmetic in float32 for this T."
         words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])
-        yield author.ask(words, about, count=count, setting=setting, wide=True)
+        yield author.template(words, about, count=count, setting=setting, wide=True)
     for name, (word, number) in product(author.unlimited, _NUMBERS.items()):
-        about = f"Doubles, {name} = {number:g}: catches float32 in the code for it."
+        about = f"Doubles, {name} = {number:g}: detects arithmetic in float32 for this value."
         yield author.judgeable(
-            author.ask(f"double_{name}_{word}", about, changed={name: number}, count=count,
+            author.template(f"double_{name}_{word}", about, changed={name: number}, count=count,
                        wide=True, turn=False)
             for count in (3, 0)
         )  # fmt: skip
     if author.unlimited:
-        about = "Doubles, every attribute negative: catches float32 in the code for it."
+        about = "Doubles, every attribute negative: detects arithmetic in float32."
         negative = dict.fromkeys(author.unlimited, -0.5)
-        yield author.ask("double_all_negative", about, changed=negative, wide=True)
+        yield author.template("double_all_negative", about, changed=negative, wide=True)
     for word, number in _RATES.items() if author.rate else ():
-        about = f"Doubles, {author.rate} = {number:g}: catches float32 in the code for it."
-        yield author.ask(f"double_{author.rate}_{word}", about, rate_value=number, wide=True)
+        about = f"Doubles, {author.rate} = {number:g}: detects arithmetic in float32."
+        yield author.template(f"double_{author.rate}_{word}", about, rate_value=number, wide=True)
 
 
 def _broadcasts(author: Author) -> Iterator[CaseTemplate]:
@@ -126,24 +127,26 @@ def _broadcasts(author: Author) -> Iterator[CaseTemplate]:
     ):
         ways = {(name, group): narrow for group, name in enumerate(author.stepped)}
         ways |= {(name, len(author.stepped)): narrow for name in author.stepped}
-        about = "Doubles that broadcast: catches float32 in the code for it."
-        yield author.ask(f"double_broadcast_{word}", about, shapes=shapes, narrow=ways, wide=True)
+        about = "Doubles that broadcast: detects arithmetic in float32."
+        yield author.template(
+            f"double_broadcast_{word}", about, shapes=shapes, narrow=ways, wide=True
+        )
 
 
 def _defaults(author: Author) -> Iterator[CaseTemplate]:
     if len(author.required) < len(author.ordinary):
         about = (
-            "Doubles small and large, defaults: catches a default with more digits than float32."
+            "Small and large doubles, default attributes: detects a default not rounded to float32."
         )
         tensors = author.judged(author.combined((1e-7, 1.0)), wide=True)
-        yield author.ask(
-            "double_defaults_scaled", about, given=author.required, tensors=tensors, wide=True,
+        yield author.template(
+            "double_defaults_scaled", about, attributes=author.required, tensors=tensors, wide=True,
             count=0, turn=False,
         )  # fmt: skip
 
 
 def _beyond(author: Author) -> Iterator[CaseTemplate]:
-    """Yield one tensor in double, or all but one, far beyond float32's range."""
+    """Yield one tensor in double, or all but one, outside float32's range."""
     names = author.operator.tensors
     if len(names) == 1 or not author.elementwise:
         return
@@ -155,37 +158,39 @@ def _beyond(author: Author) -> Iterator[CaseTemplate]:
                 tensor: column * author.tensor(tensor, 0, column.shape)
                 for tensor, column in zip(names, columns, strict=True)
             }
-            about = f"Doubles beyond float32 in {', '.join(sorted(wide))}: catches one cut off."
-            yield author.ask(
+            about = (
+                f"Doubles outside float32's range in {', '.join(sorted(wide))}: detects clipping."
+            )
+            yield author.template(
                 f"beyond_{word}_{name}", about, types=dict.fromkeys(wide, WIDE), tensors=tensors
             )
 
 
 def _dominant(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a large double beside small floats, whose roundings do not reach its last digits."""
+    """Yield a large double beside floats so small that their rounding does not affect it."""
     names = author.operator.tensors
     if len(names) == 1 or author.carried:
         return
     for name in names:
-        tensors = {name: _SMALL * author.tensor(name, 0, (4,)) for name in names}
+        tensors = {name: _SMALL_SCALE * author.tensor(name, 0, (4,)) for name in names}
         tensors[name] = _LARGE_FLOAT + author.tensor(name, 0, (4,))
-        about = f"A large double {name} beside small floats: catches one rounded to their type."
-        changed = dict.fromkeys(author.unlimited, _SMALL)
-        yield author.ask(
+        about = f"A large double {name} beside small floats: detects rounding to float32."
+        changed = dict.fromkeys(author.unlimited, _SMALL_SCALE)
+        yield author.template(
             f"large_double_{name}", about, types={name: WIDE}, tensors=tensors, changed=changed
         )
 
 
 def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield tensors of every rank, of which each shows in a sum of all."""
-    about = "Tensors of every rank, alike: catches those of some rank left out."
+    """Yield tensors of every rank with equal weight in a sum of all."""
+    about = "Tensors of every rank: detects tensors of some rank that are omitted."
     shapes: Shapes = [(1,) * place + (3,) + (1,) * place for place in range(4)]
     shapes = [*shapes, (1, 3), (1, 3, 1, 1), (1, 1, 3, 1, 1, 1)]
     tensors = {
         (name, group): author.tensor(name, 0, shape)
         for name, (group, shape) in product(author.operator.tensors, enumerate(shapes))
     }
-    yield author.ask("ranks_together", about, shapes=shapes, tensors=tensors)
+    yield author.template("ranks_together", about, shapes=shapes, tensors=tensors)
 
 
 def _carried(author: Author) -> Iterator[CaseTemplate]:
@@ -196,16 +201,14 @@ def _carried(author: Author) -> Iterator[CaseTemplate]:
     mixtures: dict[str, Mapping[str, str]] = {"all": {}}
     mixtures |= {name: {name: WIDE} for name in author.operator.tensors}
     for word, types in mixtures.items():
-        about = (
-            f"A double {author.rate} beside zeros, some of them floats: catches one made a float."
-        )
-        yield author.ask(
+        about = f"A double {author.rate} beside zeros, some in float: detects rounding to float32."
+        yield author.template(
             f"carried_double_{word}", about, tensors=zero, types=types, rate=WIDE,
             rate_value=_LARGE_FLOAT + 1 + RATE,
         )  # fmt: skip
-    about = f"A large float {author.rate}, {_TERMS} small terms: catches sums in its type."
+    about = f"A large float {author.rate}, {_TERMS} small double terms: detects sums in float32."
     terms = {name: author.tensor(name, 0, (2,)) for name in author.operator.tensors}
-    yield author.ask(
+    yield author.template(
         "carried_many_terms", about, shapes=[(2,)] * _TERMS, tensors=terms, types=author.double,
         rate_value=_LARGE_FLOAT,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Case templates of limited attributes that choose a rank: of many elements, and of many tensors.
+"""Case templates of limited attributes that select a rank, with many elements or many tensors.
 
-Whole ranks at which another order of (n - 1) * percent / 100 rounds are not asked for: the order
-of ``numpy.percentile``, percent / 100 * (n - 1), prunes one element more there, and is right.
+They avoid integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of
+operations: the order of ``numpy.percentile``, percent / 100 * (n - 1), is also correct, and prunes
+one element more there.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from itertools import product
 
 import numpy as np
 
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.suites.case_template import Author, Shapes
 
 #: Enough elements to show a value just below the end of the range.
-_LONG = 100_001
+_LONG_SIZE = 100_001
 _LONG_SHARES = (0.3, 1.0)
-#: More than are computed at once.
+#: More tensors than a batch.
 _TENSORS = 33
-#: Of every rank, each with several rows.
+#: Shapes of every rank, each with several rows.
 _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),
@@ -30,14 +31,14 @@ _RANKS: Shapes = (
 def far_ranks(author: Author) -> Iterator[CaseTemplate]:
     """Yield the case templates; none if no attribute of the operator has limits."""
     for name in author.limits:
-        about = f"{name} of {_LONG} elements: catches an end that is missed."
+        about = f"{name} of {_LONG_SIZE} elements: detects a wrong upper end of the range."
         long = [author.within(name, share) for share in _LONG_SHARES]
-        yield _drawn(author, f"{name}_of_many", about, name, long, [(_LONG,)] * len(long))
-        about = f"{name} for each tensor of every rank: catches a threshold for each row."
+        yield _drawn(author, f"{name}_of_many", about, name, long, [(_LONG_SIZE,)] * len(long))
+        about = f"{name} for each tensor, of every rank: detects a threshold for each row."
         shares = np.linspace(0.3, 0.8, len(_RANKS))
         each = [author.within(name, float(share)) for share in shares]
         yield _drawn(author, f"{name}_of_each_rank", about, name, each, _RANKS)
-        about = f"{name} for each of {_TENSORS} tensors: catches one that is taken again."
+        about = f"{name} for each of {_TENSORS} tensors: detects a number used twice."
         shares = np.roll(np.linspace(0.05, 0.95, _TENSORS), 7)
         each = [round(author.within(name, float(share)), 1) for share in shares]
         yield _drawn(author, f"{name}_of_each_{_TENSORS}", about, name, each, [(9,)] * _TENSORS)
@@ -51,12 +52,13 @@ def _drawn(
     numbers: Sequence[float],
     shapes: Shapes,
 ) -> CaseTemplate:
-    """Return a case of drawn tensors, each with a number of its own if the attribute has them.
+    """Return a template with random tensors, each with its own number if the attribute has several.
 
-    Neighbours differ by so much that rounding does not decide which are below a threshold.
+    The distribution is wide, so that rounding cannot decide whether an element is below a
+    threshold.
     """
     each = attribute in author.each
-    tensors: dict[tuple[str, int], Given] = {
+    tensors: dict[tuple[str, int], TemplateInput] = {
         (tensor, group): replace(
             author.drawn(tensor, shape, group=group),
             distribution="lognormal", parameters={"mean": 0.0, "scale": 12.0},
@@ -64,4 +66,4 @@ def _drawn(
         for tensor, (group, shape) in product(author.operator.tensors, enumerate(shapes))
     }  # fmt: skip
     changed = {attribute: tuple(numbers) if each else numbers[0]}
-    return author.ask(name, about, shapes=shapes, tensors=tensors, changed=changed)
+    return author.template(name, about, shapes=shapes, tensors=tensors, changed=changed)

@@ -1,10 +1,11 @@
-"""Case templates that cover the space of inputs by dimension, two dimensions at a time.
+"""Case templates that cover the input space by pairs of dimensions.
 
-A dimension is an attribute, T, R, the number of tensors, the shape of one, how an operand
-broadcasts to it, its type, its values. Most bugs show where two of them have some values together,
-as long as the others do not hide it: a case template sets a few of them to extremes, and leaves the
-others ordinary. Which ones is drawn from a fixed seed, so that pairs that were asked least come
-first. Nothing here knows an operator by name.
+A dimension is an attribute, T, R, the number of tensors, the shape of a tensor, how an operand
+broadcasts to it, its type, or its values. Most bugs occur where two dimensions have certain values
+together, and are visible only if the other dimensions do not hide them. A case template therefore
+sets a few dimensions to extremes and leaves the others ordinary. A random generator with a fixed
+seed proposes candidates, of which the one with the least covered pairs is chosen. The module does
+not refer to any operator by name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 from onnxopt_cli.suites.case_template import (
@@ -29,13 +30,13 @@ from onnxopt_cli.suites.case_template import (
     Shapes,
 )
 
-#: Lengths around the sizes of vectors and blocks, and multiples of them.
+#: Lengths at and next to the sizes of vectors and blocks.
 AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))
 _LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
-#: Reach beyond every tile and block, with a rest, in every rank.
-_WHOLE: Shapes = (
+#: Shapes of every rank that exceed each tile and block and are not a multiple of it.
+_BEYOND_BLOCKS: Shapes = (
     (300, 2), (2, 300), (1100,),
     (2, 3, 191), (3, 7, 1, 53), (2, 3, 2, 2, 47), (2, 2, 3, 2, 3, 17), (2, 1, 3, 2, 2, 3, 17),
 )  # fmt: skip
@@ -45,27 +46,27 @@ _SHAPES: Shapes = (
     *((2, size) for size in _TILES),
     *((size, 2) for size in (32, 64, 128, 256)),
     *((3, size) for size in (32, 64, 128, 256)),
-    *_WHOLE, (33, 32), (32, 33), (33, 64), (64, 33), (33, 128), (128, 33),
+    *_BEYOND_BLOCKS, (33, 32), (32, 33), (33, 64), (64, 33), (33, 128), (128, 33),
     (2048,), (32, 32), (64, 48), (2, 16, 64), (8, 128), (128, 8), (4, 256), (256, 4),
     (2, 2), (3, 3), (5, 5), (2, 2, 2), (3, 3, 3),
     (2, 3), (0, 3), (33, 65), (1, 3, 1), (2, 3, 4), (2, 0, 2), (2, 1, 3, 2), (3, 2, 4, 2),
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: How many tensors, and how many case templates of so many.
+#: For each number of tensors, the number of case templates.
 _NUMBERS = {
     1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
     65: 26, 129: 3,
 }  # fmt: skip
-#: The last and first tensors of those that are computed at once, of whole numbers of them.
-_TURNS = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
-#: Of the suite ``large``.
+#: Positions of the last and first tensors of batches, for batch sizes that are multiples of 8.
+_BATCH_EDGES = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
+#: The shapes of the suite ``large``.
 _LARGE_SHAPES: Shapes = (
     *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
-#: Of large tensors that meet other things: the shapes of each node, and how many nodes of them.
-_LARGE_MET: dict[Shapes, int] = {
+#: Nodes of the suite ``large`` with extremes in other dimensions: their shapes and their number.
+_LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
     ((3,), (2**16 + 3,)): 3,
@@ -73,42 +74,43 @@ _LARGE_MET: dict[Shapes, int] = {
 }
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
-# Numbers have more digits than people write: what rounds one to its decimals is seen.
+# The numbers have more digits than usual, to detect rounding to a few decimals.
 _RATES = (0.41234568, 1.0, 0.0, -0.41234568, 1.2345679e-6, 24.691358)
 _RANKS = (0, 1, 2, 3)
-#: Of attributes without limits, beside the ordinary value: seen, and inexact in float32 where not.
-#: Six digits miss some by five millionths.
+#: Values of attributes without limits, in addition to the ordinary value: special numbers, and
+#: numbers that six digits or float32 do not represent exactly.
 _NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN_VALUES = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
-#: Of attributes with limits, as shares of their range, the ordinary one first; the last ones miss
-#: their product with 100.
+#: Values of attributes with limits, as shares of their range, the ordinary one first. The products
+#: of the last three with 100 are inexact.
 _SHARES = (0.6134568, 0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
 _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
 
-#: The values of elements: what stands between decimals, and in doubles beside it.
+#: Special values of elements, and those of doubles only.
 _SPECIAL = (0.0, 1.0, -1.0, 1e-6, -1e-6, 1e-12, 1e-30, 1e6, -1e6, 1e12, 1e18, -0.0)
 _SPECIAL_WIDE = (16777217.0, 1 + 2**-40, 1e60, -1e60, 1e-60, 1e-100, 1e-300)
-#: Distributions of tensors that are too large for literals, for any tensor and for those that
-#: are never negative.
+#: Distributions of tensors that are too large for literals, for arbitrary and for nonnegative
+#: tensors.
 _DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("normal", {}),
     ("integers", {"low": -2, "high": 3}),
     ("lognormal", {"mean": -14.0, "scale": 3.0}),
     ("lognormal", {"mean": 9.0, "scale": 3.0}),
 )
-_DRAWN_NONNEGATIVE: tuple[tuple[str, Mapping[str, float]], ...] = (
+_NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("uniform", {"low": 0.01, "high": 4.0}),
     ("integers", {"low": 0, "high": 3}),
     *_DISTRIBUTIONS[2:],
 )
-#: Tensors with more elements are drawn.
+#: Tensors with more elements than this are random.
 LITERAL = 24
-#: Some of this size are literal all the same, to have infinite elements.
+#: One of 4 tensors of less than 800 elements is a literal nevertheless, so that it can have
+#: infinite elements; where one NaN makes the whole result NaN, one of 10 may have NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
-#: From here on the tensors of a node are small, and left to chance.
+#: In nodes with more tensors than this, the tensors are small and their levels purely random.
 _FEW_TENSORS = 9
-#: Lengths whose ranks are asked for, of floats; with infinite elements; of doubles.
+#: Lengths of tensors whose ranks are tested: of floats, with infinite elements, and of doubles.
 _RANKED = (
     *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
     *((length, "infinite") for length in (5, 11, 33)),
@@ -117,13 +119,13 @@ _RANKED = (
 _INFINITE, _INFINITE_SHARE = 0.4, 0.06
 _RANK_SHARE = 0.4
 _SEED, _SEEDS = 20, 10**5
-#: Among how many nodes, and groups of each, the one is chosen whose pairs were asked for least.
+#: Numbers of candidates for a node, and for each group, among which the least covered is chosen.
 _NODES, _GROUPS = 200, 12
-#: How many dimensions of a node are set to an extreme, and the least and largest share of them.
+#: Mean number of dimensions of a node set to an extreme, and the limits of their share.
 _EXTREMES = 4.5
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
 _MANY_EXTREME = 0.6
-#: How often the values of what is summed are ordinary, by the number of tensors.
+#: Probability that the terms of a sum over tensors are ordinary, by the number of tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
 _NONNEGATIVE = 0.9
@@ -132,28 +134,28 @@ _RARE = 10.0
 _POOL = 4096
 _TRIES, _PARTLY = 8, 3
 _MATRIX, _MOST_RANK = 2, 7
-#: One of so many vectors has a higher rank; one of so many nodes has tensors of one shape.
+#: One of 4 vectors has a higher rank; one of 8 nodes has tensors of the same shape.
 _LIFTED, _ALIKE = 4, 8
 
 
 class _Cover:
-    """How much each pair of levels still has to be asked for: 1 at first, less each time."""
+    """The weight of each pair of levels: 1 if the pair is uncovered, less after each use."""
 
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Few case templates have these levels: each has to meet others that they have not met.
+        # Few case templates have these levels, so that each should contain uncovered pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
     def choose(self, rows: Array) -> Array:
-        """Return the row whose pairs of levels were asked for least.
+        """Return the row with the least covered pairs of levels, and count them as covered.
 
         Args:
-            rows: levels of the first dimensions, a row a candidate.
+            rows: candidates, one in each row; the columns are the levels of the first dimensions.
         """
         levels = rows + self._starts[: rows.shape[1]]
-        # To look pairs up by one number is twice as fast as by two.
+        # A lookup by one flat index is twice as fast as by two indices.
         pairs = levels[:, :, None] * len(self._need) + levels[:, None, :]
         best = self._need.take(pairs).sum((1, 2)).argmax() if len(rows) > 1 else 0
         self._need.reshape(-1)[pairs[best]] *= 0.25
@@ -166,54 +168,58 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
     design = _Design(operator, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
-    # Exactly a tile high or wide.
+    # Shapes exactly one tile high or wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]
-    others = cycle(random.permutation(len(_SHAPES)))
+    order = cycle(random.permutation(len(_SHAPES)))
     carried = any(map(operator.carries, operator.outputs))
     for number in Counter(_NUMBERS).elements():
         pools = (
-            _WHOLE,
+            _BEYOND_BLOCKS,
             _SINGLE,
             tiles,
             *(_SHAPES, small) * (_FEW_TENSORS // 2),
             *(small,) * number,
         )
-        # A sum shows little of a small tensor beside a large one.
+        # In a sum, a large tensor hides a small one.
         pools = pools[carried and random.randint(2) :][: number - 1]
-        shapes = [_SHAPES[next(others)], *(pool[random.randint(len(pool))] for pool in pools)]
+        shapes = [_SHAPES[next(order)], *(pool[random.randint(len(pool))] for pool in pools)]
         random.shuffle(shapes)
-        for place in _TURNS if number > _FEW_TENSORS else ():
+        for place in _BATCH_EDGES if number > _FEW_TENSORS else ():
             if place < number:
-                pool = (_SHAPES, _WHOLE, _SINGLE)[random.randint(3)]
+                pool = (_SHAPES, _BEYOND_BLOCKS, _SINGLE)[random.randint(3)]
                 shapes[place] = pool[random.randint(len(pool))]
         shapes = [_lifted(shape, random) for shape in shapes]
-        # Those of one shape may be computed together, and put in another order unseen.
+        # A backend may compute tensors of the same shape together and exchange them.
         yield design.template([shapes[0]] * number if not random.randint(_ALIKE) else shapes)
 
 
 def large(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield case templates of tensors around the sizes that are computed in large blocks."""
+    """Yield case templates with tensor sizes around those of large blocks."""
     design = _Design(operator, prefix="blocks")
     for shape in _LARGE_SHAPES:
         yield design.template([shape], plain=True)
-    for shapes in Counter(_LARGE_MET).elements():
+    for shapes in Counter(_LARGE_NODES).elements():
         yield design.template(shapes)
 
 
 def whole_ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield templates at, just below and just above whole ranks, where an attribute may choose one.
+    """Yield templates at, just below and just above the integer ranks of limited attributes.
 
-    Each group has a rank of its own if the attribute has a number for each.
+    Each group has its own rank if the attribute has a number for each group.
     """
     operator, random = author.operator, np.random.RandomState(_SEED)
     for name, (length, word) in product(author.limits, _RANKED):
         dtype = np.dtype(WIDE if word == "double" else "float32")
-        whole = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
-        shares = [it for rank in sorted(whole) for it in author.around(name, rank / (length - 1))]
+        indices = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
+        shares = [
+            share
+            for index in sorted(indices)
+            for share in author.around(name, index / (length - 1))
+        ]
         shares = shares if name in author.each else shares[1:2]
-        inputs: list[Given] = [*author.scalars(COUNT, _RATES[0], "float32")]
+        inputs: list[TemplateInput] = [*author.scalars(COUNT, _RATES[0], "float32")]
         for tensor in operator.tensors:
             for _ in shares:
                 if tensor != author.first:
@@ -225,22 +231,22 @@ def whole_ranks(author: Author) -> Iterator[CaseTemplate]:
                     values = np.round(random.normal(size=length), 3)
                     far = np.where(random.random_sample(length) < _INFINITE, np.inf, values)
                     inputs.append((far if word == "infinite" else values).astype(dtype))
-        given = {name: tuple(shares) if name in author.each else shares[0]}
-        yield author.written(
+        ranks = {name: tuple(shares) if name in author.each else shares[0]}
+        yield author.explicit_template(
             f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
-            f"{name} at and next to whole ranks of {length} elements: catches another rank.",
+            f"{name} at and next to integer ranks of {length} elements: detects a wrong rank.",
             inputs,
-            {**author.ordinary, **author.settings[0], **given},
+            {**author.ordinary, **author.settings[0], **ranks},
         )
 
 
 class _Design:
-    """The dimensions of an operator's templates, and which of their pairs have been covered."""
+    """The dimensions of an operator's templates, and the coverage of their pairs."""
 
     def __init__(self, operator: Operator, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)
         self._author = author = Author(operator)
-        self._prefix, self._asked = prefix, 0
+        self._prefix, self._count = prefix, 0
         self._pools: dict[tuple[np.dtype[Any], int, bool], Array] = {}
         node: dict[str, Sequence[Any]] = {"setting": author.settings}
         if operator.counts:
@@ -252,19 +258,19 @@ class _Design:
         plain = dict(zip(author.numeric, cycle(_PLAIN_VALUES), strict=False))
         for item in operator.attributes:
             if item.limits:
-                own: list[Any] = [author.within(item.name, share) for share in _SHARES]
+                levels: list[Any] = [author.within(item.name, share) for share in _SHARES]
             elif item.choices:
                 continue
             else:
-                own = [plain[item.name], *_NUMERIC]
-            node[item.name] = own if item.required else [*own, _LEFT_OUT]
-        # Whoever lacks one of these has case templates enough without; of a sum infinity leaves
-        # nothing else, unless a zero takes it out.
+                levels = [plain[item.name], *_NUMERIC]
+            node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
+        # Backends that do not support one of these still get enough case templates without it.
+        # Infinity hides all other terms of a sum, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
-        # The first is chosen already.
+        # The caller of `template` determines the first dimension.
         node = {"tensors": [*_NUMBERS], **node}
-        # With few dimensions little is hidden.
+        # With few dimensions, extremes rarely hide errors, so that more of them are allowed.
         self._extremes = min(_MOST_EXTREME, max(_LEAST_EXTREME, _EXTREMES / len(node)))
         tensor: dict[str, Sequence[Any]] = {"shape": _SHAPES}
         tensor |= {f"shape of {name}": _NARROW for name in author.stepped}
@@ -281,16 +287,16 @@ class _Design:
         self._cover = _Cover(sizes, many)
 
     def template(self, shapes: Shapes, *, plain: bool = False) -> CaseTemplate:
-        """Return a case template of tensors of these shapes; its other levels were asked for least.
+        """Return a case template with tensors of these shapes and the least covered other levels.
 
-        Plain ones have ordinary levels.
+        A plain template has ordinary levels.
         """
-        self._asked += 1
+        self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # There are few of them.
+            # There are few such nodes, so that each has many extremes.
             extremes = _MANY_EXTREME
-        # With some levels one output is never finite, and the others tell all the same.
+        # With some levels one output is never finite, although the others are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
         for _ in range(_TRIES):
             candidates = self._candidates(self._sizes[: len(self._node)], extremes, _NODES)
@@ -302,22 +308,24 @@ class _Design:
                 name: levels[level]
                 for (name, levels), level in zip(self._node.items(), node, strict=True)
             }
-            if self._tells(chosen, enough):
+            if self._is_conclusive(chosen, enough):
                 break
         rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
         if self._author.carried:
-            # A sum over tensors of unlike types may be rounded to any of them, and of unlike
-            # sizes only the largest are seen.
+            # A sum over tensors of different types may be rounded to any of the types, and large
+            # terms hide small ones.
             double = self._double
             calm = self.random.random_sample() < _CALM.get(len(shapes), _CALM_MANY)
             for row in rows:
                 row[double] = rows[0][double]
                 if calm:
                     row[double + 1 :] = 0
-        return self._written(chosen, rows, shapes)
+        return self._node_template(chosen, rows, shapes)
 
-    def _tells(self, chosen: Mapping[str, Any], enough: Callable[[Iterable[bool]], bool]) -> bool:
-        """Tell whether of ordinary tensors enough outputs are finite, and others of other ones."""
+    def _is_conclusive(
+        self, chosen: Mapping[str, Any], enough: Callable[[Iterable[bool]], bool]
+    ) -> bool:
+        """Return whether enough outputs are finite and depend on the tensors."""
         operator = self._author.operator
         scalars = [
             np.array(chosen["T" if "int64" in scalar.dtypes else self._author.rate], np.float64)
@@ -326,21 +334,23 @@ class _Design:
         attributes = dict(chosen["setting"])
         for item in operator.attributes:
             if not item.choices:
-                given = chosen[item.name]
-                attributes[item.name] = np.float64(item.default if given == _LEFT_OUT else given)
+                level = chosen[item.name]
+                attributes[item.name] = np.float64(item.default if level == _LEFT_OUT else level)
         with np.errstate(all="ignore"):
-            one, other = (
+            first, second = (
                 operator.formula(
-                    # What is carried from tensor to tensor tells by itself.
+                    # A value carried from tensor to tensor is varied as well.
                     *(scalar * (by if self._author.carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in self._ordinary),
                     **attributes,
                 )
                 for by in (1.0, 1.5)
             )
-        finite = [bool(np.isfinite(it).all()) for it in one]
-        pairs = zip(finite, one, other, strict=True)
-        return enough(finite) and not all(np.array_equal(*it) for known, *it in pairs if known)
+        finite = [bool(np.isfinite(output).all()) for output in first]
+        pairs = zip(finite, first, second, strict=True)
+        return enough(finite) and not all(
+            np.array_equal(*pair) for is_finite, *pair in pairs if is_finite
+        )
 
     def _candidates(self, sizes: Array, extremes: float, number: int) -> Array:
         shape = (number, len(sizes))
@@ -351,24 +361,25 @@ class _Design:
     def _group(
         self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
     ) -> Array:
-        """Choose the levels of a group, beside those of its node."""
-        # Of many, some come right by chance.
+        """Choose the levels of a group, given those of its node."""
+        # Among many groups, random levels cover enough pairs.
         number = _GROUPS if chosen["tensors"] <= _FEW_TENSORS else 1
-        whole = np.empty((number, len(self._sizes)), int)
-        whole[:, : len(node)] = node
-        rows = whole[:, len(node) :]
+        candidates = np.empty((number, len(self._sizes)), int)
+        candidates[:, : len(node)] = node
+        rows = candidates[:, len(node) :]
         rows[:] = self._candidates(self._sizes[len(node) :], 1 - (1 - extremes) ** 2, number)
         rows[:, 0] = _SHAPES.index(shape) if shape in _SHAPES else 0
         narrow = rows[:, 1 : 1 + len(self._author.stepped)]
         if not chosen["broadcasting"]:
             narrow[:] = 0
-        most = len(self._tensor["double"])
-        rows[:, self._double] = self.random.randint(1, most, number) if chosen["doubles"] else 0
-        known = _narrow_shapes(shape)
-        narrow[:] = np.array([level * (way in known) for level, way in enumerate(_NARROW)])[narrow]
-        return self._cover.choose(whole)[len(node) :]
+        count = len(self._tensor["double"])
+        rows[:, self._double] = self.random.randint(1, count, number) if chosen["doubles"] else 0
+        possible = _narrow_shapes(shape)
+        possible_levels = [level * (way in possible) for level, way in enumerate(_NARROW)]
+        narrow[:] = np.array(possible_levels)[narrow]
+        return self._cover.choose(candidates)[len(node) :]
 
-    def _written(
+    def _node_template(
         self, chosen: Mapping[str, Any], rows: Sequence[Array], shapes: Shapes
     ) -> CaseTemplate:
         author, operator = self._author, self._author.operator
@@ -379,7 +390,7 @@ class _Design:
         infinite: bool = chosen["infinity"] and bool(
             author.elementwise or author.limits or any(chosen[name] == 0 for name in author.numeric)
         )
-        inputs: list[Given] = []
+        inputs: list[TemplateInput] = []
         if operator.scalars:
             rate, dtype = chosen.get(author.rate, 0.0), chosen.get("type of scalars", WIDE)
             inputs += author.scalars(chosen.get("T", 0), rate, dtype, [chosen["rank of scalars"]])
@@ -395,65 +406,67 @@ class _Design:
                 attributes[item.name] = (
                     self._ranks(item.name, number, shapes) if item.each else number
                 )
-        said = {
+        extremes = {
             name: chosen[name]
             for name, levels in self._node.items()
             if name == "tensors" or (name != "setting" and chosen[name] != levels[0])
         } | chosen["setting"]
-        words = ", ".join(f"{name} {level}" for name, level in said.items())
-        about = f"Catches what shows where these meet: {words}."
-        return author.written(
-            f"{self._prefix}_{self._asked}", about, inputs, attributes, "pairwise"
+        words = ", ".join(f"{name} {level}" for name, level in extremes.items())
+        about = f"Detects errors where these values combine: {words}."
+        return author.explicit_template(
+            f"{self._prefix}_{self._count}", about, inputs, attributes, "pairwise"
         )
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
-        """Return a number for each group: the given one, or one at or next to a whole rank."""
+        """Return a number for each group: the given one, or one at or next to an integer rank."""
         numbers = []
         for shape in shapes:
             size = prod(shape)
             share = self.random.randint(max(size, 1)) / max(size - 1, 1)
             near = self._author.around(name, share)
-            own = near[self.random.randint(len(near))]
-            numbers.append(own if self.random.random_sample() < _RANK_SHARE else number)
+            near_rank = near[self.random.randint(len(near))]
+            numbers.append(near_rank if self.random.random_sample() < _RANK_SHARE else number)
         return tuple(numbers) if name in self._author.limits else (number,)
 
     def _tensor_of(
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
-    ) -> Given:
-        """Return a tensor of a group: literal where it is small, else how to draw it."""
-        own = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
+    ) -> TemplateInput:
+        """Return a tensor of a group: literal if it is small, else random."""
+        shape = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
         dtype = np.dtype(WIDE if name in group["double"] else "float32")
         style = _DISTRIBUTIONS.index(group[f"values of {name}"])
         nonnegative = name in self._author.nonnegative
-        # What is drawn is never infinite.
-        wide = (
-            infinite and prod(own) < _LITERAL_INFINITE and not self.random.randint(_SOME_INFINITE)
+        # Random tensors have no infinite elements.
+        literal = (
+            infinite and prod(shape) < _LITERAL_INFINITE and not self.random.randint(_SOME_INFINITE)
         )
-        if prod(own) > LITERAL and not wide:
-            kind, parameters = (_DRAWN_NONNEGATIVE if nonnegative else _DISTRIBUTIONS)[style]
-            # A result of many elements that float32 cannot hold is lost where anything is float32.
-            alone = self._author.elementwise or self._author.limits
-            if dtype == WIDE and kind == "lognormal" and alone:
-                # Some beyond what float32 holds and some below in each.
+        if prod(shape) > LITERAL and not literal:
+            kind, parameters = (_NONNEGATIVE_DISTRIBUTIONS if nonnegative else _DISTRIBUTIONS)[
+                style
+            ]
+            # A result that depends on all elements overflows if any operand is float32.
+            separate = self._author.elementwise or self._author.limits
+            if dtype == WIDE and kind == "lognormal" and separate:
+                # Some elements exceed the range of float32, and some underflow in it.
                 parameters = {"mean": parameters["mean"] * 1.5, "scale": 85.0}
-            return RandomTensor(kind, int(self.random.randint(_SEEDS)), own, dtype, parameters)
-        values = self._mixed(own, dtype, style, nonnegative=nonnegative)
+            return RandomTensor(kind, int(self.random.randint(_SEEDS)), shape, dtype, parameters)
+        values = self._mixed(shape, dtype, style, nonnegative=nonnegative)
         if infinite:
-            # Also what is infinite in float32 alone.
+            # Doubles include a number that is infinite in float32 only.
             largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE else np.inf]
-            # One NaN leaves nothing of a tensor to tell where a rank is sought among its elements.
+            # Where elements are ranked, one NaN makes the whole tensor inconclusive.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
-            far = np.array(largest)[self.random.randint(len(largest), size=own)]
-            # A file says no sign of NaN.
+            far = np.array(largest)[self.random.randint(len(largest), size=shape)]
+            # Case files do not store the sign of NaN.
             far = np.where(np.isnan(far), np.nan, np.copysign(far, values))
-            values = np.where(self.random.random_sample(own) < _INFINITE_SHARE, far, values)
+            values = np.where(self.random.random_sample(shape) < _INFINITE_SHARE, far, values)
         return np.asarray(values, dtype)
 
     def _mixed(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], style: int, *, nonnegative: bool
     ) -> Array:
-        """Return short decimals, zeros or powers of ten between them, some of them negative."""
+        """Return short decimals mixed with special values; some elements are negative."""
         key = dtype, style, nonnegative
         if key not in self._pools:
             self._pools[key] = self._pool(*key)
@@ -466,19 +479,18 @@ class _Design:
         values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
         if not (self._author.elementwise or self._author.limits):
-            # What is summed with a large number is lost, and squares of larger ones overflow, of
-            # doubles the largest.
-            most = (1, 1e12, 1e12, 1e60 if dtype == WIDE else 1e12)[style]
-            special = special[np.abs(special) <= most]
+            # In a sum, large numbers hide the other terms, and the squares of larger ones overflow.
+            limit = (1, 1e12, 1e12, 1e60 if dtype == WIDE else 1e12)[style]
+            special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
-        # Rarely negative all the same: the result is no number there.
+        # A few elements are negative nevertheless, and their results are NaN.
         rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
         return np.where(rare, values, np.abs(values)) if nonnegative else values
 
 
 def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int, ...]:
-    """Return some vectors with a higher rank, so that each length meets each rank."""
+    """Add dimensions of 1 to some vectors, so that each length occurs with each rank."""
     if len(shape) != 1 or random.randint(_LIFTED):
         return shape
     ones = [1] * random.randint(2, _MOST_RANK + 1)
@@ -487,15 +499,15 @@ def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int,
 
 
 def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return which tensors of a group are double: none, all, one, all but one."""
+    """Return the sets of tensors of a group that are doubles: none, all, one, all but one."""
     mixed: list[tuple[str, ...]] = [(name,) for name in names]
-    mixed += [tuple(it for it in names if it != name) for name in names]
-    return [(), *[tuple(names)] * len(names), *(it for it in mixed if it)]
+    mixed += [tuple(tensor for tensor in names if tensor != name) for name in names]
+    return [(), *[tuple(names)] * len(names), *filter(None, mixed)]
 
 
 @cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return by the ways of :data:`_NARROW` the shapes that broadcast to another, unlike it."""
-    found = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
-    ways = zip(_NARROW[1:], found, strict=True)
-    return {way: it for way, it in ways if len(it) <= len(shape) and it != shape}
+    """Return the smaller shapes that broadcast to a shape, by the words of :data:`_NARROW`."""
+    shapes = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
+    ways = zip(_NARROW[1:], shapes, strict=True)
+    return {way: narrow for way, narrow in ways if len(narrow) <= len(shape) and narrow != shape}

@@ -1,4 +1,4 @@
-"""Nodes that a right backend accepts and that tell whether it computes anything at all."""
+"""Nodes that a correct backend accepts and whose results show whether it computes at all."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from onnxopt_cli.suites.case_template import Author
 
 _SHAPE = (3,)
-# What makes other inputs of the same ones: no tensor changes its sign.
+# Scales the inputs of the second node of a pair without changing signs.
 _FACTOR = 1.25
 _STEPS = (0, 1, 10)
-# So many elements are looked at before all are.
-_FIRST = 64
+# Number of elements compared first, since they usually decide.
+_FIRST_ELEMENTS = 64
 
 
 class PlainNode(NamedTuple):
-    """A node with inputs, whose right results differ from its inputs.
+    """A node with inputs, whose correct outputs differ from its inputs.
 
     Attributes:
         model: the model of the node.
-        inputs: by name, in the node's order.
-        expected: the right outputs, in the node's order.
-        rounded: the outputs where every operation is rounded to the node's types; small numbers may
-            have been lost in large ones.
+        inputs: the inputs by name, in the node's order.
+        expected: the correct outputs, in the node's order.
+        rounded: the outputs with every operation rounded to the node's types, in which large
+            numbers may have absorbed small ones.
     """
 
     model: onnx.ModelProto
@@ -61,18 +61,19 @@ class PlainNode(NamedTuple):
 def plain_pair(
     operator: Operator, node: onnx.NodeProto, inputs: Mapping[str, Value]
 ) -> tuple[PlainNode, PlainNode] | None:
-    """Return a node as like a given one as can be, once with its inputs and once with others.
+    """Return a nontrivial node similar to the given one, with its own and with scaled inputs.
 
-    None if the operator has none whose right results must be computed.
-
-    What breaks the signature, or makes the right results trivial (nothing, constants, inputs), is
-    replaced by something ordinary: attributes and inputs one by one, and if that does not help all
-    values, keeping element types and the number of tensors.
+    Attributes and inputs that violate the signature are replaced by ordinary ones. If the correct
+    outputs are still trivial (empty, constant or equal to inputs), all values are replaced, but not
+    the element types and the number of tensors.
 
     Args:
-        operator: of the node.
-        node: of the operator, right or wrong.
-        inputs: what it is fed, right or wrong, as far as that is known.
+        operator: the operator of the node.
+        node: a valid or invalid node of the operator.
+        inputs: the known inputs, valid or invalid.
+
+    Returns:
+        The pair of nodes; None if no such node has nontrivial outputs.
     """
     from onnxopt_cli.suites.case_template import Author
 
@@ -81,48 +82,49 @@ def plain_pair(
     if not set(names) & set(operator.input_names(groups)):
         groups = max(1, (len(names) - len(operator.scalars)) // len(operator.tensors))
         names = operator.input_names(groups)
-    given = {
+    arrays = {
         name: value
-        for name, own in zip(names, node.input, strict=False)
-        if isinstance(value := inputs.get(own), np.ndarray)
+        for name, node_input in zip(names, node.input, strict=False)
+        if isinstance(value := inputs.get(node_input), np.ndarray)
     }
     ordinary: Attributes = {**author.ordinary, **author.settings[0]}
-    kept = {
+    similar = {
         attribute.name: ordinary[attribute.name]
         for attribute in operator.attributes
         if attribute.required
     }
-    kept.update(_allowed(operator, node, groups))
+    similar.update(_allowed(operator, node, groups))
     scalars = {scalar.name for scalar in operator.scalars}
-    # Some operators do something in certain steps only.
+    # Some operators change their tensors only at certain T.
     attempts: list[tuple[Attributes, bool, int | None]] = [
-        (kept, True, None),
-        (kept, False, None),
+        (similar, True, None),
+        (similar, False, None),
         *((ordinary, False, count) for count in (None, *_STEPS)),
     ]
-    # What depends on signs alone does not change where everything grows.
+    # Outputs that depend on signs only do not change under a positive factor.
     for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
-            operands = _operands(author, given, groups, count, keep=keep)
+            operands = _operands(author, arrays, groups, count, keep=keep)
             with np.errstate(all="ignore"):
-                others = operands | {
+                scaled = operands | {
                     name: np.asarray(value * factor, value.dtype)
                     for name, value in operands.items()
                     if name not in scalars
                 }
-            pair = _plain(operator, attributes, operands), _plain(operator, attributes, others)
+            pair = _plain(operator, attributes, operands), _plain(operator, attributes, scaled)
         except NodeError:
             continue
-        wide, narrow = [it.expected for it in pair], [it.rounded for it in pair]
-        if computes(pair, wide) and computes(pair, narrow):
+        expected, rounded = [node.expected for node in pair], [node.rounded for node in pair]
+        if computes(pair, expected) and computes(pair, rounded):
             return pair
     return None
 
 
 def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Value]]) -> bool:
-    """Tell whether what came back from both nodes can only have been computed.
+    """Return whether a backend must have computed the outputs that it returned for both nodes.
 
-    At least one output is no input and differs between the two nodes. Its numbers may be wrong.
+    This holds if at least one output differs from all inputs and between the two nodes. The values
+    need not be correct.
     """
     for right, first, second in zip(pair[0].expected, *returned, strict=False):
         if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
@@ -135,40 +137,44 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 
 
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
-    """Tell whether outputs may come from a backend that computes nothing.
+    """Return whether the outputs may come from a backend that computes nothing.
 
-    Each of them is empty, zero, NaN, or an input.
+    This holds if each of them is empty, zero, NaN, or equal to an input.
     """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(
-        all(not it.any() or (it != it).all() for it in (value.reshape(-1)[:_FIRST], value))  # noqa: PLR0124 - any NaN
+        (_is_zero_or_nan(value.reshape(-1)[:_FIRST_ELEMENTS]) and _is_zero_or_nan(value))
         or is_an_input(value, inputs)
         for value in arrays
     )
 
 
+def _is_zero_or_nan(array: Array) -> bool:
+    return not array.any() or bool((array != array).all())  # noqa: PLR0124 - NaN of any type
+
+
 def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
-    """Tell whether a tensor has the elements of an input, of any shape, or broadcast to its own."""
+    """Return whether a tensor has the elements of an input, in any shape or broadcast to it."""
     return any(
-        isinstance(given, np.ndarray) and given.dtype == value.dtype and _same(value, given)
-        for given in inputs.values()
+        isinstance(array, np.ndarray) and array.dtype == value.dtype and _same(value, array)
+        for array in inputs.values()
     )
 
 
-def _same(one: Array, other: Array) -> bool:
-    """Tell whether all elements are equal, in order or broadcast; NaN, of any type, equals NaN."""
-    if one.size and other.size:
-        # Where they are not, the first ones mostly tell.
-        mine, theirs = one.item(0), other.item(0)
-        if mine != theirs and (mine == mine or theirs == theirs):  # noqa: PLR0124 - not NaN
+def _same(array: Array, reference: Array) -> bool:
+    """Return whether the elements equal those of a reference, reshaped or broadcast; NaN == NaN."""
+    if array.size and reference.size:
+        # Different tensors usually differ in the first element.
+        first, second = array.item(0), reference.item(0)
+        if first != second and (first == first or second == second):  # noqa: PLR0124 - not NaN
             return False
-    if one.size != other.size:
-        if not broadcasts(other.shape, one.shape):
+    if array.size != reference.size:
+        if not broadcasts(reference.shape, array.shape):
             return False
-        other = np.broadcast_to(other, one.shape)
-    for part in (slice(_FIRST), slice(None)):
-        first, second = one.reshape(-1)[part], other.reshape(-1)[part]
-        alike = (first == second) | ((first != first) & (second != second))  # noqa: PLR0124
+        reference = np.broadcast_to(reference, array.shape)
+    for part in (slice(_FIRST_ELEMENTS), slice(None)):
+        left, right = array.reshape(-1)[part], reference.reshape(-1)[part]
+        alike = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124 - NaN
         if not alike.all():
             return False
     return True
@@ -177,45 +183,51 @@ def _same(one: Array, other: Array) -> bool:
 def _allowed(
     operator: Operator, node: onnx.NodeProto, groups: int
 ) -> Iterator[tuple[str, AttributeValue]]:
-    given = {it.name: it for it in node.attribute}
+    """Yield the node's attributes that the signature allows."""
+    node_attributes = {attribute.name: attribute for attribute in node.attribute}
     for attribute in operator.attributes:
-        if attribute.name in given:
+        if attribute.name in node_attributes:
             try:
-                value = onnx.helper.get_attribute_value(given[attribute.name])
+                value = onnx.helper.get_attribute_value(node_attributes[attribute.name])
                 text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
                 right = attribute_value(operator, attribute, text)
-            except (NodeError, ValueError):  # onnx's ValueError is of an attribute without a type
+            except (NodeError, ValueError):  # onnx raises ValueError for an attribute without type
                 continue
             if not isinstance(right, tuple) or len(right) in (1, groups):
                 yield attribute.name, right
 
 
 def _operands(
-    author: Author, given: Mapping[str, Array], groups: int, count: int | None, *, keep: bool
+    author: Author, arrays: Mapping[str, Array], groups: int, count: int | None, *, keep: bool
 ) -> dict[str, Array]:
-    """Return inputs by the operator's names, those that are given if they fit and are kept.
+    """Return a valid input for each of the operator's names.
 
-    Counts are ``count``, if there is one.
+    Args:
+        author: provides the ordinary inputs.
+        arrays: the inputs of the original node, by the operator's names.
+        groups: the number of tensors that the node optimizes.
+        count: the value of T; None for that of the node.
+        keep: whether to keep the original inputs that are valid, instead of their types only.
     """
     operator = author.operator
     names = operator.input_names(groups)
-    ordinary = author.ask("", "").inputs
+    ordinary = author.template("", "").inputs
     operands: dict[str, Array] = {}
     for scalar in operator.scalars:
-        value, dtype = _typed(given.get(scalar.name), scalar.dtypes)
+        value, dtype = _typed(arrays.get(scalar.name), scalar.dtypes)
         fits = keep and value is not None and value.size == 1
         counts = count is not None and "int64" in scalar.dtypes
-        own = count if counts else value if fits else ordinary[scalar.name]
-        operands[scalar.name] = np.asarray(own, dtype)
+        number = count if counts else value if fits else ordinary[scalar.name]
+        operands[scalar.name] = np.asarray(number, dtype)
     for place, name in enumerate(names[len(operator.scalars) :]):
         group, tensor = place % groups, operator.tensors[place // groups]
-        value, dtype = _typed(given.get(name), operator.dtypes)
-        # That of the group's first tensor.
+        value, dtype = _typed(arrays.get(name), operator.dtypes)
+        # The shape of the group's first tensor.
         shape = operands[names[len(operator.scalars) + group]].shape if place >= groups else None
         fits = shape is None or (value is not None and broadcasts(value.shape, shape))
         if value is None or not (keep and fits):
             value = author.tensor(tensor, group, _SHAPE if shape is None else shape)
-        # Computing with an array without dimensions gives a number.
+        # Arithmetic on arrays without dimensions returns NumPy scalars.
         operands[name] = np.asarray(value, dtype)
     return operands
 
@@ -223,25 +235,27 @@ def _operands(
 def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
-    """Return a value if its type is allowed, and that type or the first one that is."""
+    """Return the value and its type if that is allowed, else None and the first allowed type."""
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]
 
 
 def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Array]) -> PlainNode:
-    tensors = [(name, it.dtype, it.shape, it.tobytes()) for name, it in operands.items()]
+    tensors = [
+        (name, array.dtype, array.shape, array.tobytes()) for name, array in operands.items()
+    ]
     return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
 
 
-# Refusals of one operator mostly have the same plain nodes.
+# The refusals of an operator mostly have the same plain nodes.
 @lru_cache(maxsize=64)
 def _plain_of(
     operator: Operator,
-    given: tuple[tuple[str, AttributeValue], ...],
+    attribute_items: tuple[tuple[str, AttributeValue], ...],
     tensors: tuple[tuple[str, np.dtype[Any], tuple[int, ...], bytes], ...],
 ) -> PlainNode:
-    attributes = dict(given)
+    attributes = dict(attribute_items)
     operands = {
         name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in tensors
     }

@@ -1,8 +1,8 @@
 """Case templates of zeros, NaN and infinities where another dimension might hide them.
 
-An attribute of 0 or 1 takes an operand out of a sum for finite operands alone, and infinities of
-two operands may cancel. An implementation that skips what it multiplies by zero, or that replaces
-what is not finite, shows there.
+An attribute of 0 or 1 removes an operand from a sum only if the operand is finite, and infinities
+of two operands may cancel. The cases detect an implementation that skips a multiplication by zero
+or replaces non-finite values.
 """
 
 from __future__ import annotations
@@ -25,67 +25,67 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: of the operator.
-        thorough: whether attributes are also 1 and -1 beside special values, or 0 alone.
+        author: the author of the operator's templates.
+        thorough: whether attributes beside special values are also 1 and -1, instead of 0 only.
     """
     numbers = {"zero": 0.0, "one": 1.0, "minus_one": -1.0} if thorough else {"zero": 0.0}
     for name, (word, number) in product(author.unlimited, numbers.items()):
-        about = f"{name} = {number:g} beside zeros, NaN and infinities: catches a step left out."
+        about = f"{name} = {number:g} beside zeros, NaN and infinities: detects a skipped step."
         for setting in author.settings:
             ending = "_".join(["", *setting.values()])
             for kind, tensors in _special_tensors(author).items():
-                yield author.ask(
+                yield author.template(
                     f"special_{name}_{word}{kind}{ending}", about, changed={name: number},
                     tensors=tensors, setting=setting,
                 )  # fmt: skip
-    about = "Two infinities: catches one that is lost where they cancel, or spread."
+    about = "Two infinities: detects a lost infinity, or NaN where they do not cancel."
     for kind, tensors in _infinite_pairs(author).items():
-        yield author.ask(f"special_pairs{kind}", about, tensors=tensors, turn=False)
-    about = "Zeros, NaN and infinities in double: catches what is replaced there alone."
+        yield author.template(f"special_pairs{kind}", about, tensors=tensors, turn=False)
+    about = "Zeros, NaN and infinities in double: detects replacement in double only."
     counts: tuple[int, ...] = (COUNT,) if thorough else ()
     counts += (0,) if author.operator.counts else ()
     for count in counts:
         for kind, tensors in _special_tensors(author).items():
-            yield author.ask(
+            yield author.template(
                 f"special_double{'_T_0' * (not count)}{kind}", about, tensors=tensors,
                 count=count, wide=True, turn=False,
             )  # fmt: skip
 
 
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return tensors that are zero or not in all ways, then special one by one; by a word.
+    """Return tensors with every combination of zeros, and each special value in turn, by name.
 
-    Where results depend on whole tensors, each special value is in tensors of its own.
+    If outputs depend on all elements, each special value is in a separate set of tensors.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}
-    found: dict[str, Mapping[str, Array]] = {}
+    sets: dict[str, Mapping[str, Array]] = {}
     for special, (word, value) in product(author.operator.tensors, _SPECIAL.items()):
         if special in author.nonnegative and value < 0:
             continue
         places = np.arange(4) == 1
         changed = {special: np.where(places, value, ones[special])}
-        found[f"_{word}_{special}"] = ones | changed
+        sets[f"_{word}_{special}"] = ones | changed
     if not author.elementwise:
-        return {word: tensors for word, tensors in found.items() if "minus" not in word}
-    columns = [zeros, *({name: it[1:2] for name, it in each.items()} for each in found.values())]
-    return {"": _joined(author, columns)}
+        return {word: tensors for word, tensors in sets.items() if "minus" not in word}
+    columns = [{name: array[1:2] for name, array in tensors.items()} for tensors in sets.values()]
+    return {"": _joined(author, [zeros, *columns])}
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return tensors of which two are infinite, in each pair; by a word."""
-    found: dict[str, Mapping[str, Array]] = {}
-    for (one, other), (word, sign) in product(
+    """Return tensors with infinities in each pair of them, by name."""
+    sets: dict[str, Mapping[str, Array]] = {}
+    for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()
     ):
         tensors = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}
-        tensors[one][2], tensors[other][2] = np.inf, sign * np.inf
-        if sign > 0 or not {one, other} & set(author.nonnegative):
-            found[f"_{one}_{other}_{word}"] = tensors
+        tensors[first][2], tensors[second][2] = np.inf, sign * np.inf
+        if sign > 0 or not {first, second} & set(author.nonnegative):
+            sets[f"_{first}_{second}_{word}"] = tensors
     # An operator with a single tensor has no pairs.
-    if not author.elementwise or not found:
-        return found
-    columns = [{name: it[1:3] for name, it in each.items()} for each in found.values()]
+    if not author.elementwise or not sets:
+        return sets
+    columns = [{name: array[1:3] for name, array in tensors.items()} for tensors in sets.values()]
     return {"": _joined(author, columns)}
 
 

@@ -1,8 +1,8 @@
 """Case templates about the graph around a node: names, orders, shared values, and initializers.
 
-A node finds its inputs, outputs and attributes by name. Nothing depends on the order in which the
-graph declares them, on how names sort, on whether two inputs are one value, or on whether the graph
-holds one as an initializer.
+A node refers to its inputs, outputs and attributes by name. Its results must not depend on the
+order of the graph's declarations, on the sort order of the names, on whether two inputs are the
+same value, or on whether an input is an initializer.
 """
 
 from __future__ import annotations
@@ -14,47 +14,53 @@ from itertools import combinations, product
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import Wiring
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.suites.case_template import (
     RATE,
     Author,
     Shapes,
 )
 
-#: So many tensors that their numbers sort otherwise as text.
+#: Enough tensors that their numbers have a different order when sorted as text.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: What mostly fails with another wiring, as with the reverse order.
+#: Wirings that detect little beyond the others, such as the reverse order.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip
-#: Of attributes with a number for each tensor, in a rising order and in another one.
+#: Numbers of an attribute with a number for each tensor, in two orders.
 _SHARES_OF_EACH = ((0.25, 0.75, 0.5), (0.5, 0.25, 0.75))
-#: What is asked of several tensors, too.
-_OF_MANY = ("inputs_reversed", "outputs_reversed", "names_exchanged", "names_falling", "together")
+#: Wirings that are also tested with several tensors.
+_FOR_SEVERAL_TENSORS = (
+    "inputs_reversed",
+    "outputs_reversed",
+    "names_exchanged",
+    "names_falling",
+    "together",
+)
 
 
 def wirings(author: Author, numbers: Sequence[int], *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: of the operator.
-        numbers: how many tensors the nodes optimize.
-        thorough: whether also what other case templates nearly always tell.
+        author: the author of the operator's templates.
+        numbers: the numbers of tensors that the nodes optimize.
+        thorough: whether to include the wirings that detect little beyond the others.
     """
     for number in dict.fromkeys(numbers):
-        template = author.ask("", "", shapes=[_SHAPE] * number, turn=False)
-        for word, what, wiring in _plain_wirings(author, template):
+        template = author.template("", "", shapes=[_SHAPE] * number, turn=False)
+        for word, summary, wiring in _plain_wirings(author, template):
             if word in _ONLY_THOROUGH and not thorough:
                 continue
-            if number == numbers[0] or word in _OF_MANY:
-                about = f"{what}: catches what is found by its place, or by another's name."
-                asked = author.ask(_name(word, number), about, shapes=[_SHAPE] * number)
-                yield replace(asked, wiring=wiring)
-    many = author.ask("", "", shapes=[(2,)] * _TEXT_GROUPS, turn=False)
-    counted = {own: f"{place}" for place, own in enumerate(many.inputs, start=1)}
-    about = "Names are numbers, 9 before 10: catches names that are sorted as text."
+            if number == numbers[0] or word in _FOR_SEVERAL_TENSORS:
+                about = f"{summary}: detects lookup by position or by a wrong name."
+                wired = author.template(_name(word, number), about, shapes=[_SHAPE] * number)
+                yield replace(wired, wiring=wiring)
+    many = author.template("", "", shapes=[(2,)] * _TEXT_GROUPS, turn=False)
+    counted = {name: f"{place}" for place, name in enumerate(many.inputs, start=1)}
+    about = "Names are numbers, 9 before 10: detects names that are sorted as text."
     yield replace(
         many,
         name=_name("names_counted", _TEXT_GROUPS),
@@ -69,7 +75,7 @@ def _name(word: str, number: int, *words: str) -> str:
 
 
 def _plain_wirings(author: Author, template: CaseTemplate) -> Iterator[tuple[str, str, Wiring]]:
-    """Yield wirings of a node whose inputs are values of their own: a word, what it is, itself."""
+    """Yield wirings in which all inputs are separate values: name, summary and wiring."""
     operator = author.operator
     names = [*template.inputs]
     count = len(operator.scalars)
@@ -86,24 +92,24 @@ def _plain_wirings(author: Author, template: CaseTemplate) -> Iterator[tuple[str
         yield "outputs_reversed", "Graph outputs in reverse order", reverse
     if len(attributes) > 1:
         for word, order in (("falling", sorted(attributes)[::-1]), ("as_declared", attributes)):
-            what = "The node's attributes in another order"
-            yield f"attributes_{word}", what, Wiring(attributes=order)
+            summary = "The node's attributes in another order"
+            yield f"attributes_{word}", summary, Wiring(attributes=order)
     swapped = _turned(scalars) | _turned(tensors) | _turned(outputs)
-    if any(own != other for own, other in swapped.items()):
+    if any(name != new_name for name, new_name in swapped.items()):
         yield "names_exchanged", "Each input has the name of another", Wiring(names=swapped)
     everything = [*names, *outputs]
     digits = len(str(len(everything)))
-    falling = {own: f"t{len(everything) - it:0{digits}}" for it, own in enumerate(everything)}
+    falling = {name: f"t{len(everything) - i:0{digits}}" for i, name in enumerate(everything)}
     yield "names_falling", "Names that sort in reverse", Wiring(names=falling)
-    long = {own: f"{_LONG_PREFIX}{it}" for it, own in enumerate(everything)}
+    long = {name: f"{_LONG_PREFIX}{i}" for i, name in enumerate(everything)}
     yield "names_long", "Long names that differ at their end", Wiring(names=long)
-    endings = {own: f"{it}/layer.weight:0" for it, own in enumerate(everything)}
+    endings = {name: f"{i}/layer.weight:0" for i, name in enumerate(everything)}
     yield "names_of_one_ending", "Names that differ at their beginning", Wiring(names=endings)
     capitals = {
-        own: "".join("wW"[it >> bit & 1] for bit in range(len(everything).bit_length()))
-        for it, own in enumerate(everything)
+        name: "".join("wW"[i >> bit & 1] for bit in range(len(everything).bit_length()))
+        for i, name in enumerate(everything)
     }
-    yield "names_in_capitals", "Names that differ in case alone", Wiring(names=capitals)
+    yield "names_in_capitals", "Names that differ only in letter case", Wiring(names=capitals)
     held: Mapping[str, Sequence[str]] = {
         "scalars": scalars,
         "first": tensors[:1],
@@ -111,16 +117,16 @@ def _plain_wirings(author: Author, template: CaseTemplate) -> Iterator[tuple[str
         "all_but_first": tensors[1:],
         "tensors": tensors if scalars else [],
     }
-    for word, some in held.items():
-        if some:
-            what = "The graph holds inputs of the node as initializers"
-            yield f"initializers_{word}", what, Wiring(initializers=some)
-    most = (tensors[1:] or tensors) + scalars[:1]
-    if len(most) < len(names):
-        wiring = Wiring(initializers=most[::-1], inputs=names[::-1])
-        yield "initializers_declared", "Initializers that are declared as inputs, too", wiring
-        together = Wiring(swapped, names[::-1], outputs[::-1], most[:1], attributes[::-1])
-        yield "together", "Other names, orders and an initializer", together
+    for word, initializers in held.items():
+        if initializers:
+            summary = "Inputs of the node are initializers"
+            yield f"initializers_{word}", summary, Wiring(initializers=initializers)
+    initializers = (tensors[1:] or tensors) + scalars[:1]
+    if len(initializers) < len(names):
+        wiring = Wiring(initializers=initializers[::-1], inputs=names[::-1])
+        yield "initializers_declared", "Initializers that are also declared as inputs", wiring
+        together = Wiring(swapped, names[::-1], outputs[::-1], initializers[:1], attributes[::-1])
+        yield "together", "Changed names and orders, and an initializer", together
 
 
 def _turned(names: Sequence[str]) -> dict[str, str]:
@@ -128,11 +134,11 @@ def _turned(names: Sequence[str]) -> dict[str, str]:
 
 
 def _shared(author: Author, number: int) -> Iterator[CaseTemplate]:
-    """Yield case templates in which two inputs of the node are one value."""
+    """Yield case templates in which two inputs of the node are the same value."""
     operator = author.operator
     groups: list[tuple[str, Sequence[Sequence[tuple[str, int]]]]] = [
-        (f"{one}_{other}", [[(one, 0), (other, 0)]])
-        for one, other in combinations(operator.tensors, 2)
+        (f"{first}_{second}", [[(first, 0), (second, 0)]])
+        for first, second in combinations(operator.tensors, 2)
     ]
     everything = [(tensor, 0) for tensor in operator.tensors]
     if len(everything) > 1 + 1:
@@ -147,23 +153,22 @@ def _shared(author: Author, number: int) -> Iterator[CaseTemplate]:
         size = 1 + max(group for places in alike for _, group in places)
         yield _with_shared(author, f"wired_shared_{word}", [_SHAPE] * size, alike)
     for name, tensor in product(author.each, operator.tensors):
-        for place, own in enumerate(_SHARES_OF_EACH):
-            pair = [(tensor, group) for group in range(len(own))]
-            asked = _with_shared(
-                author, f"wired_shared_{tensor}_of_each_{name}_{place}", [_SHAPE] * len(own), [pair]
-            )
-            each = {name: tuple(author.within(name, share) for share in own)}
-            yield replace(asked, attributes={**asked.attributes, **each})
+        for place, shares in enumerate(_SHARES_OF_EACH):
+            pair = [(tensor, group) for group in range(len(shares))]
+            template_name = f"wired_shared_{tensor}_of_each_{name}_{place}"
+            template = _with_shared(author, template_name, [_SHAPE] * len(shares), [pair])
+            each = {name: tuple(author.within(name, share) for share in shares)}
+            yield replace(template, attributes={**template.attributes, **each})
     if author.rate:
-        # A scalar is a tensor of no dimensions, too.
-        template = author.ask("", "", shapes=[()])
+        # A tensor without dimensions can be the same value as a scalar.
+        template = author.template("", "", shapes=[()])
         for tensor in operator.tensors:
-            inputs: dict[str, Given] = dict(template.inputs)
+            inputs: dict[str, TemplateInput] = dict(template.inputs)
             inputs[tensor] = np.array(RATE, np.float32)
             yield replace(
                 template,
                 name=f"wired_shared_{author.rate}_{tensor}",
-                about=f"{author.rate} and {tensor} are one value: catches one that is lost.",
+                about=f"{author.rate} and {tensor} are the same value: detects a missing input.",
                 inputs=inputs,
                 wiring=Wiring(names={tensor: author.rate}),
             )
@@ -175,27 +180,27 @@ def _with_shared(
     shapes: Shapes,
     alike: Sequence[Sequence[tuple[str, int]]],
 ) -> CaseTemplate:
-    """Return a case template in which the tensors of some places are one value each."""
-    operator = author.operator
-    template = author.ask(name, "", shapes=shapes)
+    """Return a case template in which the tensors of each list of places are one value."""
+    template = author.template(name, "", shapes=shapes)
     names: dict[str, str] = {}
     inputs = dict(template.inputs)
     for places in alike:
-        own = [_own_name(author, place, len(shapes)) for place in places]
+        place_names = [_input_name(author, place, len(shapes)) for place in places]
         value = author.tensor(places[0][0], places[0][1], shapes[places[0][1]])
         if any(tensor in author.nonnegative for tensor, _ in places):
             value = np.abs(value)
-        for each in own:
-            inputs[each] = np.asarray(value, np.float32)
-        names |= dict.fromkeys(own[1:], own[0])
-    said = ", ".join(" and ".join((own, *(name for name in names if names[name] == own)))
-                     for own in dict.fromkeys(names.values()))  # fmt: skip
-    about = f"{said} are one value of the graph: catches one that is lost or changed in between."
-    assert operator is template.operator  # noqa: S101
+        for input_name in place_names:
+            inputs[input_name] = np.asarray(value, np.float32)
+        names |= dict.fromkeys(place_names[1:], place_names[0])
+    shared = ", ".join(
+        " and ".join((value_name, *(name for name in names if names[name] == value_name)))
+        for value_name in dict.fromkeys(names.values())
+    )
+    about = f"{shared} are the same value: detects a missing input or an overwritten value."
     return replace(template, about=about, inputs=inputs, wiring=Wiring(names=names))
 
 
-def _own_name(author: Author, place: tuple[str, int], groups: int) -> str:
+def _input_name(author: Author, place: tuple[str, int], groups: int) -> str:
     operator, (tensor, group) = author.operator, place
     position = operator.tensors.index(tensor) * groups + group
     return operator.input_names(groups)[len(operator.scalars) + position]

@@ -1,4 +1,4 @@
-"""The suites ``spec`` and ``trajectories``, whose cases stand in ``written.toml``."""
+"""The suites ``spec`` and ``trajectories``, whose cases are written in ``written.toml``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _table() -> dict[str, Any]:
 
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
-    """Return the rows of a suite about an operator, each with it."""
+    """Return the rows of a suite about an operator, each with the operator added."""
     rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 
@@ -70,18 +70,18 @@ def _steps(
     count: int = 200,
     dtype: str = "float32",
 ) -> CaseTemplate:
-    """Ask for a trajectory from ``start``, with empty states.
+    """Return the template of a trajectory from ``start``, with zero states.
 
     Args:
         operator: the operator.
         name: the case's name.
-        about: what it is there to catch.
-        attributes: those of the node.
+        about: the errors that the case detects.
+        attributes: the attributes of the node.
         gradient: G of all steps; None for noise.
         noise: the seed of the noise.
         start: X of the first step.
         rate: R of all steps.
-        warm_up: R at the end of its rise over the first quarter, where it is not constant.
+        warm_up: R at the end of a linear rise over the first quarter; 0 for a constant R.
         first: T of the first step.
         count: number of steps.
         dtype: element type of X and the states.

@@ -157,12 +157,12 @@ def run_with(**options):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: onnxopt.load_cases("nowhere"), "there is no path, suite or case"),
+        (lambda: onnxopt.load_cases("nowhere"), "no such path, suite or case"),
         (lambda: onnxopt.load_cases("spec", operators=["Adan"]), "Adan"),
         (lambda: onnxopt.load_cases("spec", patterns=["nothing"]), "none of"),
         (lambda: list(onnxopt.run(onnxopt.load_cases("spec"), "nothing")), "there is no backend"),
         (lambda: list(onnxopt.fuzz("numpy", operators=["Adan"])), "Adan"),
-        (lambda: list(onnxopt.generate("nothing")), "there is no suite"),
+        (lambda: list(onnxopt.generate("nothing")), "unknown suite"),
         (lambda: list(onnxopt.generate("spec", "json")), "expected yaml or onnx"),
         (lambda: run_with(isolation="nome"), "isolation='nome': expected process or none"),
         (lambda: run_with(jobs=0), "jobs=0: expected a whole number of at least 1"),

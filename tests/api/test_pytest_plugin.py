@@ -118,7 +118,7 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
+        (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
         (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*known are*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is asked for*"),
@@ -135,7 +135,7 @@ def test_what_is_misspelt_ends_the_session(pytester, arguments, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--onnxopt", "nowhere"], "*there is no path, suite or case*"),
+        (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
         (["--onnxopt", CASE, "--onnxopt-backend", "python:no.py:B"], "*no.py*"),
     ],
 )

@@ -114,7 +114,7 @@ def test_what_is_written_as_directories_runs_as_many_cases_as_the_suite(workplac
 
 @pytest.mark.parametrize("other", ["a/one.yaml", "A/One.yaml", "a/one.yaml".upper()])
 def test_two_files_of_one_path_are_an_error_and_nothing_is_lost(other):
-    with pytest.raises(UsageError, match="two files are to be written to"):
+    with pytest.raises(UsageError, match="two files have the path"):
         distinct_files([("a/one.yaml", b"1"), (other, b"2")])
 
 

@@ -110,12 +110,12 @@ def test_the_last_elements_of_drawn_data_may_be_said():
 @pytest.mark.parametrize("count", [1, 4, 2**20])
 def test_a_zero_of_exact_operands_is_judged(count):
     author = Author(registry().named("Adagrad"))
-    template = author.ask("", "", count=count, changed={"decay_factor": -1 / count})
+    template = author.template("", "", count=count, changed={"decay_factor": -1 / count})
     new = derived_outputs(template)[0]
     assert np.isinf(new.value).all()
     assert not new.branch.inconclusive.any()
     # A third is rounded, and so are its results.
-    template = author.ask("", "", count=3, changed={"decay_factor": -1 / 3})
+    template = author.template("", "", count=3, changed={"decay_factor": -1 / 3})
     assert derived_outputs(template)[0].branch.inconclusive.all()
 
 

@@ -123,11 +123,11 @@ def test_a_pinned_suite_of_another_version_is_exit_2_with_what_to_do(onnxopt, tm
     assert onnxopt("run", f"spec@{version}/adam/adam").code == 0
     answer = onnxopt("run", f"spec@{version}9")
     assert answer.code == 2
-    assert f"spec@{version}9 is asked for, here is spec@{version}" in answer.err
-    assert "install the onnxopt that has it" in answer.err
+    assert f"spec@{version}9 is required, spec@{version} is installed" in answer.err
+    assert "install the version of onnxopt that contains it" in answer.err
     answer = onnxopt("run", "onnx-light@0.1")
     assert answer.code == 2
-    assert "install the onnx that has it" in answer.err
+    assert "install the version of onnx that contains it" in answer.err
 
 
 def test_an_expectation_file_for_another_version_is_exit_2_until_it_is_updated(onnxopt, mine):
@@ -135,7 +135,7 @@ def test_an_expectation_file_for_another_version_is_exit_2_until_it_is_updated(o
     Path("expect.yaml").write_text(EXPECT.format(version=1))
     answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
     assert answer.code == 2
-    assert "expect.yaml:2: mine@1 is asked for, here is mine@2" in answer.err
+    assert "expect.yaml:2: mine@1 is required, mine@2 is installed" in answer.err
     answer = onnxopt("run", "mine.yaml", "--update-expect", "expect.yaml")
     assert answer.code == 0
     assert Path("expect.yaml").read_text() == 'onnxopt-expect: 1\nsuites: ["mine@2"]\n'

@@ -23,7 +23,7 @@ from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: A tensor, or how to draw one.
-Given: TypeAlias = Array | RandomTensor
+TemplateInput: TypeAlias = Array | RandomTensor
 
 #: What stands for an input of each step: random data, numbers in nested lists, or a mapping such as
 #: ``{"quadratic": {"center": (1.0, 2.0)}}``.
@@ -74,7 +74,7 @@ class CaseTemplate:
 
     name: str
     operator: Operator
-    inputs: Mapping[str, Given]
+    inputs: Mapping[str, TemplateInput]
     attributes: Mapping[str, AttributeValue | TypedAttribute] = field(default_factory=dict)
     outputs: Mapping[str, Array] | None = None
     about: str = ""
@@ -178,7 +178,7 @@ def _graph(wiring: Wiring) -> dict[str, list[str]]:
 
 
 def _tensors(
-    tensors: Mapping[str, Given] | None, defaults: Mapping[str, np.dtype[Any]]
+    tensors: Mapping[str, TemplateInput] | None, defaults: Mapping[str, np.dtype[Any]]
 ) -> dict[str, list[str]] | None:
     if tensors is None:
         return None
@@ -250,7 +250,7 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
     return [*lines, line]
 
 
-def tensor_flow(tensor: Given, default: np.dtype[Any]) -> list[str]:
+def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
     """Write a tensor as tokens: in nested lists if they say its shape, with its dtype if need be.
 
     NaN is written without its sign and payload.
