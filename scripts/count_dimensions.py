@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, Given
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suites
 
@@ -18,7 +18,7 @@ BEYOND_PAGES = range(4225, 16384)
 LARGE_NUMBER, SMALL_PERCENT = 1e30, 1e-5
 
 
-def _tensors(case: CaseTemplate) -> list[Given]:
+def _tensors(case: CaseTemplate) -> list[TemplateInput]:
     return [*case.inputs.values()][len(case.operator.scalars) :]
 
 
