@@ -311,7 +311,7 @@ def test_a_vacuous_refusal_can_be_expected(onnxopt, workplace):
 
 @pytest.mark.parametrize("operator", registry().operators, ids=lambda it: it.name)
 def test_every_operator_has_a_node_that_tells(operator):
-    ordinary = Author(operator).ask("", "", shapes=[(0,), (2,)])
+    ordinary = Author(operator).template("", "", shapes=[(0,), (2,)])
     model = formula_model(
         operator, ordinary.attributes, list(ordinary.inputs.values()), graph_name="empty"
     )
