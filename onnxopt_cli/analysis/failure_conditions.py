@@ -729,7 +729,9 @@ def _visible_limit(output: Array) -> Array:
 
 
 def _text(conditions: Iterable[Condition]) -> str:
-    return " and ".join(dict.fromkeys(condition.text for condition in conditions))
+    """Return conditions in words: those on the node first, then on the tensor, then on elements."""
+    in_order = sorted(conditions, key=lambda condition: condition.feature)
+    return " and ".join(dict.fromkeys(condition.text for condition in in_order))
 
 
 def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
