@@ -619,13 +619,17 @@ class _Search:
         A fault that depends on uninitialized memory, or on something that no feature describes,
         fails some of the inputs that meet a condition.
         """
-        wrong = [each for each in self._samples if each.failed]
-        if len(wrong) <= 2 * MIN_SUPPORT:
+        self._partial = False
+        for candidate in self._drawn(DRAWN_TO_LEARN):
+            if sum(each.failed for each in self._samples) > 2 * MIN_SUPPORT:
+                break
+            self._observe(candidate.call)
+        self._fit()
+        if sum(each.failed for each in self._samples) <= 2 * MIN_SUPPORT:
             return None
         level = self._level(
             np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
         )
-        self._partial = False
         total = len({*self._wrong_owners.tolist()})
         passing = max(1, len({*self._right_owners.tolist()}))
         usable = np.flatnonzero(level.reach >= total)
