@@ -172,7 +172,7 @@ def _submitted(
         return
     names = operator_names(problem.model)
     operator = names[0] if len(problem.model.graph.node) == 1 else "(several)"
-    complete = reference_oracle.ask(problem, expected) or (lambda: expected)
+    complete = reference_oracle.submit(problem, expected) or (lambda: expected)
     yield lambda: _injected(case.id, operator, expected, complete())
 
 

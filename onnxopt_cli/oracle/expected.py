@@ -157,22 +157,22 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
     except NodeError as error:
         raise InvalidCase([Fault(str(where), error.message)], hint=error.hint) from error
     if problem.stored is None and formula is None:
-        what = "the outputs are not given, and the model is not one node of an operator of ours"
-        raise InvalidCase([Fault(str(where), what)])
+        message = "the outputs are missing, and the model is not one node with a formula"
+        raise InvalidCase([Fault(str(where), message)])
     outputs: dict[str, Value] = {}
     tolerances: dict[str, Tolerance] = {}
     contradictions: list[Diff] = []
     for name in names:
-        own = problem.output_tolerances.get(name, problem.tolerance)
+        stated = problem.output_tolerances.get(name, problem.tolerance)
         derived = None if formula is None else formula.error_bound(name)
-        tolerances[name] = _strongest(own, derived, judging)
+        tolerances[name] = _strongest(stated, derived, judging)
         if problem.stored is not None and name in problem.stored:
             outputs[name] = problem.stored[name]
         if formula is None or derived is None:
             continue
         value = formula.expected[name]
         if name in outputs:
-            contradictions += _contradiction(name, value, outputs[name], derived, own)
+            contradictions += _contradiction(name, value, outputs[name], derived, stated)
         if name not in outputs or tolerances[name] is derived:
             # The tolerance is around the formula's value; a stored value may have been rounded.
             outputs[name] = value
@@ -205,24 +205,24 @@ def _formula_outputs(problem: Problem, names: list[str], factor: float) -> Formu
     )
 
 
-def _strongest(own: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
+def _strongest(stated: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
     if (override := tolerance_override(judging)) is not None:
         return override
     if judging.tolerance is ToleranceRule.ONNX:
         return ONNX_DEFAULT
     if judging.tolerance is not None and derived is not None:
         return derived
-    return own or derived or ONNX_DEFAULT
+    return stated or derived or ONNX_DEFAULT
 
 
 def _contradiction(
-    name: str, formula: Array, stored: Value, derived: ErrorBound, own: Tolerance | None
+    name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
     """Compare a stored output with the formula's; one tolerance that accepts it suffices."""
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []
     diffs: tuple[Diff, ...] = ()
-    for tolerance in (derived, own):
+    for tolerance in (derived, stated):
         if tolerance is not None:
             diffs = compare_outputs({name: formula}, [stored], {name: tolerance}.__getitem__)
             if all(diff.agrees for diff in diffs):

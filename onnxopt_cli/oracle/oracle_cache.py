@@ -1,9 +1,9 @@
-"""What asking models has yielded, kept in the user's cache for later runs.
+"""Cache of condition estimates in the user's cache folder.
 
-An answer decides what passes, so one is used only if this machine's onnxopt wrote it there for this
-user. The folder belongs to the user and nobody else may enter it. An index has the size, times and
-SHA-256 of every answer; an answer of which one differs, as after unpacking or copying, is asked
-for again. Whoever can run programs as the same user can forge all of it.
+A cached estimate decides verdicts, so it is used only if onnxopt wrote it on this machine for this
+user. The folder belongs to the user, and other users have no access. An index has the size, times
+and SHA-256 of every entry; an entry that differs, as after copying or unpacking, is computed again.
+Programs that run as the same user can forge the whole cache.
 """
 
 from __future__ import annotations
@@ -48,33 +48,34 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-# Counts up when answers are written in another way than before.
+# Version of the format of entries.
 _FORMAT = 3
 _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
 _MAX_ENTRY_BYTES = 16 << 20
-_MOST_BYTES = 1 << 30
-# Their index stays below what is read of it.
-_MOST_ENTRIES = 50_000
+_MAX_CACHE_BYTES = 1 << 30
+# The index of this number of entries is smaller than its limit.
+_MAX_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
 
 
 class OracleCache:
-    """The answers that are there at first, and those that come."""
+    """The cached estimates of earlier runs and of this run."""
 
     def __init__(self) -> None:
-        self._folder = cache_folder() / f"asked-{_origin()[:16]}"
+        self._folder = cache_folder() / f"estimates-{_origin()[:16]}"
         self._new: dict[str, list[Any]] = {}
         self._unusable = self._prepared()
-        self._told = False
+        self._has_warned = False
         self._entries = self._index()
 
     def get(self, key: str) -> list[Value] | None:
-        """Return what asking yielded; None if nothing is there that can be trusted."""
-        if self._unusable and not self._told:
-            self._told = True
+        """Return a cached estimate; None without a trusted entry."""
+        if self._unusable and not self._has_warned:
+            self._has_warned = True
             logging.getLogger(__name__).warning(
-                "what is right is asked without a cache, which takes longer: cannot use %s: %s",
+                "condition estimates are computed without a cache, which takes longer: "
+                "cannot use %s: %s",
                 printable(str(self._folder)),
                 printable(self._unusable),
             )
@@ -87,14 +88,14 @@ class OracleCache:
                 return None
             end = data.index(b"\n") + 1
             reader = ValueReader(data[end:])
-            found = [reader.value(it) for it in read_json(data[:end])["outputs"]]
+            outputs = [reader.value(value) for value in read_json(data[:end])["outputs"]]
             reader.end()
         except (OSError, Malformed, ProtocolBreach, ValueError, TypeError, LookupError):
             return None
-        return found
+        return outputs
 
     def put(self, key: str, outputs: Sequence[Value]) -> None:
-        """Keep what asking has yielded, if it can be kept."""
+        """Store an estimate, if possible."""
         if self._unusable or not key:
             return
         values = ValueWriter()
@@ -107,24 +108,25 @@ class OracleCache:
                 self._new[key] = [*signature, sha256(data).hexdigest()]
 
     def close(self) -> None:
-        """Let later runs find what came."""
+        """Add the new entries to the index for later runs."""
         if not self._new:
             return
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
-            # Another run may have written to it meanwhile.
+            # Another run may have changed the index meanwhile.
             entries = {**self._index(), **self._new}
-            held = sum(size for size, *_ in entries.values())
-            while held > _MOST_BYTES or len(entries) > _MOST_ENTRIES:
+            total_bytes = sum(size for size, *_ in entries.values())
+            while total_bytes > _MAX_CACHE_BYTES or len(entries) > _MAX_ENTRIES:
                 oldest = next(iter(entries))
-                held -= entries.pop(oldest)[0]
+                total_bytes -= entries.pop(oldest)[0]
                 (self._folder / oldest).unlink(missing_ok=True)
             write_atomically(self._folder / _INDEX, json.dumps(entries).encode())
         self._new = {}
 
     def _prepared(self) -> str:
-        """Make the folder if it is not there; say why it cannot be used, if so."""
+        """Create the folder if needed, and return why it cannot be used; empty if it can."""
         try:
-            for missing in reversed([it for it in self._folder.parents if not it.exists()]):
+            missing_parents = [parent for parent in self._folder.parents if not parent.exists()]
+            for missing in reversed(missing_parents):
                 missing.mkdir(0o700, exist_ok=True)
             self._folder.mkdir(0o700, exist_ok=True)
             status = self._folder.lstat()
@@ -139,18 +141,21 @@ class OracleCache:
         try:
             if self._unusable or not _signature(path):
                 return {}
-            found = read_json(read_regular_file(path, _INDEX_LIMIT))
+            index = read_json(read_regular_file(path, _INDEX_LIMIT))
             return {
                 str(key): [int(size), int(mtime), int(ctime), str(digest)]
-                for key, (size, mtime, ctime, digest) in found.items()
+                for key, (size, mtime, ctime, digest) in index.items()
                 if "/" not in key
             }
         except (OSError, Malformed, ArithmeticError, ValueError, TypeError, AttributeError):
             return {}
 
 
-def question_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return the key of a question's answer: a digest of all that it depends on."""
+def estimate_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
+    """Return the key of an estimate: a digest of everything that it depends on.
+
+    The key is empty if an input cannot be serialized.
+    """
     digest = sha256(_origin().encode())
     try:
         request, values = run_request(model.SerializeToString(deterministic=True), inputs)
@@ -162,9 +167,9 @@ def question_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 
 
 def _signature(path: Path) -> list[int]:
-    """Return the size and times of a file of ours; empty if it is none.
+    """Return the size, mtime and ctime of a regular file of this user; empty for other files.
 
-    No program can set the last one.
+    Programs cannot set the ctime.
     """
     status = os.lstat(path)
     ours = stat.S_ISREG(status.st_mode) and is_ours(status) and status.st_nlink == 1
@@ -173,7 +178,7 @@ def _signature(path: Path) -> list[int]:
 
 @cache
 def _origin() -> str:
-    """Return a digest of all that answers are made by."""
+    """Return a digest of the code and the versions that compute estimates."""
     versions = (__version__, onnx.__version__, np.__version__, ml_dtypes.__version__, sys.version)
     digest = sha256(repr((_FORMAT, *versions, platform.machine())).encode())
     sources = Path(__file__).parent

@@ -1,8 +1,8 @@
-"""Asking models without a formula of ours what is right of their outputs, in workers of ours.
+"""The reference oracle: expected results and condition estimates of models without a formula.
 
-A model is not to be trusted: it may loop without end or fill the memory. So onnx's reference runs
-it in a process of its own, under the limits of a backend's. What it takes too long or too much to
-ask is judged by ONNX's tolerance, and says so.
+A model is not trusted: it may loop forever or exhaust the memory. Therefore onnx's reference runs
+it in a worker with the limits of a backend. Outputs whose estimate takes too much time or memory
+are judged by ONNX's tolerance, with a remark.
 """
 
 from __future__ import annotations
@@ -53,126 +53,134 @@ if TYPE_CHECKING:
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-# Integers and booleans are equal where nothing else is right.
+# Kinds of outputs with rounding errors; all others must be equal.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
-# What is published in print has no more after the point.
-_FEW_DIGITS = 6
-# Characters of what a sequence consists of.
+# Stored outputs that were rounded for print have fewer decimals than this.
+_MAX_PRINTED_DECIMALS = 6
+# Characters of a description of a sequence.
 _MAX_STRUCTURE_CHARS = 200
-#: Has a model run; what is returned waits for the response, or says why there is none.
+#: Submits a request. The returned function waits for the response, or returns why it is missing.
 Submit = Callable[[Request], Callable[[], Response | str]]
-#: What a worker of ours runs.
+#: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
-#: Under this key a model's metadata tell workers of ours what mathematics is declared.
+#: Key in a model's metadata for the mathematics that a backend declares.
 DECLARED = "onnxopt.math"
 
 
 @dataclass
 class ReferenceOracle:
-    """Asks models; the first question starts a worker.
+    """Estimates conditions of models; the first request starts a worker.
 
     Attributes:
-        judging: how the user wants outputs to be judged.
-        workers: returns what has a model asked, and starts a worker the first time; None as long
-            as nobody can be asked.
+        judging: settings of the judgement.
+        workers: returns the function that submits requests, and starts a worker at the first call;
+            None without workers.
     """
 
     judging: Judging
     workers: Callable[[], Submit] | None = None
-    _answers: OracleCache | None = None
+    _cache: OracleCache | None = None
 
     def open_cache(self) -> None:
-        """Look up what earlier runs have asked, while no backend can have written it."""
-        if self._answers is None and self._may_ask:
-            # Not worth importing for our own reference on its own formulas.
+        """Read the cache before any backend could have written to it."""
+        if self._cache is None and self._estimates:
+            # Imported late: runs of the NumPy reference on formulas do not need it.
             from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-            self._answers = OracleCache()
+            self._cache = OracleCache()
 
     @property
-    def _may_ask(self) -> bool:
+    def _estimates(self) -> bool:
+        """Whether the settings require condition estimates at all."""
         by_rule = self.judging.tolerance in (None, ToleranceRule.CONDITIONED)
         return by_rule and tolerance_override(self.judging) is None
 
-    def ask(self, problem: Problem, key: Expected, math: str = "") -> Callable[[], Expected] | None:
-        """Ask what is right of a case's outputs.
+    def submit(
+        self, problem: Problem, expected: Expected, math: str = ""
+    ) -> Callable[[], Expected] | None:
+        """Submit the condition estimate of a case's outputs.
 
         Args:
             problem: the case's problem.
-            key: what is known without asking.
+            expected: the expected result without an estimate.
             math: the mathematics that the backend declares.
 
         Returns:
-            What waits for the answer and completes the key; None if there is nothing to ask.
+            A function that waits for the estimate and returns the expected result with it; None if
+            no output needs one.
         """
-        if not self._may_ask:
+        if not self._estimates:
             return None
         everything = self.judging.tolerance is ToleranceRule.CONDITIONED
-        wanted = [it for it in key.outputs if everything or key.tolerances[it] is ONNX_DEFAULT]
-        has_formula = key.formula is not None or problem.trajectory is not None
-        if not wanted or has_formula or self.workers is None:
+        names = [
+            name
+            for name in expected.outputs
+            if everything or expected.tolerances[name] is ONNX_DEFAULT
+        ]
+        has_formula = expected.formula is not None or problem.trajectory is not None
+        if not names or has_formula or self.workers is None:
             return None
-        # Not worth importing where every case has a formula.
+        # Imported late: runs in which every case has a formula do not need it.
         from onnxopt_cli.oracle.distributions import drawn
 
-        identities_used = drawn(problem.model, problem.inputs)
-        if identities_used:
-            chosen = {name: identities_used[name] for name in wanted}
-            return lambda: replace(key, tolerances={**key.tolerances, **chosen})
-        from onnxopt_cli.oracle.oracle_cache import question_key
+        distributions = drawn(problem.model, problem.inputs)
+        if distributions:
+            tolerances = {name: distributions[name] for name in names}
+            return lambda: replace(expected, tolerances={**expected.tolerances, **tolerances})
+        from onnxopt_cli.oracle.oracle_cache import estimate_key
 
         self.open_cache()
-        answers = self._answers
-        assert answers is not None  # noqa: S101 - seen just now
+        cache = self._cache
+        assert cache is not None  # noqa: S101 - opened above
         model = _declaring(problem.model, math)
-        question = question_key(model, problem.inputs)
-        known = answers.get(question)
-        if known is not None:
-            return lambda: _completed(problem, key, wanted, known)
+        key = estimate_key(model, problem.inputs)
+        cached = cache.get(key)
+        if cached is not None:
+            return lambda: _completed(problem, expected, names, cached)
         pending = self.workers()(Request(model, problem.inputs))
 
         def completed() -> Expected:
             response = pending()
             if isinstance(response, str):
-                return _completed(problem, key, wanted, response)
+                return _completed(problem, expected, names, response)
             if response.outputs is None:
-                reason = f"asking ends in {response.failure}: {response.message}"
-                return _completed(problem, key, wanted, reason)
-            answers.put(question, response.outputs)
-            return _completed(problem, key, wanted, response.outputs)
+                reason = f"its condition estimate ends in {response.failure}: {response.message}"
+                return _completed(problem, expected, names, reason)
+            cache.put(key, response.outputs)
+            return _completed(problem, expected, names, response.outputs)
 
         return completed
 
     def close(self) -> None:
-        """Let later runs find what has been asked."""
-        if self._answers is not None:
-            self._answers.close()
+        """Write the cache for later runs."""
+        if self._cache is not None:
+            self._cache.close()
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a model whose metadata declare a backend's mathematics, whatever they say."""
-    if not math and not any(it.key == DECLARED for it in model.metadata_props):
+    """Return a model whose metadata declare a backend's mathematics, overriding its own entry."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if not math and DECLARED not in metadata:
         return model
     declaring = onnx.ModelProto()
     declaring.CopyFrom(model)
-    said = {it.key: it.value for it in model.metadata_props}
-    onnx.helper.set_model_props(declaring, {**said, DECLARED: math})
+    onnx.helper.set_model_props(declaring, {**metadata, DECLARED: math})
     return declaring
 
 
-def _readings(answer: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return what an answer says of each output, by each reading; or why there is none, of each."""
+def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
+    """Return the estimate of each output by each reading, or a reading with the reason."""
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
     from onnxopt_cli.oracle.reference_in_worker import readings
 
-    if isinstance(answer, str):
-        reason = answer
+    if isinstance(estimate, str):
+        reason = estimate
     else:
         try:
-            found = readings(answer)
-            counts = {len(it.conditioned_outputs) for it in found}
+            by_reading = readings(estimate)
+            counts = {len(reading.conditioned_outputs) for reading in by_reading}
             if counts == {outputs}:
-                return found
+                return by_reading
             reason = f"onnx's reference yields {max(counts, default=0)} outputs"
         except ValueError as error:
             reason = str(error)
@@ -180,123 +188,137 @@ def _readings(answer: Sequence[Value] | str, outputs: int) -> list[Reading]:
 
 
 def _completed(
-    problem: Problem, key: Expected, wanted: list[str], answer: Sequence[Value] | str
+    problem: Problem, expected: Expected, names: list[str], estimate: Sequence[Value] | str
 ) -> Expected:
-    """Return a key with what was answered to a question; or with why nothing was.
+    """Return an expected result with the condition estimate of some outputs.
 
-    Stored outputs that agree with any reading contradict nothing.
+    Stored outputs that agree with one of several readings do not contradict the reference.
+
+    Args:
+        problem: the case's problem.
+        expected: the expected result without an estimate.
+        names: names of the outputs with an estimate.
+        estimate: the estimate, or the reason why it is missing.
     """
-    first, *others = _readings(answer, len(key.outputs))
-    found = _of_reading(problem, key, wanted, first.conditioned_outputs)
-    pure = (
-        [_whole_reading(key, wanted, it.conditioned_outputs) for it in (first, *others)]
-        if others
-        else []
-    )
-    if pure and pure[0] and any(it is not None and _agrees(key, it) for it in pure):
-        found = pure[0]
+    first, *further = _readings(estimate, len(expected.outputs))
+    completed = _of_reading(problem, expected, names, first.conditioned_outputs)
+    by_reading: list[Expected | None] = []
+    if further:
+        by_reading = [
+            _whole_reading(expected, names, reading.conditioned_outputs)
+            for reading in (first, *further)
+        ]
+        agrees = any(result is not None and _agrees(expected, result) for result in by_reading)
+        if by_reading[0] and agrees:
+            completed = by_reading[0]
     alternatives: list[Alternative] = []
-    for reading, other in zip((first, *others), (found, *pure[1:]), strict=True):
-        if other is None:
+    for reading, result in zip((first, *further), (completed, *by_reading[1:]), strict=True):
+        if result is None:
             continue
         note = f"contested: reading 2 of 2 ({'; '.join(reading.second)})" if reading.second else ""
         if reading.second:
-            alternatives.append(Alternative(note, other, contested=True))
+            alternatives.append(Alternative(note, result, contested=True))
         if reading.identities_used:
-            rough = f"{ABSOLUTE_ONLY} ({'; '.join(reading.identities_used)})"
-            note = "; ".join(filter(None, (note, rough)))
-            wider = _reformulated(other, reading.conditioned_outputs)
-            alternatives.append(Alternative(note, wider, contested=bool(reading.second)))
-    return replace(found, alternatives=tuple(alternatives))
+            identities = f"{ABSOLUTE_ONLY} ({'; '.join(reading.identities_used)})"
+            note = "; ".join(filter(None, (note, identities)))
+            reformulated = _reformulated(result, reading.conditioned_outputs)
+            alternatives.append(Alternative(note, reformulated, contested=bool(reading.second)))
+    return replace(completed, alternatives=tuple(alternatives))
 
 
-def _reformulated(key: Expected, conditioned_outputs: Sequence[ConditionedOutput]) -> Expected:
-    """Return a key that allows what identities make of its operators."""
+def _reformulated(expected: Expected, conditioned_outputs: Sequence[ConditionedOutput]) -> Expected:
+    """Return an expected result that accepts the identities of its operators."""
     tolerances = {
         name: _error_bound(conditioned_output.reformulated, conditioned_output.units)
-        if conditioned_output.reformulated and isinstance(key.tolerances[name], ErrorBound)
-        else key.tolerances[name]
-        for name, conditioned_output in zip(key.outputs, conditioned_outputs, strict=True)
+        if conditioned_output.reformulated and isinstance(expected.tolerances[name], ErrorBound)
+        else expected.tolerances[name]
+        for name, conditioned_output in zip(expected.outputs, conditioned_outputs, strict=True)
     }
-    return replace(key, tolerances=tolerances)
+    return replace(expected, tolerances=tolerances)
 
 
 def _whole_reading(
-    key: Expected, wanted: list[str], conditioned_outputs: Sequence[ConditionedOutput]
+    expected: Expected, names: list[str], conditioned_outputs: Sequence[ConditionedOutput]
 ) -> Expected | None:
-    """Return a key by one reading alone, whatever is stored; None if it does not say all."""
-    outputs, tolerances = dict(key.outputs), dict(key.tolerances)
-    for name, conditioned_output in zip(key.outputs, conditioned_outputs, strict=True):
-        if name in wanted:
+    """Return the expected result of one reading, disregarding stored outputs.
+
+    The result is None if an output has no estimate.
+    """
+    outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
+    for name, conditioned_output in zip(expected.outputs, conditioned_outputs, strict=True):
+        if name in names:
             if conditioned_output.reason:
                 return None
             outputs[name] = conditioned_output.right[0][0]
             tolerances[name] = _error_bound(
                 conditioned_output.right, conditioned_output.units, conditioned_output.labels
             )
-    return replace(key, outputs=outputs, tolerances=tolerances)
+    return replace(expected, outputs=outputs, tolerances=tolerances)
 
 
-def _agrees(key: Expected, reading: Expected) -> bool:
-    """Tell whether all stored outputs agree with a reading, or are rounded for print."""
+def _agrees(expected: Expected, reading: Expected) -> bool:
+    """Return whether all stored outputs agree with a reading, or are rounded for print."""
     return all(
-        not isinstance(expected, np.ndarray)
-        or not _wrong(expected, stored, reading.tolerances[name])
-        or _of_few_digits(expected, stored)
-        for (name, stored), expected in zip(
-            key.outputs.items(), reading.outputs.values(), strict=True
+        not isinstance(value, np.ndarray)
+        or not _is_wrong(value, stored, reading.tolerances[name])
+        or _is_printed(value, stored)
+        for (name, stored), value in zip(
+            expected.outputs.items(), reading.outputs.values(), strict=True
         )
     )
 
 
 def _of_reading(
     problem: Problem,
-    key: Expected,
-    wanted: list[str],
+    expected: Expected,
+    names: list[str],
     conditioned_outputs: Sequence[ConditionedOutput],
 ) -> Expected:
-    outputs, tolerances = dict(key.outputs), dict(key.tolerances)
+    """Return an expected result with the estimate of one reading.
+
+    A stored output that differs by more than its own tolerance contradicts the reference. If it
+    differs by less, but by more than rounding, it keeps its own tolerance, with the reason.
+    """
+    outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []
     for (name, stored), conditioned_output in zip(
-        key.outputs.items(), conditioned_outputs, strict=True
+        expected.outputs.items(), conditioned_outputs, strict=True
     ):
-        if name not in wanted:
+        if name not in names:
             continue
-        own, reason = key.tolerances[name], conditioned_output.reason
-        if not _alike(stored, conditioned_output):
+        stated, reason = expected.tolerances[name], conditioned_output.reason
+        if not _has_structure(stored, conditioned_output):
             reason = _reference_fault(problem, name, conditioned_output)
-            contradictions += [_other_structure(name, stored, conditioned_output)] * (not reason)
+            if not reason:
+                contradictions.append(_other_structure(name, stored, conditioned_output))
         elif not reason:
-            expected, tolerance = conditioned_output.right[0][0], own
-            rounded = kind_of(expected.dtype) in _ROUNDED
-            if rounded or len(conditioned_output.right) > 1:
+            value, tolerance = conditioned_output.right[0][0], stated
+            is_rounded = kind_of(value.dtype) in _ROUNDED
+            if is_rounded or len(conditioned_output.right) > 1:
                 tolerance = _error_bound(
                     conditioned_output.right, conditioned_output.units, conditioned_output.labels
                 )
-            off = _wrong(expected, stored, tolerance)
-            if off and conditioned_output.reformulated:
-                off = _wrong(
-                    expected,
-                    stored,
-                    _error_bound(conditioned_output.reformulated, conditioned_output.units),
-                )
-            far = off and rounded and _wrong(expected, stored, own)
-            if off and not far and not _of_few_digits(expected, stored):
-                reason = "what is stored and what onnx's reference yields differ beyond roundings"
+            differs = _is_wrong(value, stored, tolerance) and not _is_reformulation(
+                value, stored, conditioned_output
+            )
+            contradicts_stated = differs and is_rounded and _is_wrong(value, stored, stated)
+            if differs and not contradicts_stated and not _is_printed(value, stored):
+                reason = "the stored output differs from onnx's reference by more than rounding"
             else:
-                outputs[name], tolerances[name] = expected, tolerance
-                if far:
-                    diffs = compare_outputs({name: expected}, [stored], tolerances.__getitem__)
-                    contradictions += diffs
-        if reason and isinstance(own, Relative):
-            tolerances[name] = replace(own, reason=reason)
+                outputs[name], tolerances[name] = value, tolerance
+                if contradicts_stated:
+                    contradictions += compare_outputs(
+                        {name: value}, [stored], tolerances.__getitem__
+                    )
+        if reason and isinstance(stated, Relative):
+            tolerances[name] = replace(stated, reason=reason)
     return replace(
-        key, outputs=outputs, tolerances=tolerances, contradictions=tuple(contradictions)
+        expected, outputs=outputs, tolerances=tolerances, contradictions=tuple(contradictions)
     )
 
 
-def _alike(stored: Value, conditioned_output: ConditionedOutput) -> bool:
-    """Tell whether what is stored has the types and shapes that onnx's reference yields."""
+def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool:
+    """Return whether a stored output has the types and shapes of the reference's output."""
     if conditioned_output.right:
         return describe(stored) == describe(conditioned_output.right[0][0])
     return (
@@ -305,21 +327,19 @@ def _alike(stored: Value, conditioned_output: ConditionedOutput) -> bool:
 
 
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
-    """Return in words that onnx's reference, not what is stored, contradicts onnx's inference.
+    """Return the reason why the reference's structure is wrong, rather than the stored one.
 
-    Returns:
-        Empty if the inference says nothing of the kind: then what is stored is wrong, or the
-        reference, and so is the case.
+    The reason is empty unless the reference contradicts onnx's inference; then the case is invalid.
     """
     if not conditioned_output.right:
-        declared = {it.name: it.type for it in problem.model.graph.output}[name]
-        fits = structure_fits(conditioned_output.structure, declared)
+        types = {output.name: output.type for output in problem.model.graph.output}
+        fits = structure_fits(conditioned_output.structure, types[name])
         return "" if fits else "onnx's reference yields no value of the declared type"
     inferred = inferred_output(problem.model, problem.inputs, name)
     if inferred is None or contradicts((problem.stored or {}).get(name), inferred):
         return ""
-    found = conditioned_output.right[0][0]
-    return f"onnx's reference yields {describe(found)}" if contradicts(found, inferred) else ""
+    value = conditioned_output.right[0][0]
+    return f"onnx's reference yields {describe(value)}" if contradicts(value, inferred) else ""
 
 
 def _other_structure(name: str, stored: Value, conditioned_output: ConditionedOutput) -> Diff:
@@ -327,11 +347,11 @@ def _other_structure(name: str, stored: Value, conditioned_output: ConditionedOu
         return Diff(
             name, describe(conditioned_output.right[0][0]), structure=f"is {describe(stored)}"
         )
-    wanted, found = (
-        clipped(json.dumps(it), _MAX_STRUCTURE_CHARS)
-        for it in (conditioned_output.structure, structure_of(stored))
+    expected, actual = (
+        clipped(json.dumps(structure), _MAX_STRUCTURE_CHARS)
+        for structure in (conditioned_output.structure, structure_of(stored))
     )
-    return Diff(name, wanted, structure=f"consists of {found}")
+    return Diff(name, expected, structure=f"consists of {actual}")
 
 
 def _error_bound(
@@ -341,20 +361,30 @@ def _error_bound(
     labelled = zip(right, [*labels, *[""] * len(right)], strict=False)
     for (expected, limit), label in reversed(list(labelled)):
         branch = Branch(expected, limit, branch, label)
-    assert branch is not None  # noqa: S101 - there is one where there is no reason
+    assert branch is not None  # noqa: S101 - an output without a reason has a result
     return ErrorBound(branch.at, units, Provenance.CONDITIONED)
 
 
-def _wrong(expected: Array, stored: Value, tolerance: Tolerance) -> bool:
+def _is_wrong(expected: Array, stored: Value, tolerance: Tolerance) -> bool:
     return largest_share({"": expected}, [stored], lambda _: tolerance) > 1
 
 
-def _of_few_digits(expected: Array, stored: Value) -> bool:
-    """Tell whether what is stored has few decimal digits, and is off by one of the last at most."""
+def _is_reformulation(
+    expected: Array, stored: Value, conditioned_output: ConditionedOutput
+) -> bool:
+    """Return whether a stored output agrees with an identity of its operators."""
+    if not conditioned_output.reformulated:
+        return False
+    bound = _error_bound(conditioned_output.reformulated, conditioned_output.units)
+    return not _is_wrong(expected, stored, bound)
+
+
+def _is_printed(expected: Array, stored: Value) -> bool:
+    """Return whether a stored output has few decimals, and is wrong by at most one of the last."""
     if not isinstance(stored, np.ndarray) or stored.dtype not in (np.float32, np.float64):
         return False
     return any(
         (np.round(stored, digits) == stored).all()
-        and not _wrong(expected, stored, Relative(0.0, 10.0**-digits, Provenance.ONNX))
-        for digits in range(_FEW_DIGITS)
+        and not _is_wrong(expected, stored, Relative(0.0, 10.0**-digits, Provenance.ONNX))
+        for digits in range(_MAX_PRINTED_DECIMALS)
     )

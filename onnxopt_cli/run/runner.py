@@ -251,7 +251,7 @@ def _reference_results(plan: Plan, loaded_case: LoadedCase) -> dict[str, Callabl
         return {}
     by_math: dict[str, Callable[[], LoadedCase]] = {}
     for math in dict.fromkeys(declared_math(executor.name) for executor in plan.backends):
-        completed = oracle.ask(problem, expected, math)
+        completed = oracle.submit(problem, expected, math)
         if completed is not None:
             by_math[math] = cache(partial(with_expected, loaded_case, plan.judging, completed))
     return by_math

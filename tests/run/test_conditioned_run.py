@@ -257,7 +257,9 @@ def test_a_published_output_that_differs_little_is_judged_by_the_tolerance_of_on
     for name in ("Right", "Off"):
         result = onnxopt("run", folder, *CONDITIONED, "-v", "-b", backend(name))
         assert result.code == 0
-        assert "onnx's reference yields differ beyond roundings" in result.out.replace("\n", " ")
+        assert "differs from onnx's reference by more than rounding" in result.out.replace(
+            "\n", " "
+        )
 
 
 def test_a_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend):
@@ -285,7 +287,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
 
     def only():
-        (path,) = [it for it in folder.glob("asked-*/*") if it.name != "index.json"]
+        (path,) = [it for it in folder.glob("estimates-*/*") if it.name != "index.json"]
         return path
 
     return only
@@ -418,7 +420,7 @@ def test_a_backend_that_forges_what_is_kept_while_it_starts_fails(
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache, monkeypatch, most):
-    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MOST_ENTRIES", most)
+    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MAX_ENTRIES", most)
     run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
     assert onnxopt(*run).code == 0
     first = cache()
@@ -512,7 +514,10 @@ def test_a_model_that_never_ends_holds_nobody_up(onnxopt, tmp_path):
     folder = write(tmp_path, endless(), {"x": x}, y=x)
     quick = f"python:{tmp_path / 'quick.py'}:Quick"
     result = onnxopt("run", folder, *CONDITIONED, "-b", quick, "-v", "--timeout", "2")
-    assert "runs more than 20000 nodes" in result.out or "asking ends in timeout" in result.out
+    assert (
+        "runs more than 20000 nodes" in result.out
+        or "condition estimate ends in timeout" in result.out
+    )
 
 
 def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt, tmp_path, backend):
@@ -524,7 +529,7 @@ def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt,
     assert result.code == 0
     for said in (result.out, *(path.read_text() for path in reports.values())):
         words = " ".join(said.replace("&#39;", "'").split())
-        assert "1 case judged by ONNX's tolerance: what is stored and what onnx's" in words
+        assert "1 case judged by ONNX's tolerance: the stored output differs from onnx's" in words
     plain = softmax(tmp_path / "plain")
     assert "judged by ONNX's" not in onnxopt("run", plain, "-b", backend("Right")).out
 
