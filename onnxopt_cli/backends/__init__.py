@@ -1,1 +1,1 @@
-"""What is under test: the protocol, and the backends that speak it."""
+"""Backends: resolve a specification, submit requests, check the rules for backends."""

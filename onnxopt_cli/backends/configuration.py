@@ -1,4 +1,4 @@
-"""The configuration file: backends by name, other defaults of options, profiles.
+"""The configuration file: named backends, defaults of options, profiles.
 
 ::
 
@@ -13,10 +13,10 @@
     backend = ["trt"]
     rerun = 2
 
-The file is that of the current folder or, in a repository, of the nearest folder above it that has
-one. It names code that runs, so it and the code must belong to this user or to root; naming the
-file in ``ONNXOPT_CONFIG`` is consent to any. Its paths are relative to its folder. What the command
-line says precedes what a profile says, and that the rest of the file.
+The file of the current folder is used or, in a repository, that of the nearest parent folder with
+such a file. The file names code that runs, so the file and the code must belong to this user or to
+root; a file named by ``ONNXOPT_CONFIG`` may belong to anyone. Paths are relative to the file's
+folder. The command line takes precedence over a profile, and a profile over the rest of the file.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
-# Names the file to use, whatever folder this is; empty for none.
+# Environment variable with the path of the file to use; empty to use no file.
 _VARIABLE = "ONNXOPT_CONFIG"
 _PARTS = {"backends", "profiles"}
-# Options of a backend that have fields of their own; others stand in its table `options`.
+# Fields of a backend's table; its other options are in the subtable `options`.
 _FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
 _MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a configuration file says.
+    """The content of a configuration file.
 
     Attributes:
         path: the file.
+        text: the text of the file.
         options: values by the long names of options.
         backends: specifications by name.
-        profiles: values by the long names of options, by profile.
+        profiles: for each profile, values by the long names of options.
     """
 
     path: Path
@@ -61,98 +62,107 @@ class Configuration:
     profiles: Mapping[str, Mapping[str, object]]
 
     def chosen(self, profile: str | None) -> dict[str, tuple[object, str]]:
-        """Return the value of each option that is set, and where it stands.
+        """Return for each option that is set its value and its ``file:line``.
 
         Raises:
-            UsageError: if there is no such profile.
+            UsageError: if the profile does not exist.
         """
         if profile and profile not in self.profiles:
             listed = f"it has {', '.join(self.profiles) or 'none'}"
             hint = nearest(profile, self.profiles, listed)
             raise UsageError(f"{self.path} has no profile {profile!r}", hint=hint)
-        found = {name: (value, self.place(name)) for name, value in self.options.items()}
+        values = {name: (value, self.place(name)) for name, value in self.options.items()}
         if profile:
             for name, value in self.profiles[profile].items():
-                found[name] = value, self.place("profiles", profile, name)
-        return found
+                values[name] = value, self.place("profiles", profile, name)
+        return values
 
     @property
     def operators(self) -> list[Path]:
-        """The files of operators, as seen from the current folder."""
-        return [
-            Path(relative(self.path.parent, it)) for it in _listed(self.options.get("operators"))
-        ]
+        """The operator files, relative to the current folder."""
+        paths = _listed(self.options.get("operators"))
+        return [Path(relative(self.path.parent, path)) for path in paths]
 
     def code(self) -> Iterator[Path]:
-        """Yield the files with code that it names: of operators, backends and interpreters.
+        """Yield the files with code of the named operators, backends and interpreters.
 
-        With them come folders in which code is looked for.
+        Folders from which code is imported are included.
         """
         from onnxopt_cli.backends.named_code import named_code, with_bytecode
 
         yield from with_bytecode(self._named(named_code))
 
     def _named(self, of_backend: Callable[[str], Iterator[Path]]) -> Iterator[Path]:
-        asked = [*self.backends.values()]
-        for chosen in (self.options, *self.profiles.values()):
-            operators = _listed(chosen.get("operators"))
+        backends = [*self.backends.values()]
+        for options in (self.options, *self.profiles.values()):
+            operators = _listed(options.get("operators"))
             yield from (Path(relative(self.path.parent, operator)) for operator in operators)
-            asked += _listed(chosen.get("backend"))
-        for text in dict.fromkeys(asked):
+            backends += _listed(options.get("backend"))
+        for text in dict.fromkeys(backends):
             with suppress(UsageError):
                 yield from of_backend(text.strip())
 
     def backend(self, backend: str) -> str:
-        """Return what a backend's name stands for, options after a comma kept; other text as it is.
+        """Replace the name of a backend by its specification; other text is returned unchanged.
+
+        Options after a comma are kept.
 
         Raises:
-            UsageError: if there is no such backend, but one of nearly this name in the file.
+            UsageError: if the name is unknown, but resembles a name in the file.
         """
-        name, comma, rest = backend.partition(",")
+        name, comma, options = backend.partition(",")
         if ":" not in name and name not in self.backends:
             from onnxopt_cli.backends.resolve import known_backends
 
             hint = nearest(name, [*self.backends])
-            if hint and name not in {known.name for known in known_backends()}:
+            if hint and name not in {backend.name for backend in known_backends()}:
                 raise UsageError(f"there is no backend {printable(repr(name))}", hint=hint)
-        return self.backends.get(name, name) + comma + rest
+        return self.backends.get(name, name) + comma + options
 
     def place(self, *keys: str) -> str:
-        """Return ``file:line`` of a key, as far as its line can be found."""
+        """Return ``file:line`` of a key, or the file alone if the line is not found."""
         return _place(self.path, self.text, *keys)
 
 
 def find_configuration() -> Path | None:
-    """Return the file that holds in the current folder; None if there is none.
+    """Return the file that applies to the current folder, or None.
 
     Raises:
-        UsageError: if another user than this one and root may have written it.
+        UsageError: if another user than this one and root may have written the file.
     """
     if _VARIABLE in os.environ:
         named = os.environ[_VARIABLE]
         return Path(named) if named else None
     try:
-        here = Path.cwd()
+        current = Path.cwd()
     except OSError:
-        # It is gone, and no file is there.
+        # The current folder has been deleted.
         return None
-    for folder in _searched(here):
-        own, shared = folder / "onnxopt.toml", folder / "pyproject.toml"
-        # One that cannot be read is said to be so, not passed over.
-        found = own if os.path.lexists(own) else shared if _is_ours(shared) else None
-        if found is not None:
-            _require_own(found, found)
-            return found
+    for folder in _searched(current):
+        onnxopt_toml, pyproject = folder / "onnxopt.toml", folder / "pyproject.toml"
+        # lexists: an unreadable file or a dangling link is an error, not a missing file.
+        if os.path.lexists(onnxopt_toml):
+            path = onnxopt_toml
+        elif _has_section(pyproject):
+            path = pyproject
+        else:
+            continue
+        _require_own(path, path)
+        return path
     return None
 
 
-def _searched(here: Path) -> Iterator[Path]:
-    """Yield the current folder and, within a repository, those above it up to its root."""
-    above = [here, *here.parents]
-    # Where everybody can write, everybody can make a repository of it.
-    roots = (it for it in above if os.path.lexists(it / ".git") and not _is_open_to_all(it))
-    root = next(roots, here)
-    for folder in above:
+def _searched(current: Path) -> Iterator[Path]:
+    """Yield the current folder and, within a repository, its parents up to the root."""
+    folders = [current, *current.parents]
+    # Any user can create a repository in a folder that is writable to all.
+    roots = (
+        folder
+        for folder in folders
+        if os.path.lexists(folder / ".git") and not _is_open_to_all(folder)
+    )
+    root = next(roots, current)
+    for folder in folders:
         yield folder
         if folder == root:
             break
@@ -162,67 +172,67 @@ def _is_open_to_all(folder: Path) -> bool:
     return os.name == "posix" and bool(folder.stat().st_mode & stat.S_IWOTH)
 
 
-def _is_ours(path: Path) -> bool:
-    """Tell whether a ``pyproject.toml`` says something of onnxopt.
+def _has_section(path: Path) -> bool:
+    """Return whether a ``pyproject.toml`` mentions ``tool.onnxopt``.
 
     Raises:
-        UsageError: if it is too large to tell.
+        UsageError: if the file is too large or cannot be read.
     """
     if not path.is_file():
         return False
     try:
         return b"tool.onnxopt" in read_regular_file(path, _MAX_FILE_BYTES)
     except Malformed as error:
-        hint = f"{_VARIABLE}=FILE names another file, or none if it is empty"
+        hint = f"set {_VARIABLE}=FILE to use another file, or {_VARIABLE}= to use none"
         raise UsageError(f"{printable(str(path))} {error}", hint=hint) from None
 
 
 def _require_own(file: Path, configuration: Path) -> None:
-    """Refuse a file with code, or that names code, that another user may have written.
+    """Reject a file that contains or names code if another user may have written it.
 
     Raises:
         UsageError: naming the file and its owner.
     """
-    if whose := foreign(file):
+    if owner := foreign(file):
         name = printable(str(configuration.absolute()))
-        what = f"{'holds' if file.is_dir() else 'is'} code that {name} names"
+        role = f"{'holds' if file.is_dir() else 'is'} code that {name} names"
         if file == configuration:
-            what = "names code"
+            role = "names code"
         raise UsageError(
-            f"{printable(str(file))} {what}, and {whose}: not run as {user_name(os.geteuid())}",
-            hint=f"{_VARIABLE}={name} takes it all the same; {_VARIABLE}= goes without the file",
+            f"{printable(str(file))} {role}, and {owner}: not run as {user_name(os.geteuid())}",
+            hint=f"set {_VARIABLE}={name} to use the file anyway, or {_VARIABLE}= to use none",
         )
 
 
 def known_configuration(known: Collection[str] = ()) -> Configuration | None:
-    """Return what the file says that holds in the current folder; None if there is none.
+    """Return the configuration that applies to the current folder, or None.
 
     Args:
-        known: names of the options that it may set; none if any.
+        known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: with everything that is wrong with it; or if another user than this one and root
-            may have written it or code that it names, and nobody has named it.
+        UsageError: listing all errors of the file; or if another user than this one and root may
+            have written it or code that it names, unless ``ONNXOPT_CONFIG`` names the file.
     """
     path = find_configuration()
     if path is None:
         return None
-    found = read_configuration(path, known)
+    configuration = read_configuration(path, known)
     if _VARIABLE not in os.environ:
-        for code in found.code():
+        for code in configuration.code():
             _require_own(code, path)
-    return found
+    return configuration
 
 
 def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration:
-    """Return what a file says.
+    """Read a configuration file.
 
     Args:
         path: the file.
-        known: names of the options that it may set; none if any.
+        known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: with everything that is wrong with it.
+        UsageError: listing all errors of the file.
     """
     text, document = _document(path)
     problems: list[str] = []
@@ -231,19 +241,22 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         problems.append(f"{_place(path, text, *keys)}: {problem}")
 
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
-        """Return a table, without what nobody knows; all is known if nothing is."""
+        """Return a table; report it if it is not a table, and each key outside of ``known``.
+
+        Every key is accepted if ``known`` is empty.
+        """
         if not isinstance(value, dict):
             report(f"{'.'.join(keys) or 'tool.onnxopt'} is not a table", *keys)
             return {}
         for key in [key for key in value if known and key not in known]:
             hint = nearest(key, known)
-            there_is_no = f"there is no {printable('.'.join((*keys, key)))}"
-            report("; ".join(filter(None, (there_is_no, hint))), *keys, key)
+            problem = f"there is no {printable('.'.join((*keys, key)))}"
+            report("; ".join(filter(None, (problem, hint))), *keys, key)
         return value
 
-    whole = table(document, {*known, *_PARTS} if known else ())
+    settings = table(document, {*known, *_PARTS} if known else ())
     backends = {}
-    for name, value in table(whole.get("backends", {}), (), "backends").items():
+    for name, value in table(settings.get("backends", {}), (), "backends").items():
         try:
             written = table(value, _FIELDS, "backends", name)
             backends[name] = _specification(name, written, path.parent)
@@ -251,25 +264,27 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
             report(f"backends.{printable(name)} {error}", "backends", name)
     profiles = {
         name: table(value, known, "profiles", name)
-        for name, value in table(whole.get("profiles", {}), (), "profiles").items()
+        for name, value in table(settings.get("profiles", {}), (), "profiles").items()
     }
-    others = [key for key in whole if key != "backends" and "\0" in "".join(_texts(whole[key]))]
-    for key in others:
-        report(f"{printable(key)} has a character of code 0", key)
-    files = whole.get("operators", "")
+    names = [
+        key for key in settings if key != "backends" and "\0" in "".join(_texts(settings[key]))
+    ]
+    for name in names:
+        report(f"{printable(name)} has a character of code 0", name)
+    files = settings.get("operators", "")
     if not isinstance(files, (str, list)) or not all(isinstance(file, str) for file in files):
         report("operators is neither a path nor a list of paths", "operators")
     if problems:
         hint = "it may set operators, [backends], [profiles.NAME] and options of onnxopt run"
         raise UsageError("\n".join(problems), hint=hint)
-    options = {name: value for name, value in whole.items() if name not in _PARTS}
+    options = {name: value for name, value in settings.items() if name not in _PARTS}
     return Configuration(path, text, options, backends, profiles)
 
 
 def _listed(value: Any) -> list[str]:
-    """Return the texts of an option that may be one or a list; what else there is, is refused."""
-    found = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [it for it in found if isinstance(it, str)]
+    """Return the texts of an option that is one text or a list; ignore values of other types."""
+    items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [item for item in items if isinstance(item, str)]
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -281,7 +296,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _document(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a file, and what it says of onnxopt."""
+    """Return the text of a file and its table of onnxopt."""
     import tomllib
 
     name = printable(str(path))
@@ -299,23 +314,23 @@ def _document(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
-    """Return the specification that a backend's table stands for.
+    """Return the specification that a backend's table describes.
 
     Raises:
-        ValueError: saying what is wrong with it.
+        ValueError: describing the error in the table.
     """
     if "," in name:
         raise ValueError("has a comma in its name: options follow one after -b")
     backend = written.get("backend")
     if not isinstance(backend, str) or not backend:
         raise ValueError('names no backend: write backend = "python:..."')
-    kind, colon, rest = backend.partition(":")
-    first, space, others = rest.partition(" ")
-    looks_like_path = kind == "python" and ("/" in rest or ".py" in rest)
-    if colon and (looks_like_path or (kind == "exec" and "/" in first)):
-        near = relative(folder, first)
-        # A command without a slash would be looked for on the path.
-        backend = f"{kind}:{near if '/' in near else f'./{near}'}{space}{others}"
+    kind, colon, source = backend.partition(":")
+    program, space, arguments = source.partition(" ")
+    looks_like_path = kind == "python" and ("/" in source or ".py" in source)
+    if colon and (looks_like_path or (kind == "exec" and "/" in program)):
+        path = relative(folder, program)
+        # A command without a slash would be looked up on PATH.
+        backend = f"{kind}:{path if '/' in path else f'./{path}'}{space}{arguments}"
     options = {f"env.{name}": value for name, value in _table(written, "environment").items()}
     options |= _table(written, "options")
     if "python" in written:
@@ -336,27 +351,27 @@ def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
 
 
 def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = written.get(name, {})
-    if not isinstance(found, dict):
+    table = written.get(name, {})
+    if not isinstance(table, dict):
         raise ValueError(f"has {name} that is not a table")  # noqa: TRY004 - one kind of error
-    return dict(found)
+    return dict(table)
 
 
 def _place(path: Path, text: str, *keys: str) -> str:
-    """Return ``file:line`` of a key: of its own line, or of the header of its table."""
-    wanted = [*(("tool", "onnxopt") if path.name == "pyproject.toml" else ()), *keys]
+    """Return ``file:line`` of a key; a table's line is its header's."""
+    dotted_key = [*(("tool", "onnxopt") if path.name == "pyproject.toml" else ()), *keys]
     table: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?", line):
             table = [part.strip().strip("\"'") for part in header[1].split(".")]
-            if table == wanted:
+            if table == dotted_key:
                 return f"{path}:{number}"
         written = re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line)
-        if written and [*table, *written[1].split(".")] == wanted:
+        if written and [*table, *written[1].split(".")] == dotted_key:
             return f"{path}:{number}"
     return str(path)
 
 
 def relative(folder: Path, path: str) -> str:
-    """Return a path that a file in a folder names, as the current folder sees it."""
+    """Convert a path that is relative to ``folder`` to one relative to the current folder."""
     return path if Path(path).is_absolute() else os.path.relpath(folder / path)

@@ -1,10 +1,10 @@
-"""A process that is asked and answers, whatever it does instead: a worker, or a command.
+"""Requests to an untrusted process, a worker or a command, and its responses.
 
-Each request has a number and a deadline. What the process sends unasked, too early, too late or
-twice is a breach of the protocol, so that nothing is ever taken for the answer to another request.
-Whoever is told of a breach, a death or a deadline kills the process and does not ask it again.
+Each request has a number and a deadline. Output without a request, before the request is complete,
+or after the response violates the protocol, so that no output is mistaken for the response to
+another request. After a violation, an exit or a timeout, the caller kills the process.
 
-Messages say what the process did, and not which process: "gave no answer within 5 s".
+Messages describe the behaviour of the process without naming it: "gave no answer within 5 s".
 """
 
 from __future__ import annotations
@@ -34,33 +34,32 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
 )
 
-#: How often the clock is looked at where nothing happens.
+#: Interval at which an idle loop checks the clock.
 TICK_SECONDS = 0.05
 
-# How long a process that has closed its channel may take to end: only then is it known how it
-# ended.
+# A process that closed its channel has this time to end, so that its exit code can be reported.
 _DYING_SECONDS = 1.0
-# How many bytes wait in a pipe.
+# The int in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")
-# The system sends at most so many buffers at a time.
-_MOST_BUFFERS = 64
-# No number is used twice, not even by different processes, so an answer that comes twice is known.
+# Upper limit of buffers in one call of writev (IOV_MAX is larger on all systems).
+_MAX_BUFFERS = 64
+# Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)
 
 
 @dataclass(eq=False)
 class Conversation:
-    """Requests to a process, and its answers; only :meth:`wait` waits.
+    """Requests to a process and its responses; only :meth:`wait` blocks.
 
     Attributes:
         process: the process.
-        reading: the descriptor from which answers come.
-        writing: another descriptor, to which requests go.
+        reading: the descriptor from which responses are read.
+        writing: a different descriptor, to which requests are written.
         finish: closes the writing end, so that the process sees the end of its requests.
-        selector: where the descriptors are registered as long as something may come or go.
+        selector: registers the descriptors while data may arrive or is to be sent.
         open: True until the process has closed its channel.
-        asked: number of the request whose answer is awaited; 0 if none is.
-        reader: takes the answers apart.
+        asked: number of the request that awaits its response; 0 if all have been responded to.
+        reader: parses the responses.
     """
 
     process: subprocess.Popen[bytes]
@@ -72,9 +71,9 @@ class Conversation:
     asked: int = 0
     reader: MessageReader = field(default_factory=MessageReader)
     _ending: bool = False
-    # Waits for room in the channel, so that the process cannot have it.
+    # Buffers that did not fit into the channel yet.
     _unsent: deque[memoryview] = field(default_factory=deque)
-    # Bytes of the last request that the channel has taken.
+    # Bytes of the last request that were written to the channel.
     _sent: int = 0
     _seconds: float = float("inf")
     _deadline: float = float("inf")
@@ -87,15 +86,15 @@ class Conversation:
     def ask(
         self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
     ) -> None:
-        """Send a request, as far as there is room, the rest whenever :meth:`poll` is called.
+        """Send a request; :meth:`poll` sends the part that does not fit into the channel.
 
         Args:
             message: the request, without its number.
-            seconds: how long the answer may take.
-            values: what the message holds of values.
+            seconds: the time limit of the response.
+            values: the raw bytes of the values in the message.
 
         Raises:
-            UnusableOutput: if it is too large for any process.
+            UnusableOutput: if the request exceeds the size limit of messages.
         """
         number = next(_numbers)
         frame = (values or ValueWriter()).message({"id": number, **message})
@@ -105,11 +104,11 @@ class Conversation:
         self._flush()
 
     def end(self, seconds: float, *, tell: bool = True) -> None:
-        """Let the process see that it will be asked nothing more, and end within so many seconds.
+        """Tell the process to end by closing its input.
 
         Args:
-            seconds: how long it may take.
-            tell: ask it to shut down; else only its requests end.
+            seconds: the time limit of its exit.
+            tell: whether to send the request ``shutdown`` first.
         """
         if tell:
             self.ask({"request": "shutdown"}, seconds)
@@ -121,14 +120,14 @@ class Conversation:
             self.finish()
 
     def poll(self) -> tuple[dict[str, Any], memoryview] | None:
-        """Return the answer and its raw bytes, or None as long as it is not all there.
+        """Return the response and its raw bytes, or None while it is incomplete.
 
         Raises:
-            ProtocolBreach: if the process has sent anything but one answer to the last request.
+            ProtocolBreach: if the process sent anything but one response to the last request.
             BackendDied: if it has ended, or closed its channel and does not end.
-            BackendHangs: if it has not answered in time.
+            BackendHangs: if it did not respond in time.
         """
-        # What it has sent before it ended is still there to be read.
+        # Checked before reading: output from before the exit is then still read below.
         code = self.process.poll()
         if self._unsent:
             self._flush()
@@ -148,18 +147,22 @@ class Conversation:
         return None
 
     def wait(self) -> tuple[dict[str, Any], memoryview]:
-        """Return the answer when it is there.
+        """Wait for the response and return it with its raw bytes.
 
         Raises:
             ProtocolBreach, BackendDied, BackendHangs: as :meth:`poll` does.
         """
         while (answer := self.poll()) is None:
-            left = max(0.0, self._deadline - monotonic())
-            self.selector.select(min(left, TICK_SECONDS if self.open else TICK_SECONDS / 10))
+            seconds_left = max(0.0, self._deadline - monotonic())
+            tick = TICK_SECONDS if self.open else TICK_SECONDS / 10
+            self.selector.select(min(seconds_left, tick))
         return answer
 
     def unread(self) -> bool:
-        """Tell whether the process has read nothing of the last request, as far as pipes say."""
+        """Return whether the process has read no byte of the last request.
+
+        False if the system cannot tell how many bytes of the pipe are unread.
+        """
         if not self._sent:
             return True
         waiting = bytes(_INT.size)
@@ -171,20 +174,20 @@ class Conversation:
         return _INT.unpack(waiting)[0] == self._sent
 
     def require_no_more(self) -> None:
-        """Make sure that the process has sent nothing after its answer.
+        """Check that the process has sent nothing after its response.
 
         Raises:
             ProtocolBreach: if it has.
         """
-        more = b""
+        surplus = b""
         if self.open:
             with suppress(OSError):
-                more = os.read(self.reading, 1)
-        if more or not self.reader.empty:
+                surplus = os.read(self.reading, 1)
+        if surplus or not self.reader.empty:
             raise ProtocolBreach("sent more than an answer")
 
     def close(self) -> None:
-        """Forget what waits; the caller closes the descriptors."""
+        """Discard unsent data and unregister the descriptors; the caller closes them."""
         self._unsent.clear()
         self._flush()
         self._close_reading()
@@ -198,7 +201,7 @@ class Conversation:
         except BlockingIOError:
             return None
         except ProtocolBreach:
-            # What nobody asked for need not be a message to be said to be that.
+            # Unrequested output is reported as such by `poll`, even if it is malformed.
             if self.asked:
                 raise
             return None
@@ -214,18 +217,18 @@ class Conversation:
         if not self.asked:
             raise ProtocolBreach("spoke without being asked")
         if type(number) is not int or number != self.asked:
-            shown = printable(str(number))
-            raise ProtocolBreach(f"answered the request {shown}, but was asked {self.asked}")
+            number_text = printable(str(number))
+            raise ProtocolBreach(f"answered the request {number_text}, but was asked {self.asked}")
         if self._unsent:
-            raise ProtocolBreach("answered before it had the whole request")
+            raise ProtocolBreach("answered before it received the whole request")
         self.asked, self._deadline = 0, float("inf")
         return message, payload
 
     def _flush(self) -> None:
-        """Send what waits, as far as there is room, and have the selector say when there is."""
+        """Write unsent data without blocking; register for writing if some remains."""
         try:
             while self._unsent:
-                sent = os.writev(self.writing, list(islice(self._unsent, _MOST_BUFFERS)))
+                sent = os.writev(self.writing, list(islice(self._unsent, _MAX_BUFFERS)))
                 self._sent += sent
                 while self._unsent and sent >= len(self._unsent[0]):
                     sent -= len(self._unsent.popleft())
@@ -234,7 +237,7 @@ class Conversation:
         except BlockingIOError:
             pass
         except OSError:
-            # It does not listen any more, but may still have something to say.
+            # The process closed its input, but its output may still hold a response.
             self._unsent.clear()
         if bool(self._unsent) != (self.writing in self.selector.get_map()):
             if self._unsent:

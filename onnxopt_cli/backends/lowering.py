@@ -1,4 +1,4 @@
-"""Running a model on a backend that may not know its operators."""
+"""Run a model on a backend, lowered to primitive operators if the backend lacks an operator."""
 
 from __future__ import annotations
 
@@ -26,88 +26,96 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.nodes import nodes_within
 
-_Made: TypeAlias = "dict[str, Prepared]"
+# The prepared model by form: "original" or "lowered".
+_PreparedForms: TypeAlias = "dict[str, Prepared]"
 
-#: Why a case does not apply to a backend that is given primitive operators.
+#: Why a case does not apply to a backend that runs primitive operators.
 REFUSED_BY_LOWERING = "our own lowering refuses the node before the backend is asked"
 
-# Older models have no imports.
-_FIRST_WITH_IMPORTS = 3
-# The last opset of that IR version; runtimes hardly know the ones before it.
-_OLDEST = 8
-# By IR version the first opset that it brought; the table begins with the oldest.
+# Models of older IR versions have no opset imports.
+_FIRST_IR_WITH_IMPORTS = 3
+# The last opset of that IR version; runtimes hardly support earlier ones.
+_MIN_OPSET = 8
+# The first opset of each IR version. The table begins with the oldest row, and later entries of
+# a dict replace earlier ones, hence `reversed`.
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
 @dataclass(eq=False)
 class ModelRunner:
-    """Runs models on a backend that may not know their operators.
+    """Runs models on a backend, lowered if necessary.
 
     Attributes:
         backend: the backend.
-        lowering: when it is given primitive operators.
-        lowered: whether the last model was to run as primitive operators.
+        lowering: when to lower models to primitive operators.
+        lowered: whether the last model was lowered.
     """
 
     backend: Backend
     lowering: LoweringMode
     lowered: bool = False
-    # What the backend has said of each operator that it does not know; it is not asked again.
-    _unknown: dict[str, str] = field(default_factory=dict)
-    # The model that runs again and again, and what the backend has made of it.
-    _kept: tuple[onnx.ModelProto, _Made] = field(default_factory=lambda: (onnx.ModelProto(), {}))
+    # The backend's message for each unsupported operator; later models skip the failing attempt.
+    _unsupported: dict[str, str] = field(default_factory=dict)
+    # The last model that was requested with `keep`, and its prepared forms.
+    _kept: tuple[onnx.ModelProto, _PreparedForms] = field(
+        default_factory=lambda: (onnx.ModelProto(), {})
+    )
 
     def run(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], *, keep: bool = False
     ) -> tuple[list[Value], bool]:
-        """Run a model, lowered if need be.
+        """Run a model, lowered if necessary.
 
         Args:
             model: the model.
-            inputs: what it is fed.
-            keep: whether the prepared model is kept for the next time that the same one runs.
+            inputs: the input values by name.
+            keep: whether to keep the prepared model for the next run of the same model.
 
         Returns:
-            The graph's outputs in order, and whether the backend was given primitive operators.
+            The graph's outputs in order, and whether the model was lowered.
 
         Raises:
-            Unsupported: if the backend does not know something, and lowering does not help.
-            NotApplicable: if the model is a node that breaks its operator's signature, and is to
+            Unsupported: if the backend lacks a feature, and lowering does not help.
+            NotApplicable: if the model is a node that breaks its operator's signature, and has to
                 be lowered.
-            UnusableOutput: if it returned something that is not a valid value.
-            BaseException: whatever else the backend raises is its failure.
+            UnusableOutput: if the backend returned an invalid value.
+            BaseException: any other exception of the backend is its failure.
         """
         self.lowered = False
-        known, made = self._kept
-        if not (keep and (known is model or known == model)):
-            made = {}
-        self._kept = (model, made) if keep else (onnx.ModelProto(), {})
+        kept_model, forms = self._kept
+        if not (keep and (kept_model is model or kept_model == model)):
+            forms = {}
+        self._kept = (model, forms) if keep else (onnx.ModelProto(), {})
         always = self.lowering is LoweringMode.ALWAYS
-        replaceable = _replaceable(model) if always or self._unknown else ()
-        said = [self._unknown[operator] for operator in replaceable if operator in self._unknown]
-        if said or (always and replaceable):
-            return self._run_lowered(model, inputs, made, said[0] if said else "")
+        replaceable = _replaceable(model) if always or self._unsupported else ()
+        reasons = [self._unsupported[name] for name in replaceable if name in self._unsupported]
+        if reasons or (always and replaceable):
+            return self._run_lowered(model, inputs, forms, reasons[0] if reasons else "")
         try:
-            if "own" not in made:
-                made["own"] = self.backend.prepare(_importing_default(model))
-            return normalise_outputs(made["own"].run(inputs), model.graph.output), False
+            if "original" not in forms:
+                forms["original"] = self.backend.prepare(_importing_default(model))
+            return normalise_outputs(forms["original"].run(inputs), model.graph.output), False
         except Unsupported as error:
             replaceable = () if self.lowering is LoweringMode.NEVER else _replaceable(model)
             if not replaceable or (error.operator and error.operator not in replaceable):
                 raise
             if error.operator:
-                self._unknown[error.operator] = error.message
-            return self._run_lowered(model, inputs, made, error.message)
+                self._unsupported[error.operator] = error.message
+            return self._run_lowered(model, inputs, forms, error.message)
 
     def _run_lowered(
-        self, model: onnx.ModelProto, inputs: Mapping[str, Value], made: _Made, reason: str
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+        forms: _PreparedForms,
+        reason: str,
     ) -> tuple[list[Value], bool]:
         self.lowered = True
         try:
-            if "lowered" not in made:
-                made["lowered"] = self.backend.prepare(_lowered(model, inputs, reason))
-            # Lowering changes neither number nor types of a graph's outputs.
-            return normalise_outputs(made["lowered"].run(inputs), model.graph.output), True
+            if "lowered" not in forms:
+                forms["lowered"] = self.backend.prepare(_lowered(model, inputs, reason))
+            # Lowering preserves the number and types of the graph's outputs.
+            return normalise_outputs(forms["lowered"].run(inputs), model.graph.output), True
         except Unsupported as error:
             if error.message == reason or isinstance(error, _Unlowerable):
                 raise
@@ -116,31 +124,31 @@ class ModelRunner:
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
-    # Not worth importing for a backend that knows everything.
+    # Imported lazily: a backend that supports all operators never needs it.
     from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
     return formula_operators(model)
 
 
 def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, with the default domain among its imports.
+    """Return the model with an import of the default domain.
 
-    Several runtimes refuse a model without, though ONNX asks only for the domains that it uses. It
-    gets the version that its functions import, else the first one that its IR version brought:
-    whoever reads the one knows the other.
+    ONNX requires imports of the used domains only, but several runtimes reject a model that does
+    not import the default domain. The added version is that of the model's functions, otherwise
+    the first opset of the model's IR version: a runtime that reads that IR version supports it.
     """
     default = {"", "ai.onnx"}
     imported = {opset.domain for opset in model.opset_import}
-    if model.ir_version < _FIRST_WITH_IMPORTS or default & imported:
+    if model.ir_version < _FIRST_IR_WITH_IMPORTS or default & imported:
         return model
     if any(node.domain in default for node in nodes_within(model.graph.node)):
-        # A model that uses what it does not import is wrong, and is to stay so.
+        # Do not repair an invalid model that uses a domain without an import.
         return model
-    own = chain.from_iterable(function.opset_import for function in model.functions)
-    versions = [opset.version for opset in own if opset.domain in default]
+    function_imports = chain.from_iterable(function.opset_import for function in model.functions)
+    versions = [opset.version for opset in function_imports if opset.domain in default]
     completed = deepcopy(model)
     newest = max(first_opset for first_opset in _FIRST_OPSETS if first_opset <= model.ir_version)
-    version = max(versions, default=max(_OLDEST, _FIRST_OPSETS[newest]))
+    version = max(versions, default=max(_MIN_OPSET, _FIRST_OPSETS[newest]))
     completed.opset_import.append(helper.make_opsetid("", version))
     return completed
 
@@ -151,15 +159,15 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
     try:
         return lower(model).model
     except NodeError as error:
-        # It is not the backend that refuses a node which breaks its signature. All else that stands
-        # in lowering's way, such as an opset that is too old, says nothing about the node.
+        # A node that breaks its signature was rejected by lowering, not by the backend. Any other
+        # obstacle, such as an opset that is too old, leaves the original failure.
         if breaks_signature(model, inputs):
             raise NotApplicable(REFUSED_BY_LOWERING) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
 
 
 def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> bool:
-    """Tell whether a model is one node that breaks its operator's signature."""
+    """Return whether a model is one node that breaks its operator's signature."""
     try:
         sole_call(model, inputs)
     except NodeError:
@@ -168,7 +176,7 @@ def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> boo
 
 
 class _Unlowerable(Unsupported):
-    """The model cannot be lowered, so the backend was not asked."""
+    """The model cannot be lowered, so the backend did not run it."""
 
 
 def _joined(*parts: str) -> str:

@@ -1,9 +1,9 @@
-"""The code that a backend's specification makes run, as far as it names where that stands.
+"""List the files from which a backend's specification can run code, for checks of their owners.
 
-More than the files of :mod:`onnxopt_cli.backends.source_snapshot`: also the bytecode that Python
-takes in place of a file, modules that are found in the current folder, what a command runs with
-``-m`` or from a folder, the environment of an interpreter, and the folders that a variable such as
-``PATH`` or ``PYTHONPATH`` names. What Python or ``PATH`` finds where it is installed is left out.
+These are more than the files of :mod:`onnxopt_cli.backends.source_snapshot`: also bytecode that
+Python loads in place of a source file, modules in the current folder, modules and folders that a
+command runs, the environment of an interpreter, and the folders in variables such as ``PATH`` or
+``PYTHONPATH``. Installed code that Python or ``PATH`` finds by default is not included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxopt_cli.backends.source_snapshot import (
 )
 from onnxopt_cli.backends.specification import parse_specification
 
-# Variables that say where programs, libraries or modules are, or what an interpreter reads first.
+# Variables with the paths of programs, libraries and modules, or of an interpreter's start files.
 _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
@@ -37,13 +37,13 @@ _MAX_ENTRIES = 20_000
 
 
 def named_code(text: str) -> Iterator[Path]:
-    """Yield the files and folders of a backend's code that its specification says where to find.
+    """Yield the files and folders from which a backend's specification can run code.
 
     Args:
-        text: the backend as a configuration file names it.
+        text: the specification.
 
     Raises:
-        UsageError: if it is not written as backends are.
+        UsageError: if the specification is malformed.
     """
     specification = parse_specification(text)
     source, command = specification.source, specification.command
@@ -59,58 +59,59 @@ def named_code(text: str) -> Iterator[Path]:
     if source.endswith(".py") or "/" in source:
         yield from snapshot_files(text).values()
     elif source:
-        found = [Path(entry or ".") for entry in sys.path]
-        yield from _module(source, [*modules, *(it for it in found if not _is_installed(it))])
+        entries = [Path(entry or ".") for entry in sys.path]
+        modules += [entry for entry in entries if not _is_installed(entry)]
+        yield from _module(source, modules)
     elif command:
         if "/" in command[0]:
             yield from _interpreter(Path(command[0]))
         elif program := shutil.which(command[0], path=environment.get("PATH", "")):
             yield from _interpreter(Path(program))
-        # The name of an argument begins with its place.
+        # Names of files among the arguments begin with the position of the argument.
         yield from (path for name, path in snapshot_files(text).items() if "/" in name)
         yield from _of_arguments(command[1:], modules)
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, then the bytecode that Python takes in their place, and the folders of it."""
+    """Yield files, then their bytecode and its folders: Python loads it in place of the source."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file
         if file.suffix == ".py":
             for path in (file, Path(os.path.realpath(file))):
                 stems.setdefault(path.parent / "__pycache__", set()).add(path.stem)
-    for folder, known in stems.items():
+    for folder, folder_stems in stems.items():
         if not os.path.lexists(folder):
             continue
         yield folder
         for entry in _listed(folder):
-            # Before the tag of the interpreter; a stem may have dots, too.
+            # The stem precedes the interpreter's tag (`name.cpython-311.pyc`) and may have dots.
             names = {entry.name[: dot.start()] for dot in re.finditer(r"\.", entry.name)}
-            if entry.suffix == ".pyc" and names & known:
+            if entry.suffix == ".pyc" and names & folder_stems:
                 yield entry
 
 
 def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of a module or package in any of some folders, and what stands beside it."""
+    """Yield the files of a module or package in each of the folders, with the code beside it."""
     top = name.partition(".")[0]
     for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
-        found = None
-        # A module of that name may be loaded already, in an odd way.
+        spec = None
+        # A module of that name in sys.modules may lack a valid specification.
         with suppress(Exception):
-            found = PathFinder.find_spec(top, [str(folder)])
-        if found is None:
+            spec = PathFinder.find_spec(top, [str(folder)])
+        if spec is None:
             continue
-        if found.submodule_search_locations is None:
-            if found.origin and found.has_location:
-                yield from (path for _, path in with_neighbours(Path(found.origin)))
+        if spec.submodule_search_locations is None:
+            if spec.origin and spec.has_location:
+                yield from (path for _, path in with_neighbours(Path(spec.origin)))
             continue
-        for place in found.submodule_search_locations:
-            yield from (path for _, path in package_files(Path(place)))
-        yield from (it for it in _listed(folder) if _is_code(it))
+        for location in spec.submodule_search_locations:
+            yield from (path for _, path in package_files(Path(location)))
+        yield from (path for path in _listed(folder) if _is_code(path))
 
 
 def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield what a command runs: a folder, a module that ``-m`` names, or another interpreter."""
+    """Yield the code that arguments name: a folder, a module after ``-m``, or an interpreter."""
     following = [*arguments, ""][1:]
     for argument, after in zip(arguments, following, strict=True):
         if option := re.fullmatch(r"-[A-Za-z]*?m([\w.]*)", argument):
@@ -125,25 +126,25 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
 
 
 def _run_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder with its files, and what its ``__main__.py`` imports.
+    """Yield a folder with its files, and the modules that its ``__main__.py`` imports.
 
-    Of a folder for everybody's files, such as ``/tmp``, only the latter runs.
+    A shared folder such as ``/tmp`` is not itself included, because it holds unrelated files.
     """
     main = folder / "__main__.py"
     if _mode(main):
         yield from (path for _, path in with_neighbours(main))
     if not _is_shared(folder):
         yield folder
-        yield from (it for it in _listed(folder) if stat.S_ISREG(_mode(it)))
+        yield from (path for path in _listed(folder) if stat.S_ISREG(_mode(path)))
 
 
 def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the folders and files that variables name, with the code in these folders."""
+    """Yield the folders and files in environment variables, with the code in these folders."""
     for name, value in environment.items():
         if not _NAMES_CODE.fullmatch(name):
             continue
         for path in _entries(value.replace(" ", os.pathsep) if "PRELOAD" in name else value):
-            # Of a folder of programs, the one that runs is looked at.
+            # Folders of PATH hold unrelated programs; `named_code` yields the one that runs.
             if stat.S_ISDIR(_mode(path)) and name != "PATH":
                 yield from _searched(path)
             else:
@@ -151,13 +152,13 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _interpreter(program: Path) -> Iterator[Path]:
-    """Yield a program; if it is Python, with its environment and what that imports at its start."""
+    """Yield a program; for Python, also its environment and the modules imported at its start."""
     yield program
     if not re.match(r"python|pypy", program.name, re.IGNORECASE):
         return
-    for place in dict.fromkeys((program.absolute(), Path(os.path.realpath(program)))):
-        prefix = place.parent.parent
-        for root in (place.parent, prefix):
+    for path in dict.fromkeys((program.absolute(), Path(os.path.realpath(program)))):
+        prefix = path.parent.parent
+        for root in (path.parent, prefix):
             yield root / "pyvenv.cfg"
         for pattern in ("lib*/py*/site-packages", "Lib/site-packages"):
             for folder in prefix.glob(pattern):
@@ -166,7 +167,7 @@ def _interpreter(program: Path) -> Iterator[Path]:
 
 
 def _searched(folder: Path) -> Iterator[Path]:
-    """Yield a folder in which modules or libraries are looked for, and what can be found there."""
+    """Yield a folder from which modules or libraries are loaded, and the code in it."""
     yield folder
     for entry in _listed(folder):
         if _is_code(entry) or entry.suffix == ".pth":
@@ -189,14 +190,14 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """Return the type and permissions of what a path leads to; 0 where nothing can be seen."""
+    """Return the mode of the file that a path leads to; 0 if it does not exist."""
     with suppress(OSError, ValueError):
         return path.stat().st_mode
     return 0
 
 
 def _entries(value: str) -> list[Path]:
-    """Return the paths of a variable; an empty one among others is the current folder."""
+    """Return the paths in a variable; an empty path stands for the current folder."""
     return [Path(entry or ".").absolute() for entry in value.split(os.pathsep)] if value else []
 
 

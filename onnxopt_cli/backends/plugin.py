@@ -1,22 +1,23 @@
-"""Backends that others write in Python: ONNX's own interface, or an object with ``run``.
+"""Python plugins: backends with ONNX's own interface, or objects with ``run``.
 
 ONNX's interface is a class, an instance or a module with ``prepare(model, device)``, which returns
-something with ``run(inputs)``, the inputs being a list in the graph's order. ``supports_device``
-and ``is_compatible`` are asked if they are there. The option ``device`` is ``CPU`` by default.
+an object with ``run(inputs)``; the inputs are a list in the graph's order. The optional methods
+``supports_device`` and ``is_compatible`` are called if they exist. The option ``device`` is ``CPU``
+by default.
 
-Ours is an instance, a module, or a class that needs no arguments, with ``run(model, inputs)``, or
-that function alone, the inputs being a dict by name. Both return the outputs as a list or tuple in
-the graph's order, or as a dict by name.
+The interface of onnxopt is an instance, a module, or a class without constructor arguments, with
+``run(model, inputs)``, or that function alone; the inputs are a dict by name. Both interfaces
+return the outputs as a list or tuple in the graph's order, or as a dict by name.
 
-A plugin says that it does not know something with NotImplementedError, unittest.SkipTest (which
-onnx's BackendIsNotSupposedToImplementIt is) or :class:`onnxopt_cli.errors.Unsupported`; or with any
-error in which a regular expression is found, the option ``unsupported`` or the plugin's attribute
-of that name.
+A plugin reports a feature as unsupported with NotImplementedError, unittest.SkipTest (the base
+class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`; or
+with any error that a regular expression matches, from the option ``unsupported`` or from the
+plugin's attribute of that name.
 
-A module is looked for on ``sys.path``, then in the current directory. The folder of a file is put
-at the end of ``sys.path`` and stays there, so that it can import its neighbours, also later. A file
-keeps its name where importing that finds it, so that processes which it spawns find its functions;
-else it is loaded under one that no module has.
+A module is imported from ``sys.path``, then from the current directory. The folder of a file is
+appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
+A file is loaded under its own name if an import of that name finds it, so that processes which it
+spawns find its functions; otherwise under a unique name.
 """
 
 from __future__ import annotations
@@ -60,34 +61,36 @@ if TYPE_CHECKING:
 
 
 def load_plugin(specification: Specification, entry_point: EntryPoint | None = None) -> Backend:
-    """Return a plugin as a backend; what importing or making it raises is passed on.
+    """Load a plugin as a backend; exceptions of its import and its constructor propagate.
 
     Args:
-        specification: how the user asked for it.
-        entry_point: where it is, if it is installed under a name.
+        specification: the backend as the user specified it.
+        entry_point: the entry point of an installed plugin.
 
     Raises:
-        UsageError: if its source can be neither a module nor a file, or its interface has no such
-            option.
+        UsageError: if the source names neither a module nor a file, or the plugin's interface
+            lacks one of the options.
         BackendUnavailable: if there is no such module, file or attribute, or if the object has
             neither interface or does not support the device.
     """
     if entry_point is None:
-        found, version = _import_attribute(specification)
+        plugin, version = _import_attribute(specification)
     else:
-        found, distribution = entry_point.load(), entry_point.dist
+        plugin, distribution = entry_point.load(), entry_point.dist
         version = printable(f"{distribution.name} {distribution.version}") if distribution else ""
-    if callable(getattr(found, "prepare", None)):
-        return _OnnxPlugin(specification, _instance(found, "prepare"), version)
-    if isinstance(found, FunctionType) and _takes_two(found):
-        found = SimpleNamespace(run=found)
-    if callable(getattr(found, "run", None)):
-        return _RunPlugin(specification, _instance(found, "run"), version)
-    kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
-    what = f" is {printable(kind)} with neither prepare(model, device) nor run(model, inputs)"
+    if callable(getattr(plugin, "prepare", None)):
+        return _OnnxPlugin(specification, _instance(plugin, "prepare"), version)
+    if isinstance(plugin, FunctionType) and _takes_two(plugin):
+        plugin = SimpleNamespace(run=plugin)
+    if callable(getattr(plugin, "run", None)):
+        return _RunPlugin(specification, _instance(plugin, "run"), version)
+    kind = "a class" if isinstance(plugin, type) else f"of type {type(plugin).__name__}"
+    description = (
+        f" is {printable(kind)} with neither prepare(model, device) nor run(model, inputs)"
+    )
     raise unavailable(
         specification.text,
-        what,
+        description,
         "give an implementation of onnx.backend.base.Backend, or an object with "
         "run(model, inputs) that returns the outputs",
     )
@@ -105,11 +108,11 @@ class _RunPlugin(Backend):
         self.version = version
         self._plugin = plugin
         stated = getattr(plugin, "unsupported", None)
-        # Others may use the name for a method of theirs.
+        # A plugin may have a method of this name for another purpose.
         self.unsupported = None if callable(stated) else stated
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        # The plugin may change it, and it is used again.
+        # The plugin may modify the model, which the caller uses again.
         model = deepcopy(model)
         run = self._plugin.run
         return Prepared(reporting(_unsupported)(lambda inputs: run(model, dict(inputs))))
@@ -124,8 +127,8 @@ class _OnnxPlugin(_RunPlugin):
         super().__init__(specification, plugin, version)
         self._device = specification.options.get("device", "CPU")
         if not self._agrees("supports_device", self._device):
-            what = f" does not support the device {printable(self._device)}"
-            raise unavailable(self.name, what)
+            description = f" does not support the device {printable(self._device)}"
+            raise unavailable(self.name, description)
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         model = deepcopy(model)
@@ -138,59 +141,59 @@ class _OnnxPlugin(_RunPlugin):
             raise TypeError(f"prepare returned a {type(prepared).__name__}, which has no run")
         return Prepared(reporting(_unsupported)(lambda inputs: run(list(inputs.values()))))
 
-    def _agrees(self, question: str, *about: object) -> bool:
-        ask = getattr(self._plugin, question, None)
-        return ask is None or bool(ask(*about))
+    def _agrees(self, method: str, *arguments: object) -> bool:
+        predicate = getattr(self._plugin, method, None)
+        return predicate is None or bool(predicate(*arguments))
 
 
 def _takes_two(function: FunctionType) -> bool:
-    """Tell whether a function can be called with a model and inputs."""
+    """Return whether a function can be called with a model and inputs."""
     with suppress(TypeError):
         return bool(inspect.signature(function).bind(None, None))
     return False
 
 
-def _instance(found: object, method: str) -> object:
-    """Return the object, or an instance of it if it is a class whose method needs one."""
-    plain = isinstance(inspect.getattr_static(found, method), FunctionType)
-    return found() if isinstance(found, type) and plain else found
+def _instance(plugin: object, method: str) -> object:
+    """Return the plugin, or an instance of it if it is a class whose method needs one."""
+    plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
+    return plugin() if isinstance(plugin, type) and plain else plugin
 
 
 def _unsupported(error: BaseException) -> Unsupported | None:
-    # It need not be imported before something is raised.
+    # Imported lazily: most runs never need it.
     from unittest import SkipTest
 
-    known = isinstance(error, (NotImplementedError, SkipTest))
-    return Unsupported(exception_text(error)) if known else None
+    is_unsupported = isinstance(error, (NotImplementedError, SkipTest))
+    return Unsupported(exception_text(error)) if is_unsupported else None
 
 
 def _import_attribute(specification: Specification) -> tuple[object, str]:
-    """Return an attribute of a module or file, and the version that its package states."""
+    """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
     if source.endswith(".py") or "/" in source or "\\" in source:
         module = _load_file(backend, Path(source))
-        package, name = module, Path(source).stem
+        package, package_name = module, Path(source).stem
     else:
         module = _import_module(backend, source)
-        name = source.partition(".")[0]
-        package = sys.modules.get(name, module)
-    found: object = module
+        package_name = source.partition(".")[0]
+        package = sys.modules.get(package_name, module)
+    attribute: object = module
     for part in specification.attribute.split("."):
-        if not hasattr(found, part):
-            public = [known for known in dir(found) if not known.startswith("_")]
+        if not hasattr(attribute, part):
+            public = [name for name in dir(attribute) if not name.startswith("_")]
             listed = f"it has {some_of(public, 10)}" if public else "it has no attributes"
-            what = f": {printable(source)} has no {printable(part)}"
-            raise unavailable(backend, what, nearest(part, public, listed))
-        found = getattr(found, part)
+            description = f": {printable(source)} has no {printable(part)}"
+            raise unavailable(backend, description, nearest(part, public, listed))
+        attribute = getattr(attribute, part)
     version = getattr(package, "__version__", None)
-    return found, printable(f"{name} {version}") if type(version) is str else ""
+    return attribute, printable(f"{package_name} {version}") if type(version) is str else ""
 
 
 def _load_file(backend: str, path: Path) -> ModuleType:
     path = Path(os.path.realpath(path))
     if not path.is_file():
-        what = "is not a file" if path.exists() else "does not exist"
-        raise unavailable(backend, f": {printable(str(path))} {what}")
+        problem = "is not a file" if path.exists() else "does not exist"
+        raise unavailable(backend, f": {printable(str(path))} {problem}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     if _imports_its_own_name(path):
@@ -200,11 +203,11 @@ def _load_file(backend: str, path: Path) -> ModuleType:
 
 
 def _imports_its_own_name(path: Path) -> bool:
-    """Return whether a file imports a module of its own name, such as the runtime that it wraps."""
+    """Return whether a file imports a module of its own name, such as the runtime it wraps."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
-        # Running the file says what is wrong with it.
+        # Running the file reports the error.
         return False
     names = [
         alias.name
@@ -221,7 +224,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Finds the module that has the name of a plugin's file, wherever the file itself is first.
+    """Imports the module that shares its name with a plugin's file from outside the file's folder.
 
     Args:
         path: the plugin's file.
@@ -236,27 +239,29 @@ class _FinderElsewhere:
         """Return the specification of a module of that name outside of the plugin's folder.
 
         Raises:
-            ModuleNotFoundError: if there is none; the file would import itself.
+            ModuleNotFoundError: if no such module exists; the file would import itself.
         """
         if name != self._path.stem:
             return None
         folder = str(self._path.parent)
-        others = [entry for entry in sys.path if os.path.realpath(entry or ".") != folder]
-        found = PathFinder.find_spec(name, others)
-        if found is None:
-            what = f"No module named {name!r}; {self._path.name}, which imports it, has its name"
-            raise ModuleNotFoundError(what, name=name)
-        return found
+        entries = [entry for entry in sys.path if os.path.realpath(entry or ".") != folder]
+        specification = PathFinder.find_spec(name, entries)
+        if specification is None:
+            message = f"No module named {name!r}; {self._path.name}, which imports it, has its name"
+            raise ModuleNotFoundError(message, name=name)
+        return specification
 
 
 def _module_name(path: Path) -> str:
-    own = path.stem
-    if own.isidentifier():
-        # What is imported already may have no specification; what shadows the file may be broken.
+    name = path.stem
+    if name.isidentifier():
+        # A module that is already imported may lack a specification (ValueError), and a package
+        # that shadows the file may be broken (ImportError).
         with suppress(ValueError, ImportError):
-            found = importlib.util.find_spec(own)
-            if found and found.origin and Path(found.origin).resolve() == path:
-                return own
+            specification = importlib.util.find_spec(name)
+            origin = specification and specification.origin
+            if origin and Path(origin).resolve() == path:
+                return name
     return _unique_name(path)
 
 
@@ -266,19 +271,19 @@ def _unique_name(path: Path) -> str:
 
 def _import_module(backend: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        what = f": {printable(name)!r} is not a module's name"
-        raise misused(backend, what, "a file's name ends in .py")
+        description = f": {printable(name)!r} is not a module's name"
+        raise misused(backend, description, "a file's name ends in .py")
     with suppress(FileNotFoundError):
-        # The current folder may be gone, and the module elsewhere.
-        here = str(Path.cwd())
-        if here not in sys.path and "" not in sys.path:
-            sys.path.append(here)
+        # The current folder may have been deleted; the module may still be on sys.path.
+        folder = str(Path.cwd())
+        if folder not in sys.path and "" not in sys.path:
+            sys.path.append(folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module that the plugin itself lacks is another matter.
+        # A missing dependency of the plugin is an error of the plugin.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = "is it installed here? a file is written python:path/to/file.py:attribute"
-        what = f": there is no module {printable(error.name)}"
-        raise unavailable(backend, what, hint) from error
+        description = f": there is no module {printable(error.name)}"
+        raise unavailable(backend, description, hint) from error

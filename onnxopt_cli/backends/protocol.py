@@ -1,7 +1,7 @@
-"""What the runner asks of a backend, and what that returns, as values of ONNX.
+"""The interface of a backend, and the conversion of its outputs to ONNX values.
 
-Nothing is converted that the backend has given a type: only Python's own numbers, which have none,
-take the declared one where it holds them exactly (or rounds them, for a float).
+Outputs with a dtype are not converted. Python's own numbers have none: they take the declared
+element type if it represents them exactly (or by rounding, for a float type).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class Prepared:
     """A model that a backend has accepted.
 
     Attributes:
-        run: computes the graph's outputs from a value for every input of the graph that must be
-            fed, in the graph's order. Raises Unsupported if the backend finds only now that it
-            does not know something; anything else is the backend's failure.
+        run: computes the graph's outputs from a value for every required input of the graph, in
+            the graph's order. Raises Unsupported for a feature that the backend turns out to lack
+            only when it runs; any other exception is a failure of the backend.
     """
 
     run: Callable[[Mapping[str, Value]], Any]
 
 
 class Backend:
-    """Something that runs ONNX models, under test.
+    """An implementation of ONNX under test.
 
     Attributes:
-        name: the backend as the user asked for it: ``onnxruntime``, ``python:my.module:Backend``.
+        name: the backend as the user specified it: ``onnxruntime``, ``python:my.module:Backend``.
         version: the implementation and its version: ``onnxruntime 1.31.1``; empty if unknown.
-        unsupported: a regular expression, compiled or as text, for errors that say that something
-            is not supported; None if the backend states none.
+        unsupported: a regular expression, compiled or as text, that matches errors about
+            unsupported features; None if the backend declares none.
     """
 
     name: str
@@ -67,45 +67,49 @@ class Backend:
         """Accept a model.
 
         Raises:
-            Unsupported: if the backend does not know an operator, opset, type or device of it.
-            Exception: anything else is the backend's failure.
+            Unsupported: if the backend lacks an operator, opset, type or device of the model.
+            Exception: any other exception is a failure of the backend.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what the backend has started, and wait until that has ended.
+        """Release the backend's resources; end its processes and wait for them.
 
         Raises:
-            BackendDied: if it does not end as it should.
-            BackendHangs: if it does not end at all.
+            BackendDied: if a process ends with an error.
+            BackendHangs: if a process does not end.
         """
 
 
 @contextmanager
 def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Iterator[None]:
-    """Raise what a function makes of an error, where it says that something is not supported."""
+    """Replace an exception by Unsupported.
+
+    Args:
+        unsupported: converts an exception to Unsupported; returns None to leave it as it is.
+    """
     try:
         yield
     except BaseException as error:
-        found = unsupported(error)
-        if found is None:
+        converted = unsupported(error)
+        if converted is None:
             raise
-        raise found from error
+        raise converted from error
 
 
-def misused(backend: str, what: str, hint: str = "") -> UsageError:
-    """Return the error that says what is wrong with a backend as the user wrote it."""
-    return UsageError(f"backend {printable(backend)}{what}", hint=hint)
+def misused(backend: str, problem: str, hint: str = "") -> UsageError:
+    """Return the error for an invalid specification of a backend."""
+    return UsageError(f"backend {printable(backend)}{problem}", hint=hint)
 
 
-def unavailable(backend: str, what: str, hint: str = "") -> BackendUnavailable:
-    """Return the error that says why a backend does not start."""
-    return BackendUnavailable(f"backend {printable(backend)}{what}", hint=hint)
+def unavailable(backend: str, problem: str, hint: str = "") -> BackendUnavailable:
+    """Return the error for a backend that does not start."""
+    return BackendUnavailable(f"backend {printable(backend)}{problem}", hint=hint)
 
 
 @contextmanager
 def starting(backend: str) -> Iterator[None]:
-    """Turn whatever a backend raises while it starts, SystemExit too, into BackendUnavailable."""
+    """Convert exceptions of a backend that starts, SystemExit included, to BackendUnavailable."""
     try:
         yield
     except (OnnxoptError, KeyboardInterrupt):
@@ -114,34 +118,35 @@ def starting(backend: str) -> Iterator[None]:
         raise unavailable(backend, f" does not start: {exception_text(error)}") from error
 
 
-#: A backend that does one of these has not answered at all.
+#: Errors by which a backend fails to respond at all.
 BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 _PYTHON = (bool, int, float, complex, str, bytes)
 _TEXT = (str, bytes, np.str_, np.bytes_)
-# Numbers of a kind are numbers of the kinds after it.
+# Each kind of numbers includes those of lower rank.
 _WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, NumberKind.COMPLEX: 3}
 
 
 def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> list[Value]:
     """Return a backend's outputs in the graph's order.
 
-    Too few or too many of them, other shapes, element types and structures than declared are kept:
+    A wrong number of outputs, and undeclared shapes, element types and structures are preserved:
     the comparison reports them.
 
     Args:
-        returned: a list or tuple of outputs, or a dict by name. A tensor is whatever NumPy takes
-            for an array, nested lists and scalars included; a sequence a list or tuple; an empty
-            optional None; a map a dict.
+        returned: a list or tuple of outputs, or a dict by name. A tensor is any value that NumPy
+            converts to an array, nested lists and scalars included; a sequence is a list or tuple;
+            an empty optional is None; a map is a dict.
         declared: the graph's outputs.
 
     Raises:
-        UnusableOutput: if something in it is neither.
+        UnusableOutput: if an output cannot be converted.
+
     """
     types = [output.type for output in declared]
     names = [output.name for output in declared]
     if isinstance(returned, dict):
-        # A name that is missing leaves None in its place, names that nobody asked for come last.
+        # A missing output becomes None; undeclared outputs follow the declared ones.
         by_name = {key: value for key, value in returned.items() if type(key) is str}
         if len(by_name) < len(returned):
             raise UnusableOutput("the backend returned a dict whose keys are not output names")
@@ -181,8 +186,10 @@ def _value(returned: object, declared: TypeProto, place: str) -> Value:
     except Exception as error:
         raise UnusableOutput(f"{place} is not a tensor: {exception_text(error)}") from error
     if array.dtype == object and any(type(item) not in _TEXT for item in array.flat):
-        found = printable(type(returned).__name__)
-        raise UnusableOutput(f"{place} is a {found}, which is not a tensor of numbers or strings")
+        kind_name = printable(type(returned).__name__)
+        raise UnusableOutput(
+            f"{place} is a {kind_name}, which is not a tensor of numbers or strings"
+        )
     return array
 
 
@@ -201,21 +208,21 @@ def _array(returned: object, element_type: int) -> Array:
 
 
 def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return numbers without a type in the declared one, or as they are if it cannot hold them."""
+    """Convert Python numbers to the declared dtype; return them unchanged if it loses values."""
     if not array.size:
         return array.astype(dtype)
     if array.dtype == object or is_string(dtype):
         return array
-    mine, wanted = kind_of(array.dtype), kind_of(dtype)
-    if _WIDTH[mine] > _WIDTH[wanted] or (mine is NumberKind.BOOLEAN) != (
-        wanted is NumberKind.BOOLEAN
+    own_kind, declared_kind = kind_of(array.dtype), kind_of(dtype)
+    if _WIDTH[own_kind] > _WIDTH[declared_kind] or (own_kind is NumberKind.BOOLEAN) != (
+        declared_kind is NumberKind.BOOLEAN
     ):
         return array
     with np.errstate(all="ignore"):
         typed = array.astype(dtype)
-    if wanted is not NumberKind.INTEGER:
+    if declared_kind is not NumberKind.INTEGER:
         return typed
-    # A negative number wraps around to an unsigned one and back, so the signs count too.
+    # Compare signs as well: a negative number survives the round trip through an unsigned type.
     same = np.array_equal(typed.astype(array.dtype), array)
     return typed if same and np.array_equal(typed < 0, array < 0) else array
 

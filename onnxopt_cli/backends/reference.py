@@ -1,6 +1,6 @@
-"""Backends that run models in Python: our own reference, and onnx's reference evaluator as it is.
+"""Backends in Python: our NumPy reference, and onnx's unmodified reference evaluator.
 
-Ours computes operators that have a formula in NumPy, and all others in onnx's evaluator.
+Our reference evaluates operators with a formula in NumPy, and all others with onnx's evaluator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NumpyBackend(Backend):
         """Accept a model.
 
         Raises:
-            Unsupported: if onnx's evaluator has nothing for an operator.
+            Unsupported: if onnx's evaluator does not implement an operator.
         """
         if sole_operator(model) is not None:
             return Prepared(partial(_compute_node, model))
@@ -61,7 +61,7 @@ class NumpyBackend(Backend):
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    # Not None: only models that are one node of ours come here.
+    # Not None: `prepare` passes only models that are one node of an operator with a formula.
     return compute_node(model, cast("Call[Array]", sole_call(model, inputs)))
 
 
@@ -71,24 +71,23 @@ def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
     return [outputs[output.name] for output in model.graph.output]
 
 
-# How the evaluator says that it has nothing for a node. Most are NotImplementedError, but a version
-# of a domain without an implementation is a plain RuntimeError.
+# The evaluator's messages about operators that it does not implement. Most are errors of type
+# NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
 _UNKNOWN_OPERATOR = re.compile(
     r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
     r"No implementation for operator|No implementation was found for node type) "
     r"'(?P<name>.*?)' (?:and |from |)domain '(?P<domain>.*?)'"
     r"(?: is unknown,| and version |,|\.| in\n)"
 )
-# What follows is everything that it knows, which says nothing about the model.
+# The evaluator's list of all its implementations, at the end of some messages.
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
 
 class ReferenceBackend(Backend):
     """The backend ``onnx-reference``.
 
-    An operator's implementation that raises NotImplementedError, for a mode or an attribute, says
-    in Python's own word that it does not know it, so that counts as unsupported; all else that an
-    implementation raises is its failure.
+    NotImplementedError from an operator's implementation, for a mode or an attribute, counts as
+    unsupported; any other exception of an implementation is its failure.
     """
 
     name = "onnx-reference"
@@ -98,7 +97,7 @@ class ReferenceBackend(Backend):
         """Load the implementation of every node.
 
         Raises:
-            Unsupported: if one has none.
+            Unsupported: if a node has no implementation.
         """
         from onnx.reference import ReferenceEvaluator
 
@@ -118,7 +117,7 @@ def _prepared(evaluator: ReferenceEvaluator) -> Prepared:
 
 
 def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
-    """Take an optional out of the list of one that the evaluator's operator Optional puts it in."""
+    """Return the element of an optional, which the evaluator's Optional wraps in a list."""
     if not declared.HasField("optional_type") or not isinstance(value, list) or len(value) != 1:
         return value
     holds_sequence = declared.optional_type.elem_type.HasField("sequence_type")
@@ -138,7 +137,7 @@ def _unsupported(error: BaseException) -> Unsupported | None:
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model as it is, or a copy without sparse initializers, at which onnx's fails."""
+    """Return the model with dense initializers only: onnx's evaluator fails at sparse ones."""
 
     def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
         return [model.graph, *(graph for node in all_nodes(model) for graph in subgraphs(node))]
@@ -168,9 +167,10 @@ def _evaluator_class() -> type[ReferenceEvaluator]:
     nodes = [_node_class(operator) for operator in registry().operators]
 
     class FormulaEvaluator(ReferenceEvaluator):
-        """The base class makes evaluators of subgraphs and functions from its own class.
+        """An evaluator with the nodes of all operators with a formula.
 
-        It hands new operators on to those of subgraphs alone, so the class has to know them.
+        The base class creates evaluators of subgraphs and functions from its own class. It passes
+        ``new_ops`` on to those of subgraphs only, so they are set here.
         """
 
         def __init__(self, proto: Any, **settings: Any) -> None:
@@ -186,7 +186,7 @@ def _node_class(operator: Operator) -> type[OpRun]:
         """A node of an operator with a formula."""
 
         op_domain = operator.domain
-        #: Attributes are completed and checked by our signature, not by what onnx knows.
+        #: Defaults and checks of attributes come from our signature, not from onnx's schema.
         op_schema = None
 
         def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
@@ -202,19 +202,19 @@ def _node_class(operator: Operator) -> type[OpRun]:
             node = _resolved(self.onnx_node, linked_attributes or {})
             call = bind(operator, operands, node_attributes(operator, node), len(node.output))
             values = zip(node.output, evaluate(call), strict=True)
-            # Under the empty name, one would be taken for every optional input that is left out.
+            # A value under the empty name would be passed to every absent optional input.
             return tuple(value if name else None for name, value in values)
 
         def _run(self, *_operands: Any, **_attributes: Any) -> None:
-            """Nothing calls it; the base class asks for it."""
+            """Never called; abstract in the base class."""
 
-    # The evaluator finds an operator by its class's name.
+    # The evaluator looks an operator up by the name of its class.
     FormulaNode.__name__ = operator.name
     return FormulaNode
 
 
 def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
-    """Return a node of a function with the values of the function's attributes it refers to."""
+    """Return a node of a function with references to the function's attributes resolved."""
     resolved = deepcopy(node)
     for attribute in resolved.attribute:
         if attribute.ref_attr_name:

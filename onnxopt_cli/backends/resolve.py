@@ -1,4 +1,4 @@
-"""From what a user writes to a backend, and what can be written."""
+"""Create a backend from its specification, and list the backends that have a name."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.registry import registry
 
-# Each kind of backend is imported where it is asked for, and importlib.metadata where it is used:
-# the others start faster without.
+# importlib.metadata and each kind of backend are imported where they are used, for a fast start.
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: The group of entry points by which an installed package offers a backend under a name.
+#: The entry-point group in which installed packages register backends by name.
 ENTRY_POINTS = "onnxopt.backends"
 
 # The option env.NAME sets an environment variable before the backend is imported.
 _VARIABLE = "env."
-#: Backends that are called by a name of ours.
+#: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
-# ONNX Runtime's package has several builds, each under a name that ends in its own way.
+# Suffixes of the distributions that contain the package onnxruntime.
 _ONNXRUNTIME_BUILDS = ("", "-gpu", "-directml", "-openvino", "-qnn", "-training")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBackend:
-    """A backend that can be asked for by name.
+    """A backend with a name.
 
     Attributes:
-        name: what to write after ``-b``.
-        kind: ``built in``, or the entry point's object.
+        name: the name to write after ``-b``.
+        kind: ``built in``, or the object reference of the entry point.
         version: the package that implements it and its version; empty if it is not available.
         problem: why it is not available, or empty.
     """
@@ -58,7 +57,7 @@ class KnownBackend:
 
 
 def resolve_backend(text: str) -> Backend:
-    """Return the backend that a user asks for.
+    """Create the backend that a user specified.
 
     Args:
         text: a built-in backend, an entry point's name, a Python attribute or a command, with
@@ -66,27 +65,27 @@ def resolve_backend(text: str) -> Backend:
 
     Raises:
         UsageError: if the text is malformed, or there is no such name or option.
-        BackendUnavailable: if the module, file, attribute or program is not there, or does not
+        BackendUnavailable: if the module, file, attribute or program does not exist, or does not
             start.
     """
     specification = parse_specification(text)
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
-    # Others may ask onnx of their models.
+    # Other backends may validate or infer shapes with onnx, which needs the operators' schemas.
     registry().register_schemas()
-    rest = {}
+    options = {}
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):
             try:
                 os.environ[name.removeprefix(_VARIABLE)] = value
             except (OSError, ValueError) as error:
-                said = f": {printable(name)}={printable(value)} sets no variable"
-                raise misused(text, said, exception_text(error)) from None
-        # What is declared says how to judge it.
+                problem = f": {printable(name)}={printable(value)} cannot be set as a variable"
+                raise misused(text, problem, exception_text(error)) from None
+        # The option `math` concerns the tolerance, not the backend.
         elif name != "math":
-            rest[name] = value
-    specification = replace(specification, options=rest)
+            options[name] = value
+    specification = replace(specification, options=options)
     with starting(text):
         return with_patterns(_backend(specification), specification.options.get("unsupported"))
 
@@ -108,16 +107,16 @@ def _backend(specification: Specification) -> Backend:
     if specification.name == "onnx-reference":
         specification.require_known(("unsupported",))
         return ReferenceBackend()
-    known = [*BUILT_IN, *installed]
-    listed = f"known are {', '.join(known)}, python:module:attribute and exec:COMMAND"
+    names = [*BUILT_IN, *installed]
+    listed = f"known are {', '.join(names)}, python:module:attribute and exec:COMMAND"
     raise UsageError(
         f"there is no backend {printable(repr(specification.name))}",
-        hint=f"{nearest(specification.name, known)} {listed}".strip(),
+        hint=f"{nearest(specification.name, names)} {listed}".strip(),
     )
 
 
 def known_backends() -> list[KnownBackend]:
-    """Return all backends that have a name, without importing any of them."""
+    """Return all backends with a name, without importing them."""
     from importlib.metadata import version
 
     return [
@@ -129,14 +128,14 @@ def known_backends() -> list[KnownBackend]:
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:
-    """Return the entry points by name; of two with one name, the first on ``sys.path``."""
+    """Return the entry points by name; the first on ``sys.path`` if several share a name."""
     from importlib.metadata import entry_points
 
-    found: dict[str, EntryPoint] = {}
+    by_name: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         if entry_point.name not in BUILT_IN:
-            found.setdefault(entry_point.name, entry_point)
-    return found
+            by_name.setdefault(entry_point.name, entry_point)
+    return by_name
 
 
 def _known_onnxruntime() -> KnownBackend:
@@ -154,8 +153,8 @@ def _known_onnxruntime() -> KnownBackend:
 
 def _known_plugin(entry_point: EntryPoint) -> KnownBackend:
     distribution = entry_point.dist
-    stated = f"{distribution.name} {distribution.version}" if distribution else ""
+    package_version = f"{distribution.name} {distribution.version}" if distribution else ""
     module = entry_point.module.partition(".")[0]
     problem = "" if importlib.util.find_spec(module) else f"there is no module {module}"
-    row = entry_point.name, entry_point.value, "" if problem else stated, problem
-    return KnownBackend(*map(printable, row))
+    fields = entry_point.name, entry_point.value, "" if problem else package_version, problem
+    return KnownBackend(*map(printable, fields))

@@ -1,4 +1,4 @@
-"""Writing a backend to go on from, in Python, C++ or as a script."""
+"""Write the skeleton of a new backend in Python, in C++ or as a shell script."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Stands in the files, and in their names, for the name of the new backend.
+# Replaced by the name of the new backend, in the files and in their names.
 _PLACEHOLDER = "my_backend"
-# Files that a shell must be able to start.
+# Files that get the executable bit.
 _EXECUTABLE = frozenset({"adapter"})
 
 
 def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
-    """Write a backend into a folder, whose name it takes.
+    """Write the skeleton of a backend, which is named after its folder.
 
     Args:
-        folder: is created; an empty one is taken too.
+        folder: a new or empty folder.
         language: ``python``, ``cpp`` or ``shell``.
 
     Returns:
@@ -37,7 +37,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(
-                f"{printable(str(folder))} is not empty", hint="give a folder that is not there yet"
+                f"{printable(str(folder))} is not empty", hint="give a new or an empty folder"
             )
         for path in sorted(source.rglob("*")):
             if path.is_dir() or "__pycache__" in path.parts:
@@ -58,7 +58,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
 
 def _package_name(folder: Path) -> str:
     name = re.sub(r"[\s.-]+", "_", folder.resolve().name).lower()
-    # One that pip, Python and a shell all take as it is.
+    # A name that is valid for pip, Python and a shell.
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or iskeyword(name):
         raise UsageError(
             f"{printable(folder.name)!r} cannot be the name of a backend",

@@ -1,9 +1,9 @@
-"""The files that a backend is made of, found without running any of it.
+"""Find the files of a backend without running it.
 
-A Python file counts with the modules beside it that it imports, and those that they import; a
-module of a package with all code of the package. A command counts with its program and with those
-of its arguments that are files, or end in one, as ``--config=FILE``. What is loaded in another way,
-such as weights and libraries from elsewhere, is not found.
+The files of a Python file are itself and the modules beside it that it imports, recursively; those
+of a module in a package are all code of the package. The files of a command are its program and
+its arguments that are files or have the form ``--config=FILE``. Files that are loaded in another
+way, such as weights and libraries, are not found.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from pathlib import Path
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 
-#: Beside an installed module stand all the others, which have versions of their own.
+#: Folders of installed modules. Their neighbours are unrelated packages, which are not included.
 INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
-#: A package may keep what changes from run to run beside its code, such as caches.
+#: Suffixes of code; other files of a package, such as caches, may change from run to run.
 CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
-# Of a package with more files the first ones count, in the order of their names.
-_MOST_FILES = 20_000
-_MOST_FOLDERS = 20_000
-_LARGEST_SOURCE = 16 * 2**20
+# Limits of a package; the first files in the order of their names are included.
+_MAX_FILES = 20_000
+_MAX_FOLDERS = 20_000
+_MAX_SOURCE_BYTES = 16 * 2**20
 
 
 def snapshot_files(text: str) -> dict[str, Path]:
-    """Return the files of a backend by names that do not depend on where they stand.
+    """Return the files of a backend by names that do not depend on their location.
 
     Args:
-        text: the backend as the user asks for it; one of ours has no files.
+        text: the backend's specification; a built-in backend has no files.
 
     Raises:
-        UsageError: if it is not written as backends are.
+        UsageError: if the specification is malformed.
     """
     specification = parse_specification(text)
     source = specification.source
@@ -56,19 +56,19 @@ def snapshot_files(text: str) -> dict[str, Path]:
 
 
 def _module(name: str) -> Iterable[tuple[str, Path]]:
-    """Return the files of the package that a module belongs to, or those of a module of its own."""
-    found = _find(name.partition(".")[0])
-    if found is None:
+    """Return the files of a module's top-level package, or of a module outside of packages."""
+    path = _find(name.partition(".")[0])
+    if path is None:
         return ()
-    return package_files(found) if found.is_dir() else with_neighbours(found)
+    return package_files(path) if path.is_dir() else with_neighbours(path)
 
 
 def _find(top: str) -> Path | None:
     """Return the file of a module or the folder of a package."""
     specification = None
-    # Finders are anybody's code, and may raise anything; importing will say what is wrong.
+    # Third-party finders may raise any exception; the later import reports the error.
     with suppress(Exception):
-        # What an editable installation brings is found by a finder of its own, not by PathFinder.
+        # find_spec includes the finders of editable installations, which PathFinder does not.
         specification = find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if specification is None:
         return None
@@ -78,13 +78,13 @@ def _find(top: str) -> Path | None:
 
 
 def package_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Return the files with code of a package, by names that begin with its own."""
-    paths = islice(_code_below(folder), _MOST_FILES)
+    """Return the code files of a package, by names that begin with the package's name."""
+    paths = islice(_code_below(folder), _MAX_FILES)
     return ((f"{folder.name}/{path.relative_to(folder).as_posix()}", path) for path in paths)
 
 
 def _code_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in islice(os.walk(folder), _MOST_FOLDERS):
+    for parent, folders, names in islice(os.walk(folder), _MAX_FOLDERS):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
             if name[0] != "." and (name.endswith(CODE_SUFFIXES) or ".so." in name):
@@ -92,35 +92,35 @@ def _code_below(folder: Path) -> Iterator[Path]:
 
 
 def with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
-    """Yield a file and what it imports from its own folder, and so on."""
+    """Yield a file and the modules of its folder that it imports, recursively."""
     folder = Path(os.path.realpath(file)).parent
-    seen = {file.name}
+    seen_names = {file.name}
     unread = [file]
     while unread:
         path = unread.pop()
         yield path.name, path
         for top in sorted(_imported(path)) if folder.name not in INSTALLED_FOLDERS else ():
             package = folder / top
-            if top not in seen and package.is_dir() and package != folder:
-                seen.add(top)
+            if top not in seen_names and package.is_dir() and package != folder:
+                seen_names.add(top)
                 yield from package_files(package)
             for module in (f"{top}{suffix}" for suffix in all_suffixes()):
-                if module not in seen and (folder / module).is_file():
-                    seen.add(module)
-                    # As the user would name it.
+                if module not in seen_names and (folder / module).is_file():
+                    seen_names.add(module)
+                    # Keep the path as the user wrote it: `folder` has links resolved.
                     unread.append(file.parent / module)
 
 
 def _imported(path: Path) -> set[str]:
-    """Return the first parts of the names of all modules that a Python file imports anywhere."""
+    """Return the top-level names of all modules that a Python file imports anywhere."""
     if path.suffix != ".py":
         return set()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(read_regular_file(path, _LARGEST_SOURCE))
+            tree = ast.parse(read_regular_file(path, _MAX_SOURCE_BYTES))
     except (Malformed, SyntaxError, ValueError, RecursionError, MemoryError):
-        # Importing it will say what is wrong.
+        # The later import reports the error.
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -137,8 +137,8 @@ def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
         yield Path(program).name, Path(program)
     for place, argument in enumerate(command[1:], start=1):
         for text in (argument, argument.partition("=")[2]):
-            # Unlike Path.is_file, this takes any text.
+            # Path.is_file raises for some texts.
             if not os.path.isfile(text):  # noqa: PTH113
                 continue
-            for name, found in with_neighbours(Path(text)):
-                yield f"{place}/{name}", found
+            for name, path in with_neighbours(Path(text)):
+                yield f"{place}/{name}", path

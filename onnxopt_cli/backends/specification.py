@@ -1,4 +1,4 @@
-r"""How a user writes a backend: a name, a Python attribute or a command, then options after commas.
+r"""The syntax of backend specifications: a name, Python attribute or command, and options.
 
 ::
 
@@ -8,13 +8,13 @@ r"""How a user writes a backend: a name, a Python attribute or a command, then o
     python:C:\vendor, inc\backend.py:Backend
     exec:./build/adapter --fast "a b",timeout=10,unsupported=no kernel|unknown op, '.*'
 
-A module or file ends, and its attribute begins, at the first colon after which nothing but an
-attribute and options of the form ``name=value`` follows. So drive letters, and commas and colons in
-a path, need no quoting. A value contains no comma, save that of the option ``unsupported``: it
-stands last, and all that follows it is a regular expression, commas and quotes included.
+The colon between a module or file and its attribute is the first one that only an attribute and
+options of the form ``name=value`` follow. Drive letters, and commas and colons in a path, therefore
+need no quotes. The value of an option contains no comma. The exception is ``unsupported``, which
+must be the last option: all text after it is a regular expression, with commas and quotes.
 
-A command is taken apart as a POSIX shell would, and nothing in it is expanded. Where its last
-argument ends in ``,name=value``, quotes around that argument keep it from being read as an option.
+A command is split as by a POSIX shell, without expansions. If its last argument ends in
+``,name=value``, quotes around the argument prevent that it is parsed as an option.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _PLUGIN = "python:"
 _COMMAND = "exec:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
+# This option is the last one, because its value may contain commas.
 _LAST = "unsupported="
 #: Mathematics that a backend may declare, with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums")
@@ -51,14 +52,14 @@ _EXEC = re.compile(
 
 @dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
 class Specification:
-    """A backend as the user asked for it.
+    """A parsed backend specification.
 
     Attributes:
-        text: all of it, as written; two that differ in nothing else are equal.
-        name: a built-in backend or an entry point; empty for all others.
-        source: the module or file of a Python attribute; empty for a name.
-        attribute: the attribute's dotted path in it.
-        command: a command and its arguments; empty for all others.
+        text: the specification as written; ignored by ``==``.
+        name: a built-in backend or an entry point; empty for plugins and commands.
+        source: the module or file of a plugin; empty for names and commands.
+        attribute: the dotted path of the plugin's attribute in ``source``.
+        command: a command and its arguments; empty for names and plugins.
         options: values by name.
     """
 
@@ -70,7 +71,7 @@ class Specification:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def require_known(self, known: tuple[str, ...]) -> None:
-        """Refuse options other than the known ones; ``config.KEY`` stands for any key.
+        """Reject unknown options; ``config.KEY`` in ``known`` stands for any key.
 
         Raises:
             UsageError: naming the unknown option and listing the known ones.
@@ -78,18 +79,18 @@ class Specification:
         patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
             if not any(fnmatchcase(name, pattern) for pattern in patterns):
-                every = ", ".join((*known, "math", "env.NAME"))
-                listed = f"its options: {every}" if known else "it has no options"
+                names = ", ".join((*known, "math", "env.NAME"))
+                listed = f"its options: {names}" if known else "it has no options"
                 hint = nearest(name, known, listed)
                 raise misused(self.text, f" has no option {printable(name)}", hint)
 
 
 def parse_specification(text: str) -> Specification:
-    """Take a backend's specification apart.
+    """Parse a backend's specification.
 
     Raises:
-        UsageError: if it has not the form above, an option is given twice, or the option
-            ``unsupported`` is not a regular expression.
+        UsageError: if the syntax is invalid, an option is repeated, or the option ``unsupported``
+            is not a regular expression.
     """
     if text.startswith(_PLUGIN):
         match = _PYTHON.fullmatch(text)
@@ -110,7 +111,7 @@ def parse_specification(text: str) -> Specification:
 
 
 def declared_math(text: str) -> str:
-    """Return the mathematics that a backend's specification declares; empty if it declares none."""
+    """Return the option ``math`` of a specification; empty if it is absent."""
     with suppress(UsageError):
         return parse_specification(text.strip()).options.get("math", "")
     return ""
@@ -130,22 +131,23 @@ def _command(text: str) -> Specification:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """Cut a command's option ``unsupported`` off; within quotes it belongs to the command."""
-    for found in re.finditer(f",{_LAST}", text):
+    """Split off a command's option ``unsupported``; within quotes it belongs to the command."""
+    for match in re.finditer(f",{_LAST}", text):
         with suppress(ValueError):
-            shlex.split(text[len(_COMMAND) : found.start()])
-            return text[: found.start()], text[found.start() :]
+            # Raises ValueError inside of quotes.
+            shlex.split(text[len(_COMMAND) : match.start()])
+            return text[: match.start()], text[match.start() :]
     return text, ""
 
 
 def _options(text: str, written: str) -> dict[str, str]:
-    """Return options by name; each is written with a comma before it."""
+    """Return options by name; a comma precedes each option."""
     options: dict[str, str] = {}
     before, last, pattern = written.partition(f",{_LAST}")
     for option in before.split(",")[1:]:
         if not re.fullmatch(_OPTION, option, re.DOTALL):
-            what = f": {printable(option)!r} is not an option"
-            raise misused(text, what, "write options as ,name=value")
+            problem = f": {printable(option)!r} is not an option"
+            raise misused(text, problem, "write options as ,name=value")
         name, _, value = option.partition("=")
         if name in options:
             raise misused(text, f": option {name} is given twice")

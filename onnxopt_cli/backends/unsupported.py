@@ -1,9 +1,8 @@
-"""Errors in a backend's own words that say that it does not know something.
+"""Recognise a backend's own errors about unsupported features by a regular expression.
 
-A regular expression says which: the option ``unsupported``, or what the backend states of itself.
-It is searched for in the text that reports show, the error's type and message, 4,000 characters at
-most. What is no answer at all stays what it is: a crash, a hang, a breach of the protocol, memory
-that runs out, an interpreter that is to end.
+The regular expression is the option ``unsupported``, or the backend declares it. It is searched in
+the text that reports show, the error's type and message, up to 4,000 characters. Crashes, timeouts,
+protocol violations, exhausted memory and exits of the interpreter are never unsupported.
 """
 
 from __future__ import annotations
@@ -35,26 +34,25 @@ from onnxopt_cli.errors import (
 
 Patterns = Sequence[re.Pattern[str]]
 
-# How C++ says what MemoryError says, in the words of an exception's text.
+# Texts of exceptions that C++ code raises where Python code raises MemoryError.
 _OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
-_NOT_SAID = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
+_NEVER_CONVERTED = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _MAX_PATTERN_CHARS = 1000
-# Of a text so many characters are searched.
-_SEARCHED = 4000
-# A text of 4,000 characters takes microseconds, unless the pattern tries ways without end.
+_MAX_SEARCHED_CHARS = 4000
+# The search of 4,000 characters takes microseconds, unless the pattern backtracks exponentially.
 _SECONDS = 1.0
 
 
 class Recognised(Unsupported):
-    """A backend's error that a pattern takes for "not supported"."""
+    """A backend's error that a pattern for unsupported features matches."""
 
 
 def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a regular expression.
+    """Compile a regular expression.
 
     Raises:
-        ValueError: if it is not one, or finds something in an empty text and so in every text. The
-            message says what it is, and where that is known at which character.
+        ValueError: if it is invalid, or matches the empty text and hence every text. The message
+            describes the error and, if known, its position.
     """
     if len(written) > _MAX_PATTERN_CHARS:
         raise ValueError(f"is longer than {_MAX_PATTERN_CHARS} characters")
@@ -73,14 +71,14 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def with_patterns(backend: Backend, option: str | None) -> Backend:
-    """Return a backend whose errors are looked at, if there is a pattern for them.
+    """Return the backend, wrapped in :class:`Recognising` if there is a pattern for its errors.
 
     Args:
         backend: the backend.
-        option: the regular expression that the user gives; None if he gives none.
+        option: the regular expression of the option ``unsupported``; None if it is absent.
 
     Raises:
-        BackendUnavailable: if something that the backend states is no regular expression.
+        BackendUnavailable: if the backend's attribute ``unsupported`` is not a regular expression.
     """
     stated = backend.unsupported
     patterns = [] if stated is None else [_own_pattern(backend.name, stated)]
@@ -99,25 +97,25 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
     try:
         return compile_pattern(stated, flags)
     except ValueError as error:
-        what = f": its unsupported, {printable(stated)!r}, {error}"
-        raise unavailable(backend, what) from None
+        problem = f": its unsupported, {printable(stated)!r}, {error}"
+        raise unavailable(backend, problem) from None
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that there was not enough memory."""
+    """Return whether an error reports that memory was exhausted."""
     text = error_text(error)
-    # A command in Python says it in its own words.
-    said = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
-    return isinstance(error, MemoryError) or bool(said or _OUT_OF_MEMORY.search(text))
+    # A command in Python reports a MemoryError as text.
+    by_command = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
+    return isinstance(error, MemoryError) or bool(by_command or _OUT_OF_MEMORY.search(text))
 
 
 def error_text(error: BaseException) -> str:
-    """Return what reports show of a backend's error."""
+    """Return the text of a backend's error as reports show it."""
     return error.message if isinstance(error, OnnxoptError) else exception_text(error)
 
 
 def recognising(patterns: Patterns) -> AbstractContextManager[None]:
-    """Turn errors that a pattern matches into Recognised.
+    """Convert errors that a pattern matches to Recognised.
 
     Raises:
         BackendFailure: with the error's text, if a pattern takes too long.
@@ -126,26 +124,26 @@ def recognising(patterns: Patterns) -> AbstractContextManager[None]:
 
 
 def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
-    if isinstance(error, (*BREAKDOWNS, *_NOT_SAID)) or out_of_memory(error):
+    if isinstance(error, (*BREAKDOWNS, *_NEVER_CONVERTED)) or out_of_memory(error):
         return None
     text = error_text(error)
     try:
         with _deadline():
-            found = any(pattern.search(text[:_SEARCHED]) for pattern in patterns)
+            matches = any(pattern.search(text[:_MAX_SEARCHED_CHARS]) for pattern in patterns)
     except _TooLong:
         raise BackendFailure(
             f"searching for unsupported=REGEX took more than {_SECONDS:g} s, and was given up, "
             f"in {text}"
         ) from error
-    return Recognised(text) if found else None
+    return Recognised(text) if matches else None
 
 
 class Recognising(Backend):
-    """A backend, some of whose errors say that it does not know something.
+    """A backend whose errors are converted to Recognised if a pattern matches.
 
     Args:
-        backend: the backend.
-        patterns: what such an error has in its text.
+        backend: the wrapped backend.
+        patterns: regular expressions for errors about unsupported features.
     """
 
     def __init__(self, backend: Backend, patterns: Patterns) -> None:
@@ -155,23 +153,23 @@ class Recognising(Backend):
         self._patterns = patterns
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        """Accept a model, as the backend does."""
+        """Accept a model on the wrapped backend."""
         with recognising(self._patterns):
             run = self._backend.prepare(model).run
         return Prepared(reporting(partial(_recognised, self._patterns))(run))
 
     def close(self) -> None:
-        """End the backend."""
+        """Close the wrapped backend."""
         self._backend.close()
 
 
 class _TooLong(BaseException):
-    """A pattern takes too long."""
+    """The search for a pattern exceeds its time limit."""
 
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """Raise _TooLong after a second; elsewhere than in a main thread the case's timeout holds."""
+    """Raise _TooLong after a second; in other threads than the main one, never."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):
