@@ -56,8 +56,8 @@ def check(backend: str) -> int:
     findings = []
     for finding in check_backend(backend):
         stdout().print(rule_line(finding))
-        if finding.write:
-            stdout().print_line(printable(finding.write))
+        if finding.option:
+            stdout().print_line(printable(finding.option))
         findings.append(finding)
     stdout().print(rule_summary(findings))
     return max(finding.exit_code for finding in findings)

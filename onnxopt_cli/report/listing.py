@@ -217,7 +217,7 @@ def rule_line(finding: RuleResult) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)
     table.add_column(overflow="fold")
-    details = Text(printable(finding.found), style="dim")
+    details = Text(printable(finding.observed), style="dim")
     table.add_row(
         Text(finding.verdict, style=_STYLES[finding.verdict]),
         Group(Text(finding.rule.name), Padding(details, (0, 0, 0, 2))),

@@ -16,14 +16,14 @@ from onnxopt_cli.backends.check.protocol_rules import COMMAND_RULES, PLUGIN_RULE
 
 #: How exec/identity.py breaks which rules; what stands after the first follows from it.
 BREAKING_COMMANDS = {
-    "fields": ["overlooks fields that it does not know"],
-    "chatter": ["stays for the next case, and writes nothing unasked", ...],
-    "id": ["answers run with its id, and as many bytes as it says", ...],
-    "length": ["answers run with its id, and as many bytes as it says", ...],
-    "damaged": ["reports a damaged model, and goes on"],
-    "unsupported": ["says that it does not know an operator"],
-    "type": ["gives outputs their element type and shape"],
-    "alike": ["answers the same question alike"],
+    "fields": ["ignores unknown fields"],
+    "chatter": ["runs further cases, and writes nothing without a request", ...],
+    "id": ["responds to run with its id and the stated number of bytes", ...],
+    "length": ["responds to run with its id and the stated number of bytes", ...],
+    "damaged": ["reports a damaged model, and continues"],
+    "unsupported": ["reports an unknown operator as unsupported"],
+    "type": ["returns outputs of the declared type and shape"],
+    "alike": ["returns the same outputs for the same inputs"],
     "empty": ["survives an empty tensor"],
     "large": ["survives a tensor of 10 MB"],
     "names": ["survives names that are not ASCII"],
@@ -32,11 +32,11 @@ BREAKING_COMMANDS = {
 }
 BREAKING_PLUGINS = {
     "Bare": ["returns a list, tuple or dict of outputs", ...],
-    "Scribbles": ["leaves its inputs as they are", ...],
-    "AcceptsAll": ["raises for a model that is wrong"],
-    "FailsForUnknown": ["says that it does not know an operator"],
-    "Doubles": ["gives outputs their element type and shape"],
-    "Counts": ["answers the same question alike"],
+    "Scribbles": ["does not modify its inputs", ...],
+    "AcceptsAll": ["raises an exception for an invalid model"],
+    "FailsForUnknown": ["reports an unknown operator as unsupported"],
+    "Doubles": ["returns outputs of the declared type and shape"],
+    "Counts": ["returns the same outputs for the same inputs"],
     "EndsOnEmpty": ["survives an empty tensor"],
     "CrashesOnLarge": ["survives a tensor of 10 MB"],
     "CrashesOnNames": ["survives names that are not ASCII"],
@@ -67,7 +67,7 @@ def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
 def test_a_command_that_says_other_things_of_itself_when_it_is_started_again_is_found():
     *_, last = check_backend(command("version"))
     assert last.verdict is RuleOutcome.FAIL
-    assert "started again, says other things of itself" in last.found
+    assert "started again, says other things of itself" in last.observed
     assert last.remedy == "answer hello with the same words each time"
 
 
@@ -81,9 +81,9 @@ def test_a_plugin_that_breaks_a_rule_is_found_by_that_rule(name):
 
 def test_every_rule_has_a_backend_that_breaks_it():
     tied = {names[0] for names in BREAKING_COMMANDS.values()}
-    assert {rule.name for rule in COMMAND_RULES} - tied == {"answers hello"}
+    assert {rule.name for rule in COMMAND_RULES} - tied == {"responds to hello"}
     tied = {names[0] for names in BREAKING_PLUGINS.values()}
-    assert {rule.name for rule in PLUGIN_RULES} - tied == {"is found, and has prepare or run"}
+    assert {rule.name for rule in PLUGIN_RULES} - tied == {"can be loaded, and has prepare or run"}
 
 
 @pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
@@ -101,7 +101,7 @@ def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
     words = " ".join(answer.out.split())
     assert answer.code == 1
     assert "fail survives a tensor of 10 MB its process was killed by SIGSEGV" in words
-    assert "to do: answer outputs, unsupported or an error" in words
+    assert "to do: respond with outputs, unsupported or an error" in words
     assert words.endswith("10 pass, 1 fail")
 
 
@@ -120,7 +120,7 @@ def test_a_plugin_that_answers_in_place_of_its_process_breaks_the_rule(workplace
     # In a process of its own the requests are numbered from 1.
     done = run_command("backends", "check", "python:forger.py:Forger")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "its process sends something else than what was found" in done.stdout
+    assert "its process sent something other than the result of a rule" in done.stdout
 
 
 def test_a_backend_that_is_misspelt_is_named(onnxopt):
@@ -152,7 +152,7 @@ def test_a_backend_that_does_not_start_breaks_the_first_rule_and_is_asked_no_mor
 def test_a_command_that_hangs_costs_its_timeout_only():
     found = list(check_backend(spec("hello-hangs", timeout=0.3)))
     assert len(found) == 1
-    assert found[0].found == "the command gave no answer within 0.3 s"
+    assert found[0].observed == "the command gave no answer within 0.3 s"
 
 
 @pytest.mark.parametrize("kind", ["command", "plugin"])
@@ -167,7 +167,7 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}
     assert last.verdict is RuleOutcome.FAIL
-    assert "gave no answer within" in last.found
+    assert "gave no answer within" in last.observed
 
 
 def test_a_command_with_an_unknown_option_is_wrong_usage(onnxopt):
@@ -187,7 +187,7 @@ def test_a_command_is_asked_about_types_that_it_states(tmp_path):
     script.write_text(text.replace('"float32", "int64"', '"float64"'))
     findings = {f.rule.name: f for f in check_backend(spec("", command=script))}
     assert {finding.verdict for finding in findings.values()} == {RuleOutcome.PASS}
-    assert findings["gives outputs their element type and shape"].found == "float64"
+    assert findings["returns outputs of the declared type and shape"].observed == "float64"
 
 
 def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_ends(tmp_path):
@@ -197,7 +197,8 @@ def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_e
     verdicts = {f.rule.name: f.verdict for f in check_backend(spec("", command=script))}
     assert RuleOutcome.FAIL not in verdicts.values()
     assert (
-        verdicts["answers run with its id, and as many bytes as it says"] is RuleOutcome.NOT_SHOWN
+        verdicts["responds to run with its id and the stated number of bytes"]
+        is RuleOutcome.NOT_SHOWN
     )
 
 
@@ -206,7 +207,7 @@ def own(name, pattern=None):
     return f"python:{PLUGINS / 'own_errors.py'}:{name}{option}"
 
 
-RULE = "says that it does not know an operator"
+RULE = "reports an unknown operator as unsupported"
 
 
 def proposed(onnxopt, backend):
@@ -236,7 +237,7 @@ def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pa
     written = proposed(onnxopt, own(name))
     assert pattern in written.partition(",unsupported=")[2]
     findings = {it.rule.name: it for it in check_backend(written)}
-    assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].found
+    assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].observed
     assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
     assert RuleOutcome.FAIL not in {finding.verdict for finding in findings.values()}
 
@@ -259,28 +260,28 @@ def test_what_is_proposed_adds_to_what_is_written(onnxopt):
 def test_a_pattern_that_takes_other_errors_too_is_found():
     found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
     assert found[RULE].verdict is RuleOutcome.FAIL
-    assert "unsupported=REGEX is too broad" in found[RULE].found
-    assert "no such tensor: nowhere" in found[RULE].found
+    assert "unsupported=REGEX is too broad" in found[RULE].observed
+    assert "no such tensor: nowhere" in found[RULE].observed
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("SaysTheSameOfAll", "no words in it tell it from what it says of a wrong model"),
-        ("RefusesEverything", "it runs nothing that it was asked for"),
+        ("SaysTheSameOfAll", "no part of it differs from its messages about invalid models"),
+        ("RefusesEverything", "it runs none of the operators that were tried"),
     ],
 )
 def test_words_that_mean_anything_are_not_proposed(name, words):
     found = {it.rule.name: it for it in check_backend(own(name))}
     assert found[RULE].verdict is RuleOutcome.FAIL
-    assert words in found[RULE].found
-    assert not found[RULE].write
+    assert words in found[RULE].observed
+    assert not found[RULE].option
 
 
 def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
     found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
     assert found[RULE].verdict is RuleOutcome.PASS
-    assert "of Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].found
+    assert "for Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].observed
 
 
 def test_a_command_is_told_what_to_write(tmp_path):
@@ -293,6 +294,6 @@ def test_a_command_is_told_what_to_write(tmp_path):
     text = text.replace("import json\n", "import json\nimport re\n")
     script.write_text(text)
     found = {it.rule.name: it for it in check_backend(spec("", command=script))}
-    written = shlex.split(found[RULE].write)[1]
+    written = shlex.split(found[RULE].option)[1]
     assert ",unsupported=no translation of" in written
     assert broken(written) == []

@@ -1,1 +1,1 @@
-"""Testing a backend against what onnxopt asks of backends, rule by rule."""
+"""Check a backend against the rules that onnxopt relies on."""

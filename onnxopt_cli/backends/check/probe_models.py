@@ -1,4 +1,4 @@
-"""Models of one node, to see what a backend does with them."""
+"""Models of one node with which a backend is probed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.case_template import Author
 
-#: Operators of which most backends know one.
+#: Common operators; most backends support at least one.
 LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
 
 #: Versions of ai.onnx, the likeliest first.
 OPSETS = (17, 13, 21, 11)
 
-#: Of inputs; operators on matrices and on pictures take no others than the second and the third.
+#: Shapes of inputs; operators on matrices require the second, operators on images the third.
 SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
 
 TRAINING = "ai.onnx.preview.training"
 
 _IR_VERSION = 8
-# Values of attributes that a node must have; an operator with others is not asked for.
+# Values of required attributes; operators with other required attributes are not probed.
 _REQUIRED: Mapping[str, int | list[int]] = {
     "axis": 0,
     "blocksize": 1,
@@ -39,33 +39,36 @@ _REQUIRED: Mapping[str, int | list[int]] = {
     "to": TensorProto.FLOAT,
 }
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
-# What an input is fed that does not take the element type in question.
+# Types of an input that does not accept the element type of the probe, in order of preference.
 _OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 
 def formulas(domain: str = "") -> tuple[str, ...]:
-    """Return the qualified names of all operators with a formula, or of those of a domain."""
-    operators = registry().operators
-    return tuple(one.qualified_name for one in operators if domain in {"", one.domain})
+    """Return the qualified names of the operators with a formula, of one domain or of all."""
+    return tuple(
+        operator.qualified_name
+        for operator in registry().operators
+        if domain in {"", operator.domain}
+    )
 
 
 def all_operators() -> Iterator[str]:
-    """Yield the names of all operators that may be asked for, the likeliest first."""
+    """Yield the names of all operators that may be probed, the most common first."""
     yield from LIKELY
     yield from formulas()
-    others = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
-    yield from sorted(others.difference(LIKELY, _RANDOM))
+    names = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    yield from sorted(names.difference(LIKELY, _RANDOM))
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Something that a backend runs, or may run.
+class ProbeModel:
+    """An operator, version and kind of tensor that a backend supports, or may support.
 
     Attributes:
         operator: a name of ai.onnx, or the qualified name of an operator with a formula.
         opset: version of ai.onnx.
         dtype: element type of the tensors.
-        shape: their shape.
+        shape: shape of the tensors.
     """
 
     operator: str
@@ -75,97 +78,96 @@ class Runs:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of the kind, the same each time."""
+        """A small tensor of this dtype and shape, always the same."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
-    def question(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
-        """Return a model of the operator, fed with one tensor wherever it takes it.
+    def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
+        """Return a model of the operator, with one tensor for all inputs that accept it.
 
         Its outputs are declared with element type and shape.
 
         Args:
-            array: the tensor; the small one if left out.
-            names: of the first tensor among the inputs, and of the first output.
+            array: the tensor; by default :attr:`tensor`.
+            names: names of the first tensor among the inputs, and of the first output.
 
         Raises:
-            ValueError: if the operator takes no such tensor, or needs more than tensors.
+            ValueError: if the operator does not accept the tensor, or requires other attributes.
         """
-        asked = self.tensor if array is None else array
-        known = {one.qualified_name: one for one in registry().operators}
-        if self.operator in known:
-            return _formula_question(known[self.operator], asked, self.opset, names)
-        return _question(self.operator, asked, self.opset, names)
+        tensor = self.tensor if array is None else array
+        by_name = {operator.qualified_name: operator for operator in registry().operators}
+        if self.operator in by_name:
+            return _formula_problem(by_name[self.operator], tensor, self.opset, names)
+        return _operator_problem(self.operator, tensor, self.opset, names)
 
 
-def _question(operator: str, array: Array, opset: int, names: tuple[str, str]) -> Problem:
+def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str, str]) -> Problem:
     try:
         schema = onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError as error:
         raise ValueError(f"opset {opset} has no {operator}") from error
     required = {name for name, attribute in schema.attributes.items() if attribute.required}
     if schema.deprecated or not required <= _REQUIRED.keys():
-        raise ValueError(f"{operator} cannot be asked in this way")
-    fed = _fed(schema, array, names[0])
-    inputs = dict(fed)
+        raise ValueError(f"{operator} cannot be probed")
+    named_inputs = _named_inputs(schema, array, names[0])
+    inputs = dict(named_inputs)
     outputs = [names[1], *(f"{names[1]}{index}" for index in range(1, schema.min_output))]
-    node = helper.make_node(operator, [name for name, _ in fed], outputs)
+    node = helper.make_node(operator, [name for name, _ in named_inputs], outputs)
     node.attribute.extend(helper.make_attribute(name, _REQUIRED[name]) for name in required)
     model = _model(node, inputs, opset, [onnx.ValueInfoProto(name=name) for name in outputs])
     try:
         model = infer_shapes(model, strict_mode=True, data_prop=True)
     except OnnxRefusal as error:
-        raise ValueError(f"{operator} takes no such tensor") from error
+        raise ValueError(f"{operator} does not accept the tensor") from error
     for output in model.graph.output:
         tensor = output.type.tensor_type
-        known = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
-        if not tensor.HasField("shape") or not known:
-            raise ValueError(f"{operator} does not say what it returns")
+        is_static = all(dimension.HasField("dim_value") for dimension in tensor.shape.dim)
+        if not tensor.HasField("shape") or not is_static:
+            raise ValueError(f"the output shape of {operator} cannot be inferred")
     return Problem(model, inputs, None)
 
 
-def unknown(operator: str, domain: str, array: Array, opset: int) -> Problem:
-    """Return a model of an operator that nobody knows, from one tensor to one like it."""
-    # What is said of the tensors must not be taken for what is said of all such operators.
-    given, result = operator[::-1].lower(), operator[::-2].lower()
-    node = helper.make_node(operator, [given], [result], domain=domain)
-    model = _model(node, {given: array}, opset, [value_info(result, array)])
-    return Problem(model, {given: array}, None)
+def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
+    """Return a model of an operator that does not exist; the output is declared like the input."""
+    # Tensor names that depend on the operator: a message that contains them must not yield a
+    # pattern for all unknown operators.
+    operand, result = operator[::-1].lower(), operator[::-2].lower()
+    node = helper.make_node(operator, [operand], [result], domain=domain)
+    model = _model(node, {operand: array}, opset, [value_info(result, array)])
+    return Problem(model, {operand: array}, None)
 
 
-def _fed(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
-    """Return names and values of the inputs that an operator must have, in order."""
+def _named_inputs(schema: onnx.defs.OpSchema, array: Array, name: str) -> list[tuple[str, Value]]:
+    """Return the names and values of an operator's required inputs, in order."""
     element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-    fed: list[tuple[str, Value]] = []
+    inputs: list[tuple[str, Value]] = []
     for position in range(max(schema.min_input, 1) if schema.inputs else 0):
-        taken = schema.inputs[min(position, len(schema.inputs) - 1)].types
-        if _type_name(element_type) in taken:
-            fed.append((name, array))
+        accepted = schema.inputs[min(position, len(schema.inputs) - 1)].types
+        if _type_name(element_type) in accepted:
+            inputs.append((name, array))
             continue
-        other = next(
-            (type_name for type_name in _OTHER_TYPES if _type_name(type_name) in taken), None
+        other_type = next(
+            (number for number in _OTHER_TYPES if _type_name(number) in accepted), None
         )
-        if other is not None:
-            dtype = helper.tensor_dtype_to_np_dtype(other)
-            fed.append((f"{name}{position}", np.zeros(array.shape, dtype)))
-    if len(fed) < schema.min_input or name not in dict(fed):
-        raise ValueError(f"{schema.name} takes no such tensor")
-    return fed
+        if other_type is not None:
+            dtype = helper.tensor_dtype_to_np_dtype(other_type)
+            inputs.append((f"{name}{position}", np.zeros(array.shape, dtype)))
+    if len(inputs) < schema.min_input or name not in dict(inputs):
+        raise ValueError(f"{schema.name} does not accept the tensor")
+    return inputs
 
 
-def _formula_question(
+def _formula_problem(
     operator: Operator, array: Array, opset: int, names: tuple[str, str]
 ) -> Problem:
     if array.dtype.name not in operator.dtypes:
-        raise ValueError(f"{operator.name} takes no such tensor")
+        raise ValueError(f"{operator.name} does not accept the tensor")
     values = [np.ones((), scalar.dtypes[0]) for scalar in operator.scalars]
     values += [array] * len(operator.tensors)
     input_names = operator.input_names(1)
     input_names[len(operator.scalars)] = names[0]
     author = Author(operator)
     attributes = {**author.required, **author.settings[0]}
-    model = formula_model(
-        operator, attributes, values, graph_name="question", input_names=input_names
-    )
+    model = formula_model(operator, attributes, values, graph_name="probe", input_names=input_names)
     model.graph.output[0].name = model.graph.node[0].output[0] = names[1]
     model.opset_import.append(helper.make_opsetid("", opset))
     model.ir_version = _IR_VERSION
@@ -178,8 +180,8 @@ def _model(
     opset: int,
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
-    given = [value_info(name, np.asarray(value)) for name, value in inputs.items()]
-    graph = helper.make_graph([node], "question", given, outputs)
+    infos = [value_info(name, np.asarray(value)) for name, value in inputs.items()]
+    graph = helper.make_graph([node], "probe", infos, outputs)
     imports = [helper.make_opsetid("", opset)]
     if node.domain:
         imports.append(helper.make_opsetid(node.domain, 1))

@@ -1,6 +1,6 @@
-"""Testing a backend against the rules that it must keep.
+"""Check a backend against the rules.
 
-A command is a process of its own. A backend in Python gets one, as it may crash or hang.
+A command runs in its own process; a plugin gets a process of its own, because it may crash or hang.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-# The process finds modules where this one does.
+# The process imports modules from the same paths as this one.
 _START = f"""\
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -40,42 +40,42 @@ from {__name__} import serve
 serve()
 """
 _SECONDS = 60.0
-# What is said of a rule, and of which types.
-_FINDING_TYPES = {
-    **dict.fromkeys(("verdict", "found", "remedy", "write"), str),
+# The fields of a result that the process sends, with their types.
+_RESULT_TYPES = {
+    **dict.fromkeys(("verdict", "observed", "remedy", "option"), str),
     "hung": bool,
     "exit_code": int,
 }
 
 
 def check_backend(text: str) -> Iterator[RuleResult]:
-    """Yield what is found of each rule that a backend must keep.
+    """Yield the result of each rule for a backend.
 
-    Where it does not even start, or hangs, the rules that follow are not tested.
+    After a backend that does not start, or that hangs, the remaining rules are not checked.
 
     Args:
-        text: how the user asks for the backend.
+        text: the backend as the user specified it.
 
     Raises:
-        UsageError: if that is no backend's specification, or an option is unknown.
+        UsageError: if the specification is malformed, or an option is unknown.
     """
     specification = parse_specification(text)
     if specification.command:
         specification.require_known(OPTIONS)
-        findings = _of_command(specification)
+        results = _command_results(specification)
     else:
-        findings = _of_plugin(text)
-    for index, finding in enumerate(findings):
-        starts = index > 0 or finding.verdict is not RuleOutcome.FAIL
-        if not starts and finding.exit_code != UsageError.exit_code:
-            # Whatever it does instead of starting, other commands end with the same.
-            finding = replace(finding, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
-        yield finding
-        if finding.hung or not starts:
+        results = _plugin_results(text)
+    for index, result in enumerate(results):
+        starts = index > 0 or result.verdict is not RuleOutcome.FAIL
+        if not starts and result.exit_code != UsageError.exit_code:
+            # The exit code of every onnxopt command for a backend that does not start.
+            result = replace(result, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
+        yield result
+        if result.hung or not starts:
             return
 
 
-def _of_command(specification: Specification) -> Iterator[RuleResult]:
+def _command_results(specification: Specification) -> Iterator[RuleResult]:
     subject = CommandSubject(specification)
     try:
         for rule in COMMAND_RULES:
@@ -84,40 +84,41 @@ def _of_command(specification: Specification) -> Iterator[RuleResult]:
         subject.session.kill()
 
 
-def _of_plugin(text: str) -> Iterator[RuleResult]:
-    """Ask a process about each rule; one that ends is replaced for the next rule."""
+def _plugin_results(text: str) -> Iterator[RuleResult]:
+    """Check a plugin in another process, which is restarted for the next rule if it ends."""
     command = [sys.executable, "-c", _START, text, json.dumps(sys.path)]
     session = Command(command, _SECONDS, "its process")
     try:
         for index, rule in enumerate(PLUGIN_RULES):
             try:
-                said = session.ask({"request": "rule", "rule": index}, _read_finding)
+                fields = session.ask({"request": "rule", "rule": index}, _read_result)
             except BREAKDOWNS as error:
                 yield broken(rule, error.message, hung=isinstance(error, BackendHangs))
                 continue
-            yield RuleResult(rule, RuleOutcome(said.pop("verdict")), **said)
+            yield RuleResult(rule, RuleOutcome(fields.pop("verdict")), **fields)
     finally:
         session.kill()
 
 
-def _read_finding(answer: dict[str, Any], _: memoryview) -> dict[str, Any]:
-    """Return what the process says of a rule; the plugin in it may write there, too."""
-    said = {name: answer.get(name) for name in _FINDING_TYPES}
-    kinds = {name: type(it) for name, it in said.items()}
-    if kinds != _FINDING_TYPES or said["verdict"] not in [*RuleOutcome]:
-        raise ProtocolBreach("sends something else than what was found")
-    return said
+def _read_result(response: dict[str, Any], _: memoryview) -> dict[str, Any]:
+    """Return the fields of a result; the plugin in the process may have forged the response."""
+    fields = {name: response.get(name) for name in _RESULT_TYPES}
+    types = {name: type(value) for name, value in fields.items()}
+    if types != _RESULT_TYPES or fields["verdict"] not in [*RuleOutcome]:
+        raise ProtocolBreach("sent something other than the result of a rule")
+    return fields
 
 
 def serve() -> None:
-    """Answer numbers of rules with findings, until standard input ends."""
+    """Respond to each number of a rule with a result, until standard input ends."""
     subject = PluginSubject(sys.argv[1])
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # What the backend prints is not to be taken for an answer, and can be measured in a file.
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Output of the plugin goes to a file: it is then not mistaken for a response, and its size is
+    # known.
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         for request in map(json.loads, sys.stdin):
             result = apply_rule(PLUGIN_RULES[request["rule"]], subject)
-            said = {name: getattr(result, name) for name in _FINDING_TYPES}
-            answers.write(json.dumps({"id": request["id"], **said}) + "\n")
-            answers.flush()
+            fields = {name: getattr(result, name) for name in _RESULT_TYPES}
+            responses.write(json.dumps({"id": request["id"], **fields}) + "\n")
+            responses.flush()

@@ -1,4 +1,4 @@
-"""A rule that every backend must keep, and what was found of it."""
+"""A rule for backends, and the result of a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 
 class RuleOutcome(StrEnum):
-    """What is known of a rule and a backend."""
+    """Whether a backend follows a rule."""
 
     PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
     FAIL = "fail"
@@ -24,10 +24,10 @@ class BackendRule:
     """A rule.
 
     Attributes:
-        name: what a backend does that keeps it.
-        remedy: what to do about a backend that does not.
-        test: says what the backend did; raises Broken or NotShown, and anything else that it
-            raises breaks the rule too.
+        name: the behaviour of a backend that follows the rule.
+        remedy: the advice for a backend that breaks the rule.
+        test: checks a backend and describes its behaviour; raises RuleNotShown, or RuleBroken or
+            any other exception for a broken rule.
     """
 
     name: str
@@ -37,56 +37,57 @@ class BackendRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What was found of a rule.
+    """The result of a check.
 
     Attributes:
         rule: the rule.
-        verdict: whether it is kept.
-        found: what the backend did.
-        hung: whether it did not answer, so that every other rule would take as long.
-        remedy: what to do; the rule's own advice unless there is better.
-        write: the option of a command that would mend it; empty if there is none.
-        exit_code: what the command ends with for it.
+        verdict: whether the backend follows the rule.
+        observed: the behaviour of the backend.
+        hung: whether the backend did not respond in time, as it would for every other rule.
+        remedy: the advice to the user: the rule's, or a more specific one.
+        option: the command-line option with which the backend would follow the rule; empty if
+            there is no such option.
+        exit_code: the exit code of the command.
     """
 
     rule: BackendRule
     verdict: RuleOutcome
-    found: str
+    observed: str
     hung: bool = False
     remedy: str = ""
-    write: str = ""
+    option: str = ""
     exit_code: int = 0
 
 
-class Broken(Exception):
-    """The backend breaks the rule; the message says how. No user ever meets this one.
+class RuleBroken(Exception):
+    """The backend breaks the rule; raised by tests of rules and caught by :func:`apply_rule`.
 
     Args:
-        found: what it did.
-        remedy: what to do about it, where that is better advice than the rule's.
-        write: the option of a command that would mend it.
+        observed: the behaviour of the backend.
+        remedy: more specific advice than the rule's.
+        option: the command-line option with which the backend would follow the rule.
     """
 
-    def __init__(self, found: str, remedy: str = "", write: str = "") -> None:
-        super().__init__(found)
+    def __init__(self, observed: str, remedy: str = "", option: str = "") -> None:
+        super().__init__(observed)
         self.remedy = remedy
-        self.write = write
+        self.option = option
 
 
-class NotShown(Exception):
-    """The backend gave no occasion to tell; the message says why. No user ever meets this one."""
+class RuleNotShown(Exception):
+    """The rule cannot be tested with this backend; the message gives the reason."""
 
 
 def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
-    """Test a backend against a rule; whatever it raises, except KeyboardInterrupt, is a finding."""
+    """Check a backend; every exception but KeyboardInterrupt breaks the rule."""
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))
     except KeyboardInterrupt:
         raise
-    except NotShown as error:
+    except RuleNotShown as error:
         return RuleResult(rule, RuleOutcome.NOT_SHOWN, str(error))
-    except Broken as error:
-        return broken(rule, str(error), error.remedy, write=error.write)
+    except RuleBroken as error:
+        return broken(rule, str(error), error.remedy, option=error.option)
     except OnnxoptError as error:
         hung, code = isinstance(error, BackendHangs), error.exit_code
         return broken(rule, error.message, error.hint, hung=hung, exit_code=code)
@@ -94,7 +95,14 @@ def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
         return broken(rule, exception_text(error))
 
 
-def broken(rule: BackendRule, found: str, remedy: str = "", **others: Any) -> RuleResult:
-    """Return that a rule is broken."""
-    said = {"remedy": remedy or rule.remedy, "exit_code": 1, **others}
-    return RuleResult(rule, RuleOutcome.FAIL, found, **said)
+def broken(rule: BackendRule, observed: str, remedy: str = "", **fields: Any) -> RuleResult:
+    """Return the result for a broken rule.
+
+    Args:
+        rule: the rule.
+        observed: the behaviour of the backend.
+        remedy: the advice to the user; by default the rule's.
+        **fields: further fields of the result.
+    """
+    fields = {"remedy": remedy or rule.remedy, "exit_code": 1, **fields}
+    return RuleResult(rule, RuleOutcome.FAIL, observed, **fields)

@@ -1,7 +1,7 @@
-"""The rules that onnxopt relies on: of every backend, of commands, of backends in Python.
+"""The rules that onnxopt relies on: for every backend, for commands, and for plugins.
 
-What a command must do stands in :file:`exec/protocol.md`. Most of it no case can ask, such as a
-damaged model, a field that nobody knows, or what is printed; so rules are not cases.
+:file:`exec/protocol.md` specifies the rules for commands. Rules are not cases, because a case
+cannot express most of them: a damaged model, an unknown field, or printed output.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from onnx import ValueInfoProto, helper
 from onnxopt_cli.backends.check.probe_models import LIKELY
 from onnxopt_cli.backends.check.protocol_rule import (
     BackendRule,
-    Broken,
-    NotShown,
+    RuleBroken,
+    RuleNotShown,
 )
 from onnxopt_cli.backends.check.subject import (
     CheckedBackend,
@@ -28,7 +28,7 @@ from onnxopt_cli.backends.check.subject import (
     PluginSubject,
     refusal,
 )
-from onnxopt_cli.backends.check.unknown_operators import says_unsupported
+from onnxopt_cli.backends.check.unknown_operators import reports_unknown_operators
 from onnxopt_cli.backends.exec.exec_backend import require_stated
 from onnxopt_cli.backends.protocol import normalise_outputs
 from onnxopt_cli.cases.case import Problem
@@ -43,91 +43,91 @@ _STANDARD_OUTPUT = 1
 _TEN_MEGABYTES = 10 * 2**20
 _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
-# After this time, a command that has something more to say than an answer has said it.
-_SILENCE = 0.1
-# What a reader that looks for words instead of fields would stumble over.
-_EXTRA = '{"id": 0, "request": "shutdown"}'
+# Time after a response in which unrequested output of a command is expected to arrive.
+_SILENCE_SECONDS = 0.1
+# An unknown field that misleads a parser which searches for words instead of fields.
+_UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
 
 
 def _keeps_types(subject: CheckedBackend) -> str:
-    """Outputs have the element type and the shape that the operator gives them."""
-    shown = []
+    """Outputs have the element type and the shape that the operator defines."""
+    supported_types = []
     for name in _ELEMENT_TYPES:
-        array = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
-        own = subject.likeliest.tensor.astype(name)
-        asked = subject.ask_what_it_runs(array) or subject.ask_what_it_runs(own)
-        if asked is None:
+        matrix = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
+        tensor = subject.probe.tensor.astype(name)
+        problem = subject.problem_with(matrix) or subject.problem_with(tensor)
+        if problem is None:
             continue
-        # Which types it takes is its own affair.
-        if refusal(partial(_require_declared, subject), asked) is None:
-            shown.append(name)
-    if not shown:
-        raise NotShown("it runs no model with any of these types")
-    return ", ".join(shown)
+        # A backend may refuse any of the types.
+        if refusal(partial(_require_declared, subject), problem) is None:
+            supported_types.append(name)
+    if not supported_types:
+        raise RuleNotShown("it runs no model with any of these types")
+    return ", ".join(supported_types)
 
 
 def _answers_alike(subject: CheckedBackend) -> str:
-    """The same question has the same answer."""
-    asked = _what_it_runs(subject)
-    first, second = (_outputs(subject, asked) for _ in range(2))
+    """The same inputs have the same outputs."""
+    problem = _supported_problem(subject)
+    first, second = (_outputs(subject, problem) for _ in range(2))
     if len(first) != len(second):
-        raise Broken(f"it returned {len(first)} outputs, then {len(second)}")
-    for one, other in zip(first, second, strict=True):
-        if isinstance(one, np.ndarray) and one.tobytes() != np.asarray(other).tobytes():
-            raise Broken("the second answer differs from the first")
+        raise RuleBroken(f"it returned {len(first)} outputs, then {len(second)}")
+    for before, after in zip(first, second, strict=True):
+        if isinstance(before, np.ndarray) and before.tobytes() != np.asarray(after).tobytes():
+            raise RuleBroken("the second outputs differ from the first")
     return f"{len(first)} outputs, twice"
 
 
 def _survives_empty(subject: CheckedBackend) -> str:
-    """A tensor without elements is answered in an orderly way."""
-    runs = subject.likeliest
-    return _survives(subject, np.zeros((*runs.shape[:-2], 0, 3), runs.dtype))
+    """A tensor without elements has a proper response."""
+    probe = subject.probe
+    return _survives(subject, np.zeros((*probe.shape[:-2], 0, 3), probe.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
-    """A tensor of ten megabytes is answered in an orderly way."""
-    runs = subject.likeliest
-    ones = (1,) * (len(runs.shape) - 1)
-    return _survives(subject, np.ones((*ones, _TEN_MEGABYTES // runs.dtype.itemsize), runs.dtype))
+    """A tensor of ten megabytes has a proper response."""
+    probe = subject.probe
+    shape = (1,) * (len(probe.shape) - 1) + (_TEN_MEGABYTES // probe.dtype.itemsize,)
+    return _survives(subject, np.ones(shape, probe.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
-    """Names of inputs and outputs that are not ASCII are answered in an orderly way."""
-    return _survives(subject, subject.likeliest.tensor, _NOT_ASCII)
+    """A model whose names of inputs and outputs are not ASCII has a proper response."""
+    return _survives(subject, subject.probe.tensor, _NOT_ASCII)
 
 
-def _what_it_runs(subject: CheckedBackend) -> Problem:
-    """Return a question that the backend can answer.
-
-    Raises:
-        NotShown: if there is none.
-    """
-    if subject.runs is None:
-        raise NotShown("it runs no operator that it was asked for")
-    return subject.runs.question()
-
-
-def _outputs(subject: CheckedBackend, asked: Problem) -> Sequence[Value]:
-    """Return the outputs of a question, whatever their number, types and shapes.
-
-    One rule is about these; the others would only repeat it.
-    """
-    return normalise_outputs(subject.returned(asked), asked.model.graph.output)
-
-
-def _require_declared(subject: CheckedBackend, asked: Problem) -> None:
-    """See that the outputs of a question are as many as there should be, of their types and shapes.
+def _supported_problem(subject: CheckedBackend) -> Problem:
+    """Return a problem that the backend supports.
 
     Raises:
-        Broken: if they are not.
+        RuleNotShown: if it supports none of the probes.
     """
-    declared = asked.model.graph.output
-    outputs = _outputs(subject, asked)
+    if subject.supported is None:
+        raise RuleNotShown("it runs none of the operators that were tried")
+    return subject.supported.problem()
+
+
+def _outputs(subject: CheckedBackend, problem: Problem) -> Sequence[Value]:
+    """Return the outputs of a problem without checking their number, types and shapes.
+
+    The rule of :func:`_keeps_types` checks these.
+    """
+    return normalise_outputs(subject.raw_outputs(problem), problem.model.graph.output)
+
+
+def _require_declared(subject: CheckedBackend, problem: Problem) -> None:
+    """Check the number, types and shapes of the outputs.
+
+    Raises:
+        RuleBroken: if they differ from the declared ones.
+    """
+    declared = problem.model.graph.output
+    outputs = _outputs(subject, problem)
     if len(outputs) != len(declared):
-        raise Broken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
+        raise RuleBroken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
     for output, expected in zip(outputs, map(_declared, declared), strict=True):
         if describe(output) != describe(expected):
-            raise Broken(f"it returned {describe(output)}, expected {describe(expected)}")
+            raise RuleBroken(f"it returned {describe(output)}, expected {describe(expected)}")
 
 
 def _declared(output: ValueInfoProto) -> Array:
@@ -137,33 +137,34 @@ def _declared(output: ValueInfoProto) -> Array:
 
 
 def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
-    asked = subject.ask_what_it_runs(array, names)
-    if asked is None and subject.runs is not None:
-        raise NotShown(f"{subject.runs.operator}, which it runs, takes no such tensor")
-    # A backend that runs nothing must at least say so.
-    asked = asked or replace(subject.likeliest, operator=LIKELY[0]).question(array, names)
-    # To say that it failed is an orderly answer.
-    return str(refusal(partial(_outputs, subject), asked) or "it ran")
+    problem = subject.problem_with(array, names)
+    if problem is None and subject.supported is not None:
+        operator = subject.supported.operator
+        raise RuleNotShown(f"{operator}, which it runs, does not accept the tensor")
+    # A backend that supports no probe must respond properly as well.
+    problem = problem or replace(subject.probe, operator=LIKELY[0]).problem(array, names)
+    # An error is a proper response; a crash or a timeout is not.
+    return str(refusal(partial(_outputs, subject), problem) or "it ran")
 
 
-_SURVIVE = "answer outputs, unsupported or an error, whatever the sizes and names are"
+_SURVIVE = "respond with outputs, unsupported or an error for all sizes and names"
 
 #: In the order in which they are tested.
 _COMMON_RULES = (
     BackendRule(
-        "says that it does not know an operator",
-        "say unsupported, not error, for what is not implemented: only then is a model with "
-        "primitive operators tried, and the gap not counted as a defect",
-        says_unsupported,
+        "reports an unknown operator as unsupported",
+        "report a missing operator as unsupported, not as an error: only then does onnxopt try a "
+        "model of primitive operators, and the gap does not count as a defect",
+        reports_unknown_operators,
     ),
     BackendRule(
-        "gives outputs their element type and shape",
+        "returns outputs of the declared type and shape",
         "return arrays of the dtype and shape that the operator defines",
         _keeps_types,
     ),
     BackendRule(
-        "answers the same question alike",
-        "look for state that is kept from one case to the next, and for uninitialised memory",
+        "returns the same outputs for the same inputs",
+        "look for state that persists from one case to the next, and for uninitialised memory",
         _answers_alike,
     ),
     BackendRule("survives an empty tensor", _SURVIVE, _survives_empty),
@@ -175,35 +176,35 @@ _COMMON_RULES = (
 def _says_hello(command: CommandSubject) -> str:
     started = perf_counter()
     hello = command.session.hello
-    taken = perf_counter() - started
-    return f"{hello.name} {hello.version}, after {taken:.2f} s"
+    seconds = perf_counter() - started
+    return f"{hello.name} {hello.version}, after {seconds:.2f} s"
 
 
-def _answers(command: CommandSubject, **further: Any) -> str:
-    asked = command.likeliest.question()
+def _answers(command: CommandSubject, **fields: Any) -> str:
+    problem = command.probe.problem()
     try:
-        require_stated(asked.model, command.session.hello)
+        require_stated(problem.model, command.session.hello)
     except Unsupported as error:
-        raise NotShown(error.message) from None
+        raise RuleNotShown(error.message) from None
     outputs: list[Value] = []
-    refused = refusal(lambda item: outputs.extend(command.run(item, **further)), asked)
+    refused = refusal(lambda item: outputs.extend(command.run(item, **fields)), problem)
     return str(refused or f"{len(outputs)} outputs")
 
 
 def _stays(command: CommandSubject) -> str:
     for _ in range(3):
         _answers(command)
-        sleep(_SILENCE)
+        sleep(_SILENCE_SECONDS)
     return "three cases in one process"
 
 
 def _refuses_damaged(command: CommandSubject) -> str:
-    damaged = command.likeliest.question()
-    # All that a command sees of it that takes nodes; any other gets bytes that are not a model.
+    damaged = command.probe.problem()
+    # Damages the node for commands that take single nodes; others receive `content`.
     damaged.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
     if refused is None:
-        raise Broken("it returned outputs for a model that cannot be read")
+        raise RuleBroken("it returned outputs for a model that cannot be read")
     _answers(command)
     return str(refused)
 
@@ -217,39 +218,39 @@ def _ends(command: CommandSubject, *, told: bool) -> str:
 #: In the order in which they are tested.
 COMMAND_RULES = (
     BackendRule(
-        "answers hello",
-        "answer the first line with one line of JSON, flushed, with all fields of the protocol",
+        "responds to hello",
+        "respond to the first line with one line of JSON that has all required fields, and flush",
         _says_hello,
     ),
     BackendRule(
-        "answers run with its id, and as many bytes as it says",
-        "repeat the request's id; say with bytes how many follow the line, and send them; flush",
+        "responds to run with its id and the stated number of bytes",
+        "repeat the request's id, state in bytes the number of bytes after the line, and flush",
         _answers,
     ),
     BackendRule(
-        "overlooks fields that it does not know",
-        "read the fields that are needed and no others",
-        partial(_answers, onnxopt_check=_EXTRA),
+        "ignores unknown fields",
+        "read the fields that you need, and accept all others",
+        partial(_answers, onnxopt_check=_UNKNOWN_FIELD),
     ),
     BackendRule(
-        "stays for the next case, and writes nothing unasked",
-        "read requests in a loop; send what libraries print to standard error",
+        "runs further cases, and writes nothing without a request",
+        "read requests in a loop, and redirect the output of libraries to standard error",
         _stays,
     ),
     BackendRule(
-        "reports a damaged model, and goes on",
-        'answer {"id": ..., "error": "..."} when the model cannot be read, or an input is missing',
+        "reports a damaged model, and continues",
+        'respond with {"id": ..., "error": "..."} if the model or an input is invalid',
         _refuses_damaged,
     ),
     *_COMMON_RULES,
     BackendRule(
         "ends with exit code 0 on shutdown",
-        "end the loop at the request shutdown, and release everything in order",
+        "end the loop at the request shutdown, release all resources, and exit with 0",
         partial(_ends, told=True),
     ),
     BackendRule(
         "ends with exit code 0 when its input ends",
-        "end the loop at the end of standard input too: nobody is there to ask any more",
+        "end the loop at the end of standard input too, because no request can follow",
         partial(_ends, told=False),
     ),
 )
@@ -260,42 +261,42 @@ def _starts(subject: PluginSubject) -> str:
 
 
 def _returns_outputs(subject: PluginSubject) -> str:
-    outputs = _outputs(subject, _what_it_runs(subject))
+    outputs = _outputs(subject, _supported_problem(subject))
     return f"{len(outputs)} outputs"
 
 
 def _leaves_inputs(subject: PluginSubject) -> str:
-    asked = _what_it_runs(subject)
-    before = {name: np.array(value) for name, value in asked.inputs.items()}
-    subject.returned(asked)
+    problem = _supported_problem(subject)
+    before = {name: np.array(value) for name, value in problem.inputs.items()}
+    subject.raw_outputs(problem)
     for name, value in before.items():
-        if value.tobytes() != np.asarray(asked.inputs[name]).tobytes():
-            raise Broken(f"the input {name} is changed after the call")
+        if value.tobytes() != np.asarray(problem.inputs[name]).tobytes():
+            raise RuleBroken(f"the input {name} is changed after the call")
     return "unchanged"
 
 
 def _refuses_dangling(subject: PluginSubject) -> str:
-    asked = subject.likeliest.question()
-    asked.model.graph.node[0].input[0] = "nowhere"
-    refused = refusal(subject.returned, asked)
+    problem = subject.probe.problem()
+    problem.model.graph.node[0].input[0] = "nowhere"
+    refused = refusal(subject.raw_outputs, problem)
     if refused is None:
-        raise Broken("it returned outputs for a node whose input nothing yields")
+        raise RuleBroken("it returned outputs for a node with an undefined input")
     return str(refused)
 
 
 def _prints_nothing(subject: PluginSubject) -> str:
     before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
-    subject.returned(_what_it_runs(subject))
+    subject.raw_outputs(_supported_problem(subject))
     written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
     if written:
-        raise Broken(f"{written} bytes on standard output for one case")
+        raise RuleBroken(f"{written} bytes on standard output for one case")
     return "nothing"
 
 
 #: In the order in which they are tested.
 PLUGIN_RULES = (
     BackendRule(
-        "is found, and has prepare or run",
+        "can be loaded, and has prepare or run",
         "give a class, instance or module with prepare(model, device) or run(model, inputs)",
         _starts,
     ),
@@ -305,19 +306,19 @@ PLUGIN_RULES = (
         _returns_outputs,
     ),
     BackendRule(
-        "leaves its inputs as they are",
+        "does not modify its inputs",
         "copy an input before writing into it",
         _leaves_inputs,
     ),
     BackendRule(
-        "raises for a model that is wrong",
+        "raises an exception for an invalid model",
         "raise any exception but those that end the interpreter",
         _refuses_dangling,
     ),
     *_COMMON_RULES,
     BackendRule(
         "prints nothing",
-        "write what a user should read with logging or to standard error, and only on demand",
+        "write messages for users with logging or to standard error, and only on demand",
         _prints_nothing,
     ),
 )

@@ -1,4 +1,4 @@
-"""A backend while it is tested against rules."""
+"""A backend under check, and the probes that it supports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from onnxopt_cli.backends.check.probe_models import (
     LIKELY,
     OPSETS,
     SHAPES,
-    Runs,
+    ProbeModel,
     all_operators,
     formulas,
 )
-from onnxopt_cli.backends.check.protocol_rule import Broken
+from onnxopt_cli.backends.check.protocol_rule import RuleBroken
 from onnxopt_cli.backends.exec.exec_backend import (
     CommandSession,
     require_stated,
@@ -42,102 +42,102 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.errors import BackendFailure, Unsupported
 
-# Element types, the likeliest first.
+# Element types, the most common first.
 _DTYPES = tuple(
     map(np.dtype, ("float32", "float64", "int64", "int32", "float16", "bool", "uint8", "int8"))
 )
-# A backend that compiles each model is not asked for all that there is.
+# A backend that compiles each model would take too long for all probes.
 _SEARCH_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a backend says instead of answering.
+    """A backend's response other than outputs.
 
     Attributes:
-        text: as reports show it.
-        known: it counts as unsupported.
-        kind: name of the exception's class; empty if it was not one.
+        text: the message as reports show it.
+        unsupported: whether the response counts as unsupported, not as an error.
+        kind: name of the exception's class; empty for the response of a command.
     """
 
     text: str
-    known: bool
+    unsupported: bool
     kind: str = ""
 
     def __str__(self) -> str:
-        return f"it {'says unsupported' if self.known else 'reports'}: {self.text}"
+        return f"it {'reports unsupported' if self.unsupported else 'fails'}: {self.text}"
 
 
-def refusal(ask: Callable[[Problem], object], asked: Problem) -> Refusal | None:
-    """Return what a backend says instead of answering a question; None if it answers."""
+def refusal(run: Callable[[Problem], object], problem: Problem) -> Refusal | None:
+    """Return a backend's refusal of a problem; None if it returns outputs."""
     try:
-        ask(asked)
-    except (Broken, *BREAKDOWNS):
+        run(problem)
+    except (RuleBroken, *BREAKDOWNS):
         raise
     except Unsupported as error:
-        return Refusal(error.message, known=True, kind=type(error).__name__)
-    except Exception as error:  # noqa: BLE001 - what it raises is what is looked for
+        return Refusal(error.message, unsupported=True, kind=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - a backend may raise anything
         kind = "" if isinstance(error, BackendFailure) else type(error).__name__
-        return Refusal(error_text(error), known=False, kind=kind)
+        return Refusal(error_text(error), unsupported=False, kind=kind)
     return None
 
 
 class CheckedBackend:
-    """A backend that can be asked to run models.
+    """A backend under check.
 
     Args:
-        text: how the user asks for it.
+        text: the backend as the user specified it.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def returned(self, asked: Problem) -> object:
-        """Return what the backend answers, as it is."""
+    def raw_outputs(self, problem: Problem) -> object:
+        """Run a problem and return the backend's outputs unconverted."""
         raise NotImplementedError
 
     @cached_property
-    def runs(self) -> Runs | None:
-        """The likeliest thing that the backend runs; None if nothing was found."""
+    def supported(self) -> ProbeModel | None:
+        """The first probe that the backend supports; None if no probe ran within the time limit."""
         end = monotonic() + _SEARCH_SECONDS
-        for runs in self._candidates():
+        for probe in self._candidates():
             if monotonic() > end:
                 break
             try:
-                asked = runs.question()
+                problem = probe.problem()
             except ValueError:
                 continue
-            if refusal(self.returned, asked) is None:
-                return runs
+            if refusal(self.raw_outputs, problem) is None:
+                return probe
         return None
 
     @property
-    def likeliest(self) -> Runs:
-        """What the backend runs, or what most do."""
-        return self.runs or next(self._candidates())
+    def probe(self) -> ProbeModel:
+        """The supported probe, or the most common one if the backend supports none."""
+        return self.supported or next(self._candidates())
 
-    def ask_what_it_runs(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return a question that the backend can answer, about a tensor of its own kind or another.
+    def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
+        """Return the problem of the supported probe with another tensor.
 
-        None if there is none, or the operator takes no such tensor.
+        None if the backend supports no probe, or its operator does not accept the tensor.
         """
-        runs = self.runs
+        probe = self.supported
         with suppress(ValueError):
-            return runs.question(array, names) if runs else None
+            return probe.problem(array, names) if probe else None
         return None
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Element types that the backend may know, the likeliest first."""
+        """Element types that the backend may support, the most common first."""
         return _DTYPES
 
     @property
     def opsets(self) -> tuple[int, ...]:
-        """Versions of ai.onnx that the backend may know, the likeliest first."""
+        """Versions of ai.onnx that the backend may support, the most common first."""
         return OPSETS
 
-    def _candidates(self) -> Iterator[Runs]:
-        """Yield what most backends run, then operators with a formula, then all that there is."""
+    def _candidates(self) -> Iterator[ProbeModel]:
+        """Yield common operators, then operators with a formula, then all operators."""
         dtypes, opsets, vector = self.dtypes, self.opsets, SHAPES[:1]
         searches = [
             (dtypes[:1], vector, LIKELY, opsets),
@@ -148,31 +148,31 @@ class CheckedBackend:
         ]
         for search in searches:
             for dtype, shape, name, opset in product(*search):
-                yield Runs(name, opset, dtype, shape)
+                yield ProbeModel(name, opset, dtype, shape)
 
 
 class PluginSubject(CheckedBackend):
     """A backend in Python.
 
     Args:
-        text: how the user asks for it.
+        text: the backend as the user specified it.
     """
 
     @cached_property
     def backend(self) -> Backend:
-        """The backend; loading it may raise."""
+        """The backend; loading it may raise any exception."""
         return resolve_backend(self.text)
 
-    def returned(self, asked: Problem) -> object:
-        """Return what the backend answers, as it is."""
-        return self.backend.prepare(asked.model).run(asked.inputs)
+    def raw_outputs(self, problem: Problem) -> object:
+        """Run a problem and return the backend's outputs unconverted."""
+        return self.backend.prepare(problem.model).run(problem.inputs)
 
 
 class CommandSubject(CheckedBackend):
     """A command.
 
     Args:
-        specification: how the user asks for it.
+        specification: the command as the user specified it.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -182,7 +182,7 @@ class CommandSubject(CheckedBackend):
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """The types that the command states, the likeliest first."""
+        """The types that the command states, the most common first."""
         stated = [DTYPES[name] for name in sorted(self.session.hello.dtypes)]
         numbers = [dtype for dtype in stated if dtype.kind in "fiub" and dtype not in _DTYPES]
         return (*(dtype for dtype in _DTYPES if dtype in stated), *numbers) or _DTYPES
@@ -193,21 +193,21 @@ class CommandSubject(CheckedBackend):
         lowest, highest = (self.session.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
-    def returned(self, asked: Problem) -> list[Value]:
-        """Return the outputs of a model, if the command states all that it needs."""
-        require_stated(asked.model, self.session.hello)
-        return self.run(asked)
+    def raw_outputs(self, problem: Problem) -> list[Value]:
+        """Run a problem of which the command states the domains, versions and types."""
+        require_stated(problem.model, self.session.hello)
+        return self.run(problem)
 
-    def run(self, asked: Problem, content: bytes | None = None, **further: str) -> list[Value]:
-        """Have the command run a model.
+    def run(self, problem: Problem, content: bytes | None = None, **fields: str) -> list[Value]:
+        """Submit a problem to the command.
 
         Args:
-            asked: the model and its inputs.
-            content: what the model file holds instead of that model.
-            **further: fields of the request, which the command must overlook.
+            problem: the model and its inputs.
+            content: the bytes to send instead of the serialized model.
+            **fields: additional fields of the request, which the command must ignore.
         """
         device = self._specification.options.get("device", self.session.hello.devices[0])
-        content = content or asked.model.SerializeToString()
-        written = self._specification.options.get("unsupported"), self.session.hello.unsupported
-        with recognising([compile_pattern(pattern) for pattern in written if pattern]):
-            return self.session.run(asked.model, content, asked.inputs, device=device, **further)
+        content = content or problem.model.SerializeToString()
+        patterns = self._specification.options.get("unsupported"), self.session.hello.unsupported
+        with recognising([compile_pattern(pattern) for pattern in patterns if pattern]):
+            return self.session.run(problem.model, content, problem.inputs, device=device, **fields)

@@ -1,8 +1,8 @@
-"""Does a backend say that it does not know an operator? If not, by which words could it be known?
+"""Check that a backend reports unknown operators as unsupported, or propose a pattern for them.
 
-Runtimes raise errors of their own. It is asked for operators that nobody knows, and for training
-operators, and what it says is compared with what it says of an operator that it knows in a model
-that is wrong: words that occur there too tell nothing.
+A runtime reports an unknown operator with an error of its own. The check submits nonexistent
+operators and training operators, and compares the messages with those for invalid models of a
+supported operator: a pattern that matches such a message does not identify unknown operators.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from onnx import TensorProto, helper
 from onnxopt_cli.backends.check.probe_models import (
     TRAINING,
     formulas,
-    unknown,
+    unknown_operator,
 )
-from onnxopt_cli.backends.check.protocol_rule import Broken
+from onnxopt_cli.backends.check.protocol_rule import RuleBroken
 from onnxopt_cli.backends.check.subject import (
     CheckedBackend,
     Refusal,
@@ -33,196 +33,219 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
-# Words for the first are proposed, and have to hold for the others.
+# Nonexistent operators. Patterns are derived from the message about the first one, and must match
+# those about the others.
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
 _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
-# Of words that tell something: less is punctuation, or a word that occurs anywhere.
-_FEWEST_LETTERS = 8
+# Text with fewer letters is punctuation or a common word.
+_MIN_LETTERS = 8
 # Characters of a line on each side of a name; more would not fit a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = (
-    "say unsupported, not error, for what is not implemented; or write as follows, by which "
-    "onnxopt knows it by these words"
+    "report a missing operator as unsupported, not as an error; or use the option below, by which "
+    "onnxopt recognises the message"
 )
 _NUMBERS = re.compile(r"(0x[0-9a-fA-F]+|\d+)")
 _NAME = "\0"
 _MARKS = " ,:;-"
 
 
-def says_unsupported(subject: CheckedBackend) -> str:
-    """An operator that nobody knows is reported as unsupported."""
-    contrasts = [said.text for said in _about_wrong_models(subject) if not said.known]
-    asked = {domain: _about_unknown_operators(subject, domain) for domain in _DOMAINS}
-    training = _about_training(subject)
-    texts = [it.text for said in (*asked.values(), training) for it in said.values()]
-    patterns: list[str] = []
-    failing = ""
-    for domain, said in asked.items():
-        unexplained = _unexplained(said, patterns)
-        if not unexplained:
-            continue
-        found = _proposal(unexplained, domain, contrasts, texts)
-        failing = failing or f"it fails instead: {_excerpt(unexplained, found)}"
-        if subject.runs is None:
-            why = "it runs nothing that it was asked for, so these words may mean anything"
-            raise Broken(f"{failing}; {why}")
-        if not found:
-            raise Broken(f"{failing}; no words in it tell it from what it says of a wrong model")
-        patterns.append(found)
-    unexplained = _unexplained(training, patterns)
-    if len(unexplained) > 1 and subject.runs is not None:
-        # Words that name one operator and then the other are not about a mistake in one of them.
-        found = _proposal(unexplained, TRAINING, contrasts, texts, named=True)
-        if found:
-            failing = failing or f"it fails instead: {_excerpt(unexplained, found)}"
-            patterns.append(found)
-    if patterns:
-        raise Broken(failing, _REMEDY, _option(subject, patterns))
-    heard = next(iter(asked[""].values())).text
-    others = [
-        f"; of {name}: {printable(it.text[:_MAX_SHOWN_CHARS])}" for name, it in unexplained.items()
+def reports_unknown_operators(subject: CheckedBackend) -> str:
+    """An unknown operator is reported as unsupported."""
+    contrasts = [
+        response.text for response in _refused_invalid_models(subject) if not response.unsupported
     ]
-    return "".join([f"it says: {heard}", *others])
+    by_domain = {domain: _refused_unknown_operators(subject, domain) for domain in _DOMAINS}
+    training = _refused_training_operators(subject)
+    texts = [
+        response.text
+        for responses in (*by_domain.values(), training)
+        for response in responses.values()
+    ]
+    patterns: list[str] = []
+    failure = ""
+    for domain, responses in by_domain.items():
+        errors = _unmatched_errors(responses, patterns)
+        if not errors:
+            continue
+        pattern = _proposal(errors, domain, contrasts, texts)
+        failure = failure or f"it fails instead: {_excerpt(errors, pattern)}"
+        if subject.supported is None:
+            reason = (
+                "it runs none of the operators that were tried, so this message does not identify "
+                "unknown operators"
+            )
+            raise RuleBroken(f"{failure}; {reason}")
+        if not pattern:
+            reason = "no part of it differs from its messages about invalid models"
+            raise RuleBroken(f"{failure}; {reason}")
+        patterns.append(pattern)
+    errors = _unmatched_errors(training, patterns)
+    if len(errors) > 1 and subject.supported is not None:
+        # A message that names each operator in turn is not about a defect in one of them.
+        pattern = _proposal(errors, TRAINING, contrasts, texts, named=True)
+        if pattern:
+            failure = failure or f"it fails instead: {_excerpt(errors, pattern)}"
+            patterns.append(pattern)
+    if patterns:
+        raise RuleBroken(failure, _REMEDY, _option(subject, patterns))
+    text = next(iter(by_domain[""].values())).text
+    notes = [
+        f"; for {name}: {printable(error.text[:_MAX_SHOWN_CHARS])}"
+        for name, error in errors.items()
+    ]
+    return "".join([f"it reports: {text}", *notes])
 
 
-def _about_unknown_operators(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
-    """Return what a backend says of operators that nobody knows, by their names."""
-    said: dict[str, Refusal] = {}
-    likeliest = subject.likeliest
+def _refused_unknown_operators(subject: CheckedBackend, domain: str) -> dict[str, Refusal]:
+    """Return a backend's refusals of nonexistent operators, by operator."""
+    refusals: dict[str, Refusal] = {}
+    probe = subject.probe
     for name in _NAMES:
-        asked = unknown(name, domain, likeliest.tensor, likeliest.opset)
-        answer = refusal(subject.returned, asked)
-        if answer is None:
-            of = f" of {domain}" if domain else ""
-            raise Broken(f"it returned outputs for the operator {name}{of}")
-        said[name] = answer
-    return said
+        problem = unknown_operator(name, domain, probe.tensor, probe.opset)
+        response = refusal(subject.raw_outputs, problem)
+        if response is None:
+            of_domain = f" of {domain}" if domain else ""
+            raise RuleBroken(f"it returned outputs for the operator {name}{of_domain}")
+        refusals[name] = response
+    return refusals
 
 
-def _about_training(subject: CheckedBackend) -> dict[str, Refusal]:
-    """Return what a backend says of training operators that it does not run."""
-    likeliest = subject.likeliest
-    dtype = likeliest.dtype if likeliest.dtype.name in {"float32", "float64"} else np.float32
-    array = likeliest.tensor.astype(dtype)
-    asked = {
-        name: refusal(subject.returned, replace(likeliest, operator=name).question(array))
+def _refused_training_operators(subject: CheckedBackend) -> dict[str, Refusal]:
+    """Return a backend's refusals of training operators, by operator."""
+    probe = subject.probe
+    dtype = probe.dtype if probe.dtype.name in {"float32", "float64"} else np.float32
+    array = probe.tensor.astype(dtype)
+    responses = {
+        name.rpartition(":")[2]: refusal(
+            subject.raw_outputs, replace(probe, operator=name).problem(array)
+        )
         for name in formulas(TRAINING)
     }
-    return {name.rpartition(":")[2]: said for name, said in asked.items() if said is not None}
+    return {name: response for name, response in responses.items() if response is not None}
 
 
-def _about_wrong_models(subject: CheckedBackend) -> Iterator[Refusal]:
-    """Yield what a backend says of an operator that it runs, in models that are wrong.
+def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
+    """Yield a backend's refusals of invalid models of a supported operator.
 
     Raises:
-        Broken: if a pattern takes that for unsupported.
+        RuleBroken: if the pattern for unsupported features matches one of them.
     """
-    if subject.runs is None:
+    if subject.supported is None:
         return
-    for what, asked in _wrong_models(subject):
+    for defect, problem in _invalid_models(subject):
         try:
-            said = refusal(subject.returned, asked)
+            response = refusal(subject.raw_outputs, problem)
         except BackendDied:
-            # That is for another rule.
+            # Another rule checks this.
             continue
-        if said is None:
+        if response is None:
             continue
-        if said.known and said.kind == Recognised.__name__:
-            raise Broken(
-                f"unsupported=REGEX is too broad: it takes this for unsupported, for a model that "
-                f"has {what}: {printable(said.text[:_MAX_SHOWN_CHARS])}",
-                remedy="take words that are said of operators that are not implemented alone",
+        if response.unsupported and response.kind == Recognised.__name__:
+            raise RuleBroken(
+                "unsupported=REGEX is too broad: it matches this message about a model with "
+                f"{defect}: {printable(response.text[:_MAX_SHOWN_CHARS])}",
+                remedy="use words that occur only in messages about missing operators",
             )
-        yield said
+        yield response
 
 
-def _wrong_models(subject: CheckedBackend) -> Iterator[tuple[str, Problem]]:
-    asked = subject.likeliest.question()
-    asked.model.graph.node[0].input[0] = "nowhere"
-    yield "an input that nothing yields", asked
-    asked = subject.likeliest.question()
-    asked.model.graph.node[0].input.extend([asked.model.graph.input[-1].name] * 7)
-    yield "too many inputs", asked
-    asked = subject.likeliest.question()
-    del asked.model.graph.node[0].input[:]
-    yield "no inputs", asked
-    asked = subject.likeliest.question()
-    asked.model.graph.node[0].attribute.append(helper.make_attribute("onnxopt_asks", 1))
-    yield "an attribute that the operator has not", asked
-    asked = subject.likeliest.question()
-    declared = asked.model.graph.output[0].type.tensor_type
-    text = declared.elem_type == TensorProto.STRING
-    declared.elem_type = TensorProto.FLOAT if text else TensorProto.STRING
-    yield "an output of another type than the operator gives", asked
+def _invalid_models(subject: CheckedBackend) -> Iterator[tuple[str, Problem]]:
+    """Yield pairs of a defect and a model with this defect."""
+    problem = subject.probe.problem()
+    problem.model.graph.node[0].input[0] = "nowhere"
+    yield "an undefined input", problem
+    problem = subject.probe.problem()
+    problem.model.graph.node[0].input.extend([problem.model.graph.input[-1].name] * 7)
+    yield "too many inputs", problem
+    problem = subject.probe.problem()
+    del problem.model.graph.node[0].input[:]
+    yield "no inputs", problem
+    problem = subject.probe.problem()
+    problem.model.graph.node[0].attribute.append(helper.make_attribute("onnxopt_check", 1))
+    yield "an unknown attribute", problem
+    problem = subject.probe.problem()
+    declared = problem.model.graph.output[0].type.tensor_type
+    is_string = declared.elem_type == TensorProto.STRING
+    declared.elem_type = TensorProto.FLOAT if is_string else TensorProto.STRING
+    yield "a wrong output type", problem
 
 
-def _unexplained(said: Mapping[str, Refusal], patterns: Sequence[str]) -> dict[str, Refusal]:
+def _unmatched_errors(
+    responses: Mapping[str, Refusal], patterns: Sequence[str]
+) -> dict[str, Refusal]:
+    """Return the responses that are errors and that no pattern matches."""
     return {
-        name: it
-        for name, it in said.items()
-        if not it.known and not any(re.search(pattern, it.text) for pattern in patterns)
+        name: response
+        for name, response in responses.items()
+        if not response.unsupported
+        and not any(re.search(pattern, response.text) for pattern in patterns)
     }
 
 
 def _proposal(
-    said: Mapping[str, Refusal],
+    errors: Mapping[str, Refusal],
     domain: str,
     contrasts: Sequence[str],
     texts: Sequence[str],
     *,
     named: bool = False,
 ) -> str:
-    """Return the regular expression that finds the most of what was said of some operators.
+    """Return a regular expression that matches the errors about unknown operators.
 
-    Of several it is one beside the operator's name, with most words; if there is none, it is empty.
+    The candidate that matches most of ``texts`` is chosen; ties are resolved in favour of words
+    beside the operator's name, then of the longest pattern. Empty without a valid candidate.
 
     Args:
-        said: what was said, by operator.
+        errors: the errors, by operator; the pattern matches all of them.
         domain: the operators' domain.
-        contrasts: what was said of wrong models, in which it must find nothing.
-        texts: all that was said of operators that are not known.
-        named: whether only words beside the operator's name will do.
+        contrasts: messages about invalid models; the pattern matches none of them.
+        texts: all messages about unknown and training operators.
+        named: whether to consider only words beside the operator's name.
     """
-    # What is taken from the first text has to be in those about other names.
-    found = {}
-    # Other words need something to tell them from.
-    for pattern, beside in _candidates(said, domain, named=named or not contrasts):
+    scores = {}
+    # Without contrasts, only words beside the operator's name are specific enough.
+    for pattern, beside_name in _candidates(errors, domain, named=named or not contrasts):
         try:
             compiled = compile_pattern(pattern)
         except ValueError:
             continue
-        everywhere = all(compiled.search(it.text) for it in said.values())
-        if everywhere and not any(map(compiled.search, contrasts)):
+        matches_all = all(compiled.search(error.text) for error in errors.values())
+        if matches_all and not any(map(compiled.search, contrasts)):
             letters = sum(map(str.isalpha, pattern))
-            known = sum(map(bool, map(compiled.search, texts)))
-            found[pattern] = (known, beside, letters)
-    return max(found, key=found.__getitem__, default="")
+            matches = sum(map(bool, map(compiled.search, texts)))
+            scores[pattern] = (matches, beside_name, letters)
+    return max(scores, key=scores.__getitem__, default="")
 
 
 def _candidates(
-    said: Mapping[str, Refusal], domain: str, *, named: bool
+    errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns, and whether they are of words that stand beside the operator's name."""
-    name, first = next(iter(said.items()))
+    """Yield patterns from the first error, and whether their words are beside the operator's name.
+
+    Patterns are words before or after the name, lines without the name, and the exception's class.
+    """
+    name, first = next(iter(errors.items()))
     text = first.text.removeprefix(f"{first.kind}: ") if first.kind else first.text
-    hidden = "|".join(re.escape(each) for each in (name, domain) if each)
+    hidden = "|".join(re.escape(word) for word in (name, domain) if word)
     lines = re.sub(hidden, _NAME, text, flags=re.IGNORECASE).splitlines()
     nameless = [_beginning(line) for line in lines if _NAME not in line]
     for before, after in (pair for line in lines for pair in pairwise(line.split(_NAME))):
         words = _end(before).lstrip(_MARKS), _beginning(after).rstrip(_MARKS)
-        yield from ((_literal(word.strip()), True) for word in words if _tells(word))
-        if _tells("".join(words)) and all(any(map(str.isalpha, word)) for word in words):
+        yield from ((_literal(word.strip()), True) for word in words if _is_specific(word))
+        if _is_specific("".join(words)) and all(any(map(str.isalpha, word)) for word in words):
             yield r"\S*".join(map(_literal, words)), True
     if not named:
-        yield from ((_literal(each.strip(_MARKS)), False) for each in nameless if _tells(each))
+        for line in filter(_is_specific, nameless):
+            yield _literal(line.strip(_MARKS)), False
         if first.kind and not hasattr(builtins, first.kind):
             yield f"^{re.escape(first.kind)}:", False
 
 
-def _tells(words: str) -> bool:
-    return sum(map(str.isalpha, words)) >= _FEWEST_LETTERS
+def _is_specific(words: str) -> bool:
+    return sum(map(str.isalpha, words)) >= _MIN_LETTERS
 
 
 def _end(text: str) -> str:
@@ -234,7 +257,7 @@ def _beginning(text: str) -> str:
 
 
 def _literal(words: str) -> str:
-    """Return a pattern for words, whatever numbers are in them, that a shell takes in quotes."""
+    """Return a pattern for words with any numbers, without characters special in shell quotes."""
     parts = _NUMBERS.split(words)
     pattern = "".join(
         (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))
@@ -243,14 +266,14 @@ def _literal(words: str) -> str:
     return re.sub(r",(?=[A-Za-z_])", r"\\x2c", re.sub(r"['\"`$!]", ".", pattern))
 
 
-def _excerpt(said: Mapping[str, Refusal], pattern: str) -> str:
-    """Return the line that a pattern finds, or the beginning of it all."""
-    text = next(iter(said.values())).text
-    found = (line for line in text.splitlines() if pattern and re.search(pattern, line))
-    return printable(next(found, text).strip()[:_MAX_SHOWN_CHARS])
+def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
+    """Return the line of the first error that the pattern matches, or the error's beginning."""
+    text = next(iter(errors.values())).text
+    lines = (line for line in text.splitlines() if pattern and re.search(pattern, line))
+    return printable(next(lines, text).strip()[:_MAX_SHOWN_CHARS])
 
 
 def _option(subject: CheckedBackend, patterns: Sequence[str]) -> str:
-    before, given, pattern = subject.text.partition(",unsupported=")
-    joined = "|".join([pattern] * bool(given) + list(patterns))
+    before, separator, pattern = subject.text.partition(",unsupported=")
+    joined = "|".join([pattern] * bool(separator) + list(patterns))
     return f"-b {shlex.quote(f'{before},unsupported={joined}')}"
