@@ -41,7 +41,7 @@ TICK_SECONDS = 0.05
 _DYING_SECONDS = 1.0
 # The int in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")
-# Upper limit of buffers in one call of writev (IOV_MAX is larger on all systems).
+# Maximum number of buffers in one call of writev; systems limit it.
 _MAX_BUFFERS = 64
 # Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)

@@ -67,8 +67,8 @@ def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
 def test_a_command_that_says_other_things_of_itself_when_it_is_started_again_is_found():
     *_, last = check_backend(command("version"))
     assert last.verdict is RuleOutcome.FAIL
-    assert "started again, says other things of itself" in last.observed
-    assert last.remedy == "answer hello with the same words each time"
+    assert "sent a different response to hello after a restart" in last.observed
+    assert last.remedy == "send the same response to hello each time"
 
 
 @pytest.mark.parametrize("name", BREAKING_PLUGINS)

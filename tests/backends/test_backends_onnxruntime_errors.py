@@ -82,10 +82,10 @@ MESSAGES = {
         (node("Relu", opset=1), ONES, ""),
     ],
     "an element type in a model": [(node("Identity", TensorProto.COMPLEX64), ONES, "")],
-    "an element type among what a session is given": [
+    "an element type of a session's input": [
         (bfloat16_sequence(), {**ONES, "s": [np.ones(2, ml_dtypes.bfloat16)]}, "")
     ],
-    "an element type among what a session returns": [
+    "an element type of a session's output": [
         (
             node("Cast", TensorProto.STRING, outputs_as=TensorProto.BFLOAT16, to=16),
             {"x": np.array(["1", "2", "3"], object)},

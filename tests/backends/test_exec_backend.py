@@ -209,7 +209,7 @@ def test_a_command_that_says_otherwise_of_itself_when_started_again_is_not_asked
     with pytest.raises(BackendDied):
         ask(backend)
     for _ in range(2):
-        with pytest.raises(ProtocolBreach, match="started again, says other things of itself"):
+        with pytest.raises(ProtocolBreach, match="sent a different response to hello after a restart"):
             ask(backend)
     assert backend.version == before
 
@@ -278,7 +278,7 @@ def test_what_a_command_does_not_state_is_unsupported_and_not_sent(asked, words,
         ("hello-without-version", "lacks version"),
         (
             'hello={"protocol": "onnxopt-exec/1"}',
-            'protocol "onnxopt-exec/1"; this version of onnxopt speaks',
+            'protocol "onnxopt-exec/1"; this version of onnxopt implements',
         ),
         ('hello={"speed": 1}', 'unknown field "speed"'),
         ('hello={"name": ""}', "expected a name"),
@@ -361,7 +361,7 @@ def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
 
 
 def test_a_command_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.exec.exec_process._GRACE", 0.2)
+    monkeypatch.setattr("onnxopt_cli.backends.exec.exec_process._SHUTDOWN_SECONDS", 0.2)
     before = children()
     with pytest.raises(BackendHangs, match="did not end within"):
         resolve_backend(spec("never-ends")).close()

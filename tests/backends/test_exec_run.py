@@ -119,7 +119,7 @@ def test_a_death_between_cases_costs_no_case(mode, identity, onnxopt):
 def test_a_command_that_does_not_end_as_it_should_keeps_its_passes_and_does_not_conform(
     mode, outcome, words, isolation, identity, onnxopt, monkeypatch
 ):
-    monkeypatch.setattr(exec_process, "_GRACE", 1.0)
+    monkeypatch.setattr(exec_process, "_SHUTDOWN_SECONDS", 1.0)
     found = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
     teardown = found.pop("teardown")
     assert teardown["case"] == "worker/teardown"
@@ -193,7 +193,7 @@ def test_what_a_command_says_before_it_ends_is_shown(identity, onnxopt, workplac
     assert answer.err.splitlines() == [
         "error: backend exec:./adapter.sh does not start: the command ended with exit code 127",
         "  libmine.so: no such file",
-        "  onnxopt backends protocol shows what it is asked",
+        "  onnxopt backends protocol shows the requests",
     ]
 
 

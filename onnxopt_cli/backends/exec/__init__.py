@@ -1,1 +1,1 @@
-"""Backends that are commands: a conversation over pipes."""
+"""Backends that are commands: requests and responses over pipes."""

@@ -1,6 +1,6 @@
 """Backends that are commands, in any language: ``exec:COMMAND``.
 
-How one is spoken to stands in :file:`protocol.md`, which ``onnxopt backends protocol`` prints.
+:file:`protocol.md`, which ``onnxopt backends protocol`` prints, specifies the protocol.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.nodes import all_nodes, plain_domain
 
-#: What may be said of a command.
+#: Options of a command.
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
 
 
 class ExecBackend(Backend):
-    """A backend that is a command, which is started once and asked case after case.
+    """A backend that is a command, started once for all cases.
 
-    It is ``exec:COMMAND``, or the interpreter of a plugin that names one.
+    The command is ``exec:COMMAND``, or the interpreter of a plugin with the option ``python``.
 
-    One that dies, hangs or breaks the protocol is killed, and started again for the next case.
+    A command that dies, hangs or violates the protocol is killed, and restarted for the next case.
 
     Options:
-        timeout: seconds that an answer may take; 60 by default.
+        timeout: time limit of a response in seconds; 60 by default.
         device: one of the devices that the command states; its first by default.
-        python: of a plugin, the interpreter.
-        unsupported: what an ``error`` has in its text that says that something is not supported.
+        python: the interpreter of a plugin.
+        unsupported: a regular expression that matches errors about unsupported features.
 
     Raises:
-        UsageError: if an option is unknown or has no such value.
-        BackendUnavailable: if the command cannot be started, does not greet as the protocol says,
-            or lacks the device.
+        UsageError: if an option is unknown or has an invalid value.
+        BackendUnavailable: if the command cannot be started, sends an invalid response to
+            ``hello``, or lacks the device.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -77,26 +77,26 @@ class ExecBackend(Backend):
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
-        # At the latest when the interpreter ends; nobody could then be told of an error.
+        # Ends the command when this interpreter exits; errors can no longer be reported then.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello
         except OnnxoptError as error:
             self._finalizer()
-            asked = "onnxopt backends protocol shows what it is asked"
+            protocol = "onnxopt backends protocol shows the requests"
             needs = "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
-            hint = error.hint or (asked if specification.command else needs)
+            hint = error.hint or (protocol if specification.command else needs)
             raise unavailable(self.name, f" does not start: {error.message}", hint) from error
         self.version = f"{self._hello.name} {self._hello.version}"
         self.unsupported = self._hello.unsupported or None
         self._device = options.get("device", self._hello.devices[0])
         if self._device not in self._hello.devices:
             self._finalizer()
-            what = f" does not support the device {printable(self._device)}"
-            raise unavailable(self.name, what, f"it states {', '.join(self._hello.devices)}")
+            problem = f" does not support the device {printable(self._device)}"
+            raise unavailable(self.name, problem, f"it states {', '.join(self._hello.devices)}")
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        """Accept a model of domains, versions and element types that the command states.
+        """Accept a model if the command states its domains, versions and element types.
 
         Raises:
             Unsupported: if the command does not state one of them.
@@ -104,14 +104,14 @@ class ExecBackend(Backend):
         require_stated(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
-        # What was prepared keeps the command alive, too.
+        # The closure refers to `self`, so that the prepared model keeps the command alive.
         return Prepared(lambda inputs: run(model, content, inputs, device=self._device))
 
     def close(self) -> None:
-        """Tell the command to end, and wait for it.
+        """Shut the command down and wait for it.
 
         Raises:
-            BackendDied: if it ends with another exit code than 0.
+            BackendDied: if it ends with a nonzero exit code.
             BackendHangs: if it does not end, and is killed.
         """
         if self._finalizer.detach():
@@ -119,10 +119,10 @@ class ExecBackend(Backend):
 
 
 def timeout_of(specification: Specification) -> float:
-    """Return the seconds that an answer may take.
+    """Return the time limit of a response in seconds.
 
     Raises:
-        UsageError: if the option ``timeout`` is no positive number.
+        UsageError: if the option ``timeout`` is not a positive number.
     """
     text = specification.options.get("timeout", str(_SECONDS))
     with suppress(ValueError):
@@ -132,31 +132,31 @@ def timeout_of(specification: Specification) -> float:
 
 
 def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
-    """Refuse a model that needs what a command does not state.
+    """Reject a model that requires features that a command does not state.
 
     Raises:
-        Unsupported: if it has an operator of a domain or version, or an input or output of an
-            element type, that the command does not state.
+        Unsupported: if the command does not state the domain and version of an operator, or the
+            element type of an input or output.
     """
-    own = {function.domain for function in model.functions}
+    function_domains = {function.domain for function in model.functions}
     imported = {plain_domain(opset.domain): opset.version for opset in model.opset_import}
     for node in all_nodes(model):
         domain = plain_domain(node.domain)
-        if hello.domains is None or (domain in own and domain not in hello.domains):
+        if hello.domains is None or (domain in function_domains and domain not in hello.domains):
             continue
         lowest, highest = hello.domains.get(domain, (0, 0))
         version = imported.get(domain, 0)
         if not lowest <= version <= highest or not highest:
             stated = f"states the versions {lowest} to {highest}" if highest else "states none"
-            found = f"{node.op_type} is of {domain or 'ai.onnx'} version {version}"
-            said = printable(f"{found}; the command {stated}")
-            raise Unsupported(said, operator=f"{domain}:{node.op_type}")
+            needed = f"{node.op_type} is of {domain or 'ai.onnx'} version {version}"
+            message = printable(f"{needed}; the command {stated}")
+            raise Unsupported(message, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in element_types(value.type) - hello.dtypes:
-            said = f"{value.name} is of {name}, which the command does not state"
-            raise Unsupported(printable(said))
+            message = f"{value.name} is of {name}, which the command does not state"
+            raise Unsupported(printable(message))
     if hello.nodes and sole_node(model) is None:
-        raise Unsupported("the command takes single nodes, and no models")
+        raise Unsupported("the command takes single nodes, not models")
 
 
 def _close_silently(session: CommandSession) -> None:
@@ -165,27 +165,27 @@ def _close_silently(session: CommandSession) -> None:
 
 
 class CommandSession(Command):
-    """A command that speaks our protocol."""
+    """A command that implements the protocol."""
 
     _hello: Hello | None = None
 
     @property
     def hello(self) -> Hello:
-        """What the command says of itself when it is started.
+        """The response of the command to ``hello``.
 
         Raises:
-            BackendUnavailable: if it cannot be executed.
-            BackendFailure: if it answers that it cannot start.
-            BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should, or says
-                otherwise than when it was started before.
+            BackendUnavailable: if the command cannot be executed.
+            BackendFailure: if it responds that it cannot start.
+            BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly, or its
+                response differs from that before a restart.
         """
 
         def read(answer: dict[str, Any], payload: memoryview) -> Hello:
             hello = read_hello(answer, payload)
             if self._hello not in (None, hello):
                 raise ProtocolBreach(
-                    "started again, says other things of itself",
-                    hint="answer hello with the same words each time",
+                    "sent a different response to hello after a restart",
+                    hint="send the same response to hello each time",
                 )
             return hello
 
@@ -195,36 +195,38 @@ class CommandSession(Command):
         return self._hello
 
     def run(
-        self, model: onnx.ModelProto, content: bytes, inputs: Mapping[str, Value], **more: object
+        self, model: onnx.ModelProto, content: bytes, inputs: Mapping[str, Value], **fields: object
     ) -> list[Value]:
-        """Have the command run a model.
+        """Run a model with the command.
 
         Args:
             model: the model.
-            content: what is sent of it to a command that takes models.
-            inputs: a value for every input of the graph that must be fed.
-            **more: fields of the request: the ``device``, one that the command states, and others,
-                which the command must overlook.
+            content: the serialized model, for a command that takes models.
+            inputs: a value for every required input of the graph.
+            **fields: fields of the request: the ``device``, and unknown fields, which the command
+                must ignore.
 
         Raises:
-            Unsupported: if the command says so, or the request cannot be sent.
-            BackendFailure: if it says that it failed.
-            BackendDied, BackendHangs, ProtocolBreach: if it does not answer as it should.
-            BackendUnavailable: if it has ended before, and cannot be executed again.
+            Unsupported: if the command responds so, or the request cannot be sent.
+            BackendFailure: if the command responds with an error.
+            BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly.
+            BackendUnavailable: if it had ended, and cannot be executed again.
         """
         hello = self.hello
         graph = model.graph
-        own = {output.name: output for output in graph.output}
-        fed = inputs
+        outputs_by_name = {output.name: output for output in graph.output}
+        sent_inputs = inputs
         if hello.nodes:
-            # The node alone is sent: with what the graph holds for it, its outputs in its order.
-            own = {name: own[name] for name in graph.node[0].output if name}
-            held = {it.name: numpy_helper.to_array(it) for it in graph.initializer}
-            fed = {**held, **inputs}
-        promised = list(map(declared, own.values()))
+            # The request has the node's outputs, in the node's order, and its initializers.
+            outputs_by_name = {name: outputs_by_name[name] for name in graph.node[0].output if name}
+            initializers = {
+                tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer
+            }
+            sent_inputs = {**initializers, **inputs}
+        declarations = list(map(declared, outputs_by_name.values()))
         try:
-            written = b"" if hello.nodes else content
-            request, values = run_request(written, fed, **more, outputs=promised)
+            sent_model = b"" if hello.nodes else content
+            request, values = run_request(sent_model, sent_inputs, **fields, outputs=declarations)
             if hello.nodes:
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
@@ -232,9 +234,9 @@ class CommandSession(Command):
         outputs, changed = self.ask(request, read_outputs, values)
         for name in changed:
             if name in inputs:
-                # As if it had written into the value here, which is looked at next.
+                # The host compares the inputs next, and finds this one modified.
                 cast("dict[str, Value]", inputs)[name] = None
-        if len(outputs) != len(own):
+        if len(outputs) != len(outputs_by_name):
             return outputs
-        by_name = dict(zip(own, outputs, strict=True))
-        return [by_name[output.name] for output in graph.output]
+        values_by_name = dict(zip(outputs_by_name, outputs, strict=True))
+        return [values_by_name[output.name] for output in graph.output]

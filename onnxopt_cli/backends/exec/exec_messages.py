@@ -1,4 +1,4 @@
-"""What a command may answer, and nothing else; :file:`protocol.md` says it in prose."""
+"""Strict parsers of a command's responses; :file:`protocol.md` is their specification."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.nodes import plain_domain
 
-_LONGEST_NAME = 200
-_HELLO = ("protocol", "name", "version")
-_STATED = ("domains", "dtypes", "devices", "form", "unsupported")
+_MAX_NAME_CHARS = 200
+_REQUIRED_FIELDS = ("protocol", "name", "version")
+_OPTIONAL_FIELDS = ("domains", "dtypes", "devices", "form", "unsupported")
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a command says of itself.
+    """The response of a command to ``hello``.
 
     Attributes:
-        name: of the implementation.
-        version: of the implementation.
+        name: name of the implementation.
+        version: version of the implementation.
         domains: lowest and highest opset version by domain; the default domain is ``""``. None for
-            a command that wants to see all models.
-        dtypes: names of element types.
-        devices: names; the first is the default.
-        unsupported: a regular expression for errors that say "not supported"; empty for none.
-        nodes: it is sent single nodes as JSON, and no models.
+            a command that accepts models of all domains and versions.
+        dtypes: names of the supported element types.
+        devices: names of the devices; the first is the default.
+        unsupported: a regular expression that matches errors about unsupported features; may be
+            empty.
+        nodes: whether the command receives single nodes as JSON instead of models.
     """
 
     name: str
@@ -49,26 +50,26 @@ class Hello:
 
 
 def protocol_document() -> str:
-    """Return the protocol in prose, as Markdown."""
+    """Return the specification of the protocol as Markdown."""
     return (files(__package__) / "protocol.md").read_text(encoding="utf-8")
 
 
 def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
-    """Return what a command says of itself in answer to ``hello``.
+    """Parse the response to ``hello``.
 
     Raises:
-        BackendFailure: if it answers that it cannot.
-        ProtocolBreach: if it speaks another protocol, or breaks this one.
+        BackendFailure: if the command responds with an error.
+        ProtocolBreach: if it implements another protocol, or violates this one.
     """
     _require_success(answer, payload)
     ValueReader(payload).end()
-    found = answer.get("protocol", PROTOCOL)
-    if found != PROTOCOL:
+    protocol = answer.get("protocol", PROTOCOL)
+    if protocol != PROTOCOL:
         raise ProtocolBreach(
-            f"speaks the protocol {_shown(found)}; this version of onnxopt speaks {PROTOCOL}, "
-            "which onnxopt backends protocol describes"
+            f"implements the protocol {_as_json(protocol)}; this version of onnxopt implements "
+            f"{PROTOCOL}, which onnxopt backends protocol describes"
         )
-    _require_fields(answer, _HELLO, _STATED)
+    _require_fields(answer, _REQUIRED_FIELDS, _OPTIONAL_FIELDS)
     pattern = answer.get("unsupported", "")
     if "unsupported" in answer:
         _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
@@ -76,7 +77,7 @@ def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
             compile_pattern(pattern)
         except ValueError as error:
             raise ProtocolBreach(
-                f'said "unsupported" is {_shown(pattern)}, which {error}'
+                f'said "unsupported" is {_as_json(pattern)}, which {error}'
             ) from None
     form = answer.get("form", "model")
     _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
@@ -90,12 +91,12 @@ def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
 
 
 def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
-    """Return the outputs that a command sends in answer to ``run``, and what it wrote into.
+    """Parse the response to ``run``; return the outputs and the names of modified inputs.
 
     Raises:
-        Unsupported: if it answers that it does not know something.
-        BackendFailure: if it answers that it failed.
-        ProtocolBreach: if it breaks the protocol.
+        Unsupported: if the command responds that a feature is unsupported.
+        BackendFailure: if it responds with an error.
+        ProtocolBreach: if it violates the protocol.
     """
     _require_success(answer, payload)
     reader = ValueReader(payload)
@@ -106,8 +107,8 @@ def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Valu
         raise Unsupported(_text(answer, "unsupported"), operator=operator)
     _require_fields(answer, ("outputs",), ("changed",))
     changed = answer.get("changed", [])
-    texts = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
-    _require(texts, '"changed" are', changed, "a list of names")
+    are_names = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
+    _require(are_names, '"changed" are', changed, "a list of names")
     _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
     values = [reader.value(described) for described in answer["outputs"]]
     reader.end()
@@ -124,7 +125,7 @@ def _require_success(answer: dict[str, Any], payload: memoryview) -> None:
 def _require_fields(
     answer: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> None:
-    unknown = [_shown(field) for field in answer if field not in {*fields, *optional}]
+    unknown = [_as_json(field) for field in answer if field not in {*fields, *optional}]
     if unknown:
         raise ProtocolBreach(f"answered with the unknown field {', '.join(unknown)}")
     missing = [field for field in fields if field not in answer]
@@ -132,9 +133,9 @@ def _require_fields(
         raise ProtocolBreach(f"sent an answer that lacks {', '.join(missing)}")
 
 
-def _require(holds: bool, place: str, found: object, expected: str) -> None:
+def _require(holds: bool, place: str, value: object, expected: str) -> None:
     if not holds:
-        raise ProtocolBreach(f"said {place} {_shown(found)}, expected {expected}")
+        raise ProtocolBreach(f"said {place} {_as_json(value)}, expected {expected}")
 
 
 def _text(answer: Mapping[str, object], field: str) -> str:
@@ -150,7 +151,7 @@ def _name(answer: Mapping[str, object], field: str) -> str:
 def _names(names: Any, field: str) -> list[str]:
     _require(isinstance(names, list) and bool(names), f'"{field}" are', names, "a list")
     for name in names:
-        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS
         _require(is_name, f'"{field}" has', name, "a name")
     return list(map(printable, names))
 
@@ -158,15 +159,15 @@ def _names(names: Any, field: str) -> list[str]:
 def _domains(domains: Any) -> dict[str, tuple[int, int]]:
     is_mapping = isinstance(domains, dict) and bool(domains)
     _require(is_mapping, '"domains" are', domains, "versions by domain")
-    found: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     for domain, versions in domains.items():
         are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
         is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
-        place = f'"domains" give {_shown(domain)} the versions'
+        place = f'"domains" give {_as_json(domain)} the versions'
         _require(is_range, place, versions, "[lowest, highest]")
-        found[plain_domain(domain)] = versions[0], versions[1]
-    return found
+        ranges[plain_domain(domain)] = versions[0], versions[1]
+    return ranges
 
 
-def _shown(value: object) -> str:
+def _as_json(value: object) -> str:
     return printable(json.dumps(value, ensure_ascii=False)[:80])

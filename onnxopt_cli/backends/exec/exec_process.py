@@ -1,8 +1,8 @@
-"""A command that answers requests, whatever it does instead.
+"""The process of a command, which is untrusted and restarted after a fault.
 
-It stays in the process group and session of whoever starts it, so that what kills those kills it
-too; Ctrl-C alone it does not hear. On Linux the kernel also kills it when the thread that started
-it ends. Only POSIX systems let a pipe be read with a deadline, so there are no commands on others.
+The command stays in the process group and session of its parent, so that a signal to those also
+kills the command; it ignores Ctrl-C. On Linux, the kernel also kills it when the thread that
+started it ends. Pipes with deadlines require a POSIX system.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from onnxopt_cli.errors import (
     Unsupported,
 )
 
-# How long a command that was told to end may take to be gone.
-_GRACE = 5.0
-_Answer = TypeVar("_Answer")
+# Time limit for a command to end after a shutdown request.
+_SHUTDOWN_SECONDS = 5.0
+_Parsed = TypeVar("_Parsed")
 
 
 class Command:
-    """A command, started when it is needed. What it writes to standard error goes to ours.
+    """A command, started by the first request. Its standard error is that of this process.
 
-    One that dies, hangs or breaks the protocol is killed, and started again by the next request.
+    A command that dies, hangs or violates the protocol is killed; the next request restarts it.
 
     Args:
-        command: the program, looked up as a shell would, and its arguments.
-        timeout: seconds that an answer may take.
-        called: the command, where a message says what it did.
+        command: the program, looked up as by a shell, and its arguments.
+        timeout: time limit of a response in seconds.
+        called: the subject of messages about the command.
     """
 
     def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
@@ -59,38 +59,38 @@ class Command:
     def ask(
         self,
         request: dict[str, Any],
-        read: Callable[[dict[str, Any], memoryview], _Answer],
+        read: Callable[[dict[str, Any], memoryview], _Parsed],
         values: ValueWriter | None = None,
-    ) -> _Answer:
-        """Ask the command something; kill it if anything but a proper answer comes of that.
+    ) -> _Parsed:
+        """Send a request and return the parsed response; kill the command if it is not valid.
 
         Args:
-            request: what it is asked.
-            read: makes something of the answer and its raw bytes, or raises ProtocolBreach.
-            values: what the request holds of values.
+            request: the request, without its number.
+            read: parses the response and its raw bytes, or raises ProtocolBreach.
+            values: the raw bytes of the values in the request.
 
         Raises:
-            BackendUnavailable: if there is no such program, or it cannot be executed.
-            BackendDiedEarlier: if the command has ended before it read the request.
-            BackendDied: if it ends, or closes its output, before it has answered.
-            BackendHangs: if it has not answered in time.
-            ProtocolBreach: if it writes without being asked, or something else than an answer.
+            BackendUnavailable: if the program does not exist or cannot be executed.
+            BackendDiedEarlier: if the command ended before it read the request.
+            BackendDied: if it ends, or closes its output, before it has responded.
+            BackendHangs: if it does not respond in time.
+            ProtocolBreach: if it sends output without a request, or an invalid response.
             UnusableOutput: if the request cannot be sent.
         """
         self._conversation = conversation = self._conversation or self._start()
         try:
             with self._named():
                 with _earlier(lambda: True):
-                    # It may have spoken since it answered, or ended.
+                    # Detects an exit and output since the last response.
                     conversation.poll()
                     if not conversation.open:
                         conversation.wait()
                 with _earlier(conversation.unread):
                     conversation.ask(request, self._timeout, values)
                     answer = conversation.wait()
-                found = read(*answer)
+                parsed = read(*answer)
                 conversation.require_no_more()
-                return found
+                return parsed
         except (Unsupported, BackendFailure):
             raise
         except BaseException:
@@ -98,20 +98,20 @@ class Command:
             raise
 
     def close(self, *, tell: bool = True) -> None:
-        """End the command's input, and wait until it has ended, if it runs.
+        """Close the command's input, and wait for its exit, if it runs.
 
         Args:
-            tell: ask it to shut down before.
+            tell: whether to send the request ``shutdown`` first.
 
         Raises:
-            BackendDied: if it ends with another exit code than 0.
+            BackendDied: if it ends with a nonzero exit code.
             BackendHangs: if it does not end in time, and is killed.
         """
         if self._conversation is None:
             return
         with self._named():
             try:
-                self._conversation.end(_GRACE, tell=tell)
+                self._conversation.end(_SHUTDOWN_SECONDS, tell=tell)
                 self._conversation.wait()
             except BackendDied as death:
                 if self._conversation.process.returncode:
@@ -120,10 +120,10 @@ class Command:
                 self.kill()
 
     def kill(self) -> None:
-        """End the command at once, if it runs."""
+        """Kill the command, if it runs."""
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
-            # This closes the pipes, too, and waits for it.
+            # Leaving the context closes the pipes and waits for the process.
             with conversation.process as process, conversation.selector:
                 process.kill()
                 conversation.close()
@@ -145,14 +145,14 @@ class Command:
                 f"{printable(str(error))}",
                 hint="a script needs a first line such as #!/bin/sh, and permission to execute",
             ) from error
-        # Both are there: they were asked for.
-        answers, requests = [it for it in (process.stdout, process.stdin) if it]
+        # Neither pipe is None, because both arguments above are PIPE.
+        answers, requests = [pipe for pipe in (process.stdout, process.stdin) if pipe]
         descriptors = answers.fileno(), requests.fileno()
         return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Say of whom a message of the conversation is."""
+        """Prepend the subject to messages of the conversation."""
         try:
             yield
         except BREAKDOWNS as error:
@@ -161,7 +161,7 @@ class Command:
 
 @contextmanager
 def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
-    """Tell deaths before a request was read from others."""
+    """Convert BackendDied to BackendDiedEarlier if the request was not read."""
     try:
         yield
     except BackendDied as death:
@@ -172,7 +172,7 @@ def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
 
 def _begin(parent: int) -> None:
     """Prepare the process before it becomes the command."""
-    # A terminal tells the command of Ctrl-C too; what becomes of the case is ours to say.
+    # A terminal sends Ctrl-C to the command as well; onnxopt alone decides when to end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent, signal.SIGKILL)
 
@@ -183,11 +183,13 @@ def _program(name: str) -> str:
             "commands, other interpreters and checks of plugins work on POSIX systems only",
             hint="onnxopt run with python: works here",
         )
-    if found := shutil.which(name):
-        return found
-    what, hint = "is not there", "" if os.sep in name else "a file here is written exec:./NAME"
+    if path := shutil.which(name):
+        return path
+
+    problem = "is not there"
+    hint = "" if os.sep in name else "write exec:./NAME for a file in this folder"
     if os.sep in name and Path(name).is_dir():
-        what = "is a folder"
+        problem = "is a folder"
     elif os.sep in name and os.path.lexists(name):
-        what, hint = "cannot be executed", f"chmod +x {shlex.quote(name)}"
-    raise BackendUnavailable(f"the command {printable(name)} {what}", hint=printable(hint))
+        problem, hint = "cannot be executed", f"chmod +x {shlex.quote(name)}"
+    raise BackendUnavailable(f"the command {printable(name)} {problem}", hint=printable(hint))

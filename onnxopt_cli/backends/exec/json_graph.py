@@ -1,4 +1,4 @@
-"""What a command is told of a graph in JSON, so that it needs no protobuf."""
+"""Parts of a graph as JSON, for commands without Protobuf."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ _PLAIN_ATTRIBUTE_TYPES = {
 
 
 def sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
-    """Return the node of a model that is nothing else and that JSON can hold, or None."""
+    """Return the node of a single-node model with attributes that JSON can represent, or None."""
     graph = model.graph
     if model.functions or graph.sparse_initializer or len(graph.node) != 1:
         return None
     (node,) = graph.node
-    whole = sorted(it.name for it in graph.output) == sorted(name for name in node.output if name)
-    plain = all(attribute.type in _PLAIN_ATTRIBUTE_TYPES for attribute in node.attribute)
-    return node if whole and plain else None
+    same_outputs = sorted(output.name for output in graph.output) == sorted(
+        name for name in node.output if name
+    )
+    are_plain = all(attribute.type in _PLAIN_ATTRIBUTE_TYPES for attribute in node.attribute)
+    return node if same_outputs and are_plain else None
 
 
 def node_to_json(model: onnx.ModelProto, values: ValueWriter) -> dict[str, Any]:
-    """Return the node of a model of one node.
+    """Return the node of a single-node model as JSON; the default domain is ``ai.onnx``.
 
     Args:
-        model: the model; its default domain is written ``ai.onnx``.
-        values: takes the elements of tensors among the attributes.
+        model: the model.
+        values: receives the elements of tensors among the attributes.
     """
     (node,) = model.graph.node
-    imported = {plain_domain(it.domain): it.version for it in model.opset_import}
+    imported = {plain_domain(opset.domain): opset.version for opset in model.opset_import}
     return {
         "op_type": node.op_type,
         "domain": node.domain or "ai.onnx",
@@ -57,20 +59,23 @@ def _plain(value: Any, values: ValueWriter) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, float):
-        # JSON has no NaN and no infinities.
+        # JSON cannot represent NaN and infinities.
         return value if abs(value) < float("inf") else str(value)
     return value if isinstance(value, int) else [_plain(item, values) for item in value]
 
 
 def declared(output: onnx.ValueInfoProto) -> dict[str, Any]:
-    """Return what a graph says of an output: its name, and dtype and shape of a tensor.
+    """Return the declaration of an output: its name, and the dtype and shape of a tensor.
 
-    A dimension that is not known is null, and so is a shape.
+    An unknown dimension or shape is null.
     """
     tensor = output.type.tensor_type
     if not tensor.elem_type:
         return {"name": output.name}
-    shape = [it.dim_value if it.HasField("dim_value") else None for it in tensor.shape.dim]
+    shape = [
+        dimension.dim_value if dimension.HasField("dim_value") else None
+        for dimension in tensor.shape.dim
+    ]
     return {
         "name": output.name,
         "dtype": next(iter(element_types(output.type)), None),
@@ -79,14 +84,14 @@ def declared(output: onnx.ValueInfoProto) -> dict[str, Any]:
 
 
 def element_types(value: TypeProto) -> set[str]:
-    """Return the name of the element type of the tensors in a value; none if ONNX knows no such."""
+    """Return the name of the element type of the tensors in a value; empty if it is unknown."""
     kind = value.WhichOneof("value")
     if kind in {"sequence_type", "optional_type"}:
         return element_types(getattr(value, kind).elem_type)
     if kind == "map_type":
         return element_types(value.map_type.value_type)
     number = value.tensor_type.elem_type
-    # What holds no tensors has none, and what ONNX does not know is for the command to refuse.
+    # The command rejects types that this version of ONNX does not define.
     if not number or number not in TensorProto.DataType.values():
         return set()
     dtype = dtype_named(TensorProto.DataType.Name(number))

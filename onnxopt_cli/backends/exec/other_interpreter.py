@@ -1,7 +1,7 @@
-"""A plugin in another Python interpreter: a command that loads it and speaks our protocol.
+"""A plugin in another Python interpreter, which loads the plugin and implements the protocol.
 
-That interpreter runs this file, and needs none of our packages: Python 3.9, NumPy 1.24 and onnx
-1.14 are enough. So they have to be for what is imported here.
+That interpreter runs this file. It needs Python 3.9, NumPy 1.24 and onnx 1.14, and no package of
+onnxopt; all modules that this file imports must therefore support these versions.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ if TYPE_CHECKING:
     from onnxopt_cli.backends.specification import Specification
 
 
-def interpreter_command(asked: Specification) -> list[str]:
+def interpreter_command(specification: Specification) -> list[str]:
     """Return the command that loads a plugin with another interpreter, its option ``python``."""
-    options = {name: it for name, it in asked.options.items() if name == "device" and it}
-    terms = {**vars(asked), "options": options}
-    return [asked.options["python"], str(Path(__file__)), json.dumps(terms)]
+    device = specification.options.get("device")
+    options = {"device": device} if device else {}
+    fields = {**vars(specification), "options": options}
+    return [specification.options["python"], str(Path(__file__)), json.dumps(fields)]
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
-    # Modules beside this file are not for the plugin, and our package is not installed.
+    """Respond to requests until the end of standard input."""
+    # The plugin must not import the modules beside this file, and onnxopt is not installed here.
     del sys.path[0]
-    ours = ModuleType("onnxopt_cli")
-    ours.__path__ = [str(Path(__file__).parents[2])]
-    sys.modules["onnxopt_cli"] = ours
-    # What the plugin prints is not to be taken for an answer, nor requests for its input.
+    package = ModuleType("onnxopt_cli")
+    package.__path__ = [str(Path(__file__).parents[2])]
+    sys.modules["onnxopt_cli"] = package
+    # Keep the plugin's output apart from responses, and requests apart from its input.
     requests, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
-        import onnx  # noqa: F401 - is it there?
+        import onnx  # noqa: F401 - check that it is installed
 
         from onnxopt_cli.core.codec import (
             MessageReader,
@@ -46,10 +47,10 @@ def main() -> None:
             pack,
             read_some,
         )
-    except Exception as error:  # noqa: BLE001 - whatever is missing, or too old
+    except Exception as error:  # noqa: BLE001 - a package that is missing or too old
         with os.fdopen(requests) as lines:
-            said = {"id": json.loads(lines.readline())["id"], "error": str(error)}
-        answers.write(json.dumps(said).encode() + b"\n")
+            response = {"id": json.loads(lines.readline())["id"], "error": str(error)}
+        answers.write(json.dumps(response).encode() + b"\n")
         answers.flush()
         return
 
@@ -81,21 +82,21 @@ def _start() -> tuple[Any, dict[str, Any]]:
     from onnxopt_cli.core.codec import PROTOCOL
     from onnxopt_cli.core.values import DTYPES
 
-    asked = Specification(**json.loads(sys.argv[1]))
-    backend = load_plugin(asked)
+    specification = Specification(**json.loads(sys.argv[1]))
+    backend = load_plugin(specification)
     name, _, version = backend.version.rpartition(" ")
     hello = {
         "protocol": PROTOCOL,
-        "name": (name or Path(asked.source).stem)[:100],
+        "name": (name or Path(specification.source).stem)[:100],
         "version": (version or "of unknown version")[:100],
         "dtypes": list(DTYPES),
-        "devices": [asked.options.get("device", "CPU")],
+        "devices": [specification.options.get("device", "CPU")],
     }
     stated = backend.unsupported
     if stated is not None:
-        pattern, given = getattr(stated, "pattern", stated), getattr(stated, "flags", 0)
-        flags = "".join(it for it in "ims" if given & re.RegexFlag[it.upper()])
-        hello["unsupported"] = f"(?{flags}){pattern}" if flags else pattern
+        pattern, flags = getattr(stated, "pattern", stated), getattr(stated, "flags", 0)
+        letters = "".join(letter for letter in "ims" if flags & re.RegexFlag[letter.upper()])
+        hello["unsupported"] = f"(?{letters}){pattern}" if letters else pattern
     return backend, hello
 
 
@@ -110,7 +111,7 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
-        # Such as an element type that this interpreter's packages lack.
+        # For example, the packages of this interpreter lack an element type.
         raise Unsupported(f"the interpreter {error.message}") from None
     model = onnx.ModelProto.FromString(bytes(data))
     before = {name: content(value) for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""ONNX Runtime."""
+"""The backend ``onnxruntime``."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _OPTIONS = (
     "config.KEY",
     "unsupported",
 )
-# Nothing below fatal: what goes wrong comes back as an exception.
+# Log fatal errors only: errors are raised as exceptions.
 _FATAL = 4
-_MOST_THREADS = 1024
-# No node that the provider might lack: the input is the output.
+_MAX_THREADS = 1024
+# A model without nodes, which every provider supports: the input is the output.
 _PROBE = '<ir_version: 7, opset_import: ["" : 13]> probe (float[1] x) => (float[1] x) {}'
 
 
@@ -51,18 +51,19 @@ class OnnxRuntimeBackend(Backend):
     """The backend ``onnxruntime``, by default on one thread of the CPU.
 
     Options:
-        provider: execution providers, most wanted first, joined by ``+``. What they lack runs on
-            the CPU, unless ``config.session.disable_cpu_ep_fallback=1`` makes it unsupported.
+        provider: execution providers in order of priority, joined by ``+``. Nodes that they do not
+            support run on the CPU; ``config.session.disable_cpu_ep_fallback=1`` makes these
+            unsupported.
         graph_optimization_level: ``disable_all``, ``enable_basic``, ... ``enable_all`` (default).
-        intra_op_num_threads, inter_op_num_threads: 1 by default; 0 leaves it to ONNX Runtime.
+        intra_op_num_threads, inter_op_num_threads: 1 by default; 0 for ONNX Runtime's own choice.
         config.KEY: a session configuration entry.
-        unsupported: what an error has in its text that says that something is not supported, beside
-            those that we know.
+        unsupported: a regular expression that matches further errors about unsupported features,
+            in addition to the known messages of ONNX Runtime.
 
     Raises:
-        UsageError: if an option is unknown or has no such value.
-        BackendUnavailable: if ONNX Runtime, or a provider, is not installed or is left out.
-        Exception: whatever ONNX Runtime raises when it is imported, or opens no session.
+        UsageError: if an option is unknown or has an invalid value.
+        BackendUnavailable: if ONNX Runtime or a provider is not installed, or does not load.
+        Exception: any exception of the import of ONNX Runtime or of its first session.
     """
 
     def __init__(self, specification: Specification) -> None:
@@ -79,7 +80,7 @@ class OnnxRuntimeBackend(Backend):
         """Open a session.
 
         Raises:
-            Unsupported: if ONNX Runtime says that it does not know something of the model.
+            Unsupported: if ONNX Runtime reports an unsupported feature of the model.
         """
         with reporting(unsupported_by_onnxruntime):
             return Prepared(reporting(unsupported_by_onnxruntime)(partial(_run, self._open(model))))
@@ -89,27 +90,27 @@ class OnnxRuntimeBackend(Backend):
             model.SerializeToString(),
             self._session_options,
             providers=self._providers,
-            # Else it prints, and runs the model on another provider than the one under test.
+            # Otherwise ONNX Runtime prints a warning and runs the model on another provider.
             enable_fallback=0,
         )
 
     def _probe(self) -> None:
-        """Make sure that a session gets its providers, which ONNX Runtime leaves out in silence."""
+        """Check that a session gets its providers: ONNX Runtime drops them without an error."""
         session = self._open(parser.parse_model(_PROBE))
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
             hint = "are the provider's libraries installed, and its device present?"
-            what = f": ONNX Runtime cannot load {' or '.join(missing)}"
-            raise unavailable(self.name, what, hint)
+            problem = f": ONNX Runtime cannot load {' or '.join(missing)}"
+            raise unavailable(self.name, problem, hint)
 
 
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
-    declared = [output.type for output in session.get_outputs()]
-    foreign = list(map(foreign_dtype, declared))
+    types = [output.type for output in session.get_outputs()]
+    foreign = list(map(foreign_dtype, types))
     arguments = {name: argument(value) for name, value in inputs.items()}
-    # Both ways are needed: OrtValues carry every element type but no strings, sequences and maps,
-    # arrays the other way round.
-    if {*foreign} - {None} and all(it.startswith("tensor(") for it in declared):
+    # OrtValues support every element type except strings, and neither sequences nor maps. Arrays
+    # support those, but only the element types of NumPy.
+    if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = as_ort_values(arguments)
         if values is not None:
             return list(map(array_of, session.run_with_ort_values(None, values)))
@@ -129,15 +130,15 @@ def _import_runtime() -> Any:
 
 
 def _providers(runtime: Any, written: str) -> list[str]:
-    wanted = list(dict.fromkeys(written.split("+")))
+    providers = list(dict.fromkeys(written.split("+")))
     available = runtime.get_available_providers()
-    for name in wanted:
+    for name in providers:
         if name not in available:
             raise BackendUnavailable(
                 f"this ONNX Runtime has no provider {printable(name)!r}",
                 hint=f"it has {', '.join(available)}",
             )
-    return wanted
+    return providers
 
 
 def _session_options(runtime: Any, written: Mapping[str, str]) -> Any:
@@ -167,8 +168,8 @@ def _optimization_level(runtime: Any, written: str) -> Any:
 
 
 def _thread_count(name: str, written: str) -> int:
-    if not (written.isascii() and written.isdigit()) or int(written) > _MOST_THREADS:
+    if not (written.isascii() and written.isdigit()) or int(written) > _MAX_THREADS:
         raise UsageError(
-            f"{name} is {printable(written)!r}; expected a number of threads up to {_MOST_THREADS}"
+            f"{name} is {printable(written)!r}; expected a number of threads up to {_MAX_THREADS}"
         )
     return int(written)

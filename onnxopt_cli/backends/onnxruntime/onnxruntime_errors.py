@@ -1,7 +1,7 @@
-"""What ONNX Runtime says when it does not know something, apart from when it fails.
+"""Recognise ONNX Runtime's errors about unsupported features.
 
-Its status codes do not tell: an unknown operator is a generic FAIL, or an INVALID_GRAPH. Only the
-messages listed here are taken for "not supported"; whatever else it raises is a failure.
+Status codes do not suffice: an unknown operator is a generic FAIL, or an INVALID_GRAPH. Only the
+messages listed here count as unsupported; every other error is a failure.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from onnxopt_cli.errors import Unsupported
 _FAIL = r"\[ONNXRuntimeError\] : 1 : FAIL : "
 _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 
-# For each thing that may not be supported what the whole message is. ``words`` is what a user needs
-# of it, and ``name`` with ``domain``, or ``operator``, the operator where that is what is missing.
-_WAYS = {
+# The complete message for each unsupported feature. The group ``words`` is the relevant part;
+# ``name`` and ``domain``, or ``operator``, identify a missing operator.
+_MESSAGES = {
     "an operator, or a domain": _FAIL
-    # One for each If, Loop or Scan around the node.
+    # Repeated for each If, Loop or Scan around the node.
     + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
     r"Graph attribute inferencing failed: )*"
     r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
@@ -40,27 +40,29 @@ _WAYS = {
     r"EP, but fallback to CPU EP has been explicitly disabled by the user\.)",
     "an element type in a model": _FAIL + r"Exception during loading: "
     r"(?P<words>MLDataType for: \S+ is not currently registered or supported)",
-    "an element type among what a session is given": (
+    "an element type of a session's input": (
         r"(?P<words>Numpy_type \d+ can't be converted to MLDataType\.)"
     ),
-    "an element type among what a session returns": (
+    "an element type of a session's output": (
         r"(?P<words>No corresponding Numpy type for Tensor Type\. \S+)"
     ),
 }
-#: Every way known in which something is not supported, from ONNX Runtime 1.31's source and
-#: behaviour: what it is, and what matches the whole message.
-PATTERNS = {about: re.compile(way + r"\s*", re.DOTALL) for about, way in _WAYS.items()}
+#: Patterns of complete messages by unsupported feature, from ONNX Runtime 1.31's source and
+#: behaviour.
+PATTERNS = {
+    feature: re.compile(message + r"\s*", re.DOTALL) for feature, message in _MESSAGES.items()
+}
 
 
 def unsupported_by_onnxruntime(error: BaseException) -> Unsupported | None:
-    """Return what ONNX Runtime says that it does not support; None if the error is a failure."""
+    """Convert an error about an unsupported feature to Unsupported; return None for a failure."""
     message = str(error)
     for pattern in PATTERNS.values():
         match = pattern.fullmatch(message)
         if match:
-            found = match.groupdict()
-            operator = found.get("operator", "")
-            if "name" in found:
-                operator = f"{found['domain'] or 'ai.onnx'}:{found['name']}"
-            return Unsupported(printable(found["words"].strip(), lines=True), operator=operator)
+            groups = match.groupdict()
+            operator = groups.get("operator", "")
+            if "name" in groups:
+                operator = f"{groups['domain'] or 'ai.onnx'}:{groups['name']}"
+            return Unsupported(printable(groups["words"].strip(), lines=True), operator=operator)
     return None

@@ -1,7 +1,7 @@
-"""Values on their way into ONNX Runtime and out of it.
+"""Conversion of values to and from ONNX Runtime.
 
-Its Python interface takes and returns NumPy arrays of NumPy's own types. The others (bfloat16,
-float8, int4, ...) pass as OrtValue, whose bytes are written and read here.
+Its Python interface supports NumPy arrays of NumPy's own types. Tensors of other types (bfloat16,
+float8, int4, ...) are passed as OrtValue, whose bytes this module writes and reads.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from onnxopt_cli.core.values import (
     is_string,
 )
 
-# What numpy.dtype.isbuiltin says of a type that another package has registered.
+# The value of numpy.dtype.isbuiltin for a type that another package has registered.
 _REGISTERED = 2
 
 
 def foreign_dtype(declared: str) -> np.dtype[Any] | None:
-    """Return the dtype of a session's type, ``tensor(bfloat16)``, if NumPy lacks it; else None."""
+    """Return the dtype of a type such as ``tensor(bfloat16)`` that NumPy lacks; else None."""
     dtype = dtype_named(declared.removeprefix("tensor(").removesuffix(")"))
     return dtype if dtype is not None and _is_foreign(dtype) else None
 
 
 def as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Return arguments of :func:`argument` as OrtValues; None if one of them cannot be one."""
+    """Convert results of :func:`argument` to OrtValues; None if one of them has no such form."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}
@@ -47,14 +47,14 @@ def as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
 
 
 def restored(returned: object, dtype: np.dtype[Any] | None) -> object:
-    """Return an output as the float8 that it is, where ONNX Runtime returned its bytes as uint8."""
+    """Return an output with its float8 dtype if ONNX Runtime returned its bytes as uint8."""
     if dtype is None or not isinstance(returned, np.ndarray) or returned.dtype != np.uint8:
         return returned
     return returned.view(dtype)
 
 
 def array_of(value: Any) -> Array:
-    """Return a tensor OrtValue in main memory as an array of its own."""
+    """Return a tensor OrtValue in main memory as an independent array."""
     element_type = value.element_type()
     if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
         return np.asarray(value.numpy())
@@ -64,19 +64,19 @@ def array_of(value: Any) -> Array:
 
 
 def argument(value: Value) -> object:
-    """Return an input as ``InferenceSession.run`` takes it; memory is shared where it can be."""
+    """Return an input in the form of ``InferenceSession.run``, without a copy if possible."""
     if value is None:
         return None
     if isinstance(value, list):
         return [item if item is None else _plain(item) for item in value]  # type: ignore[arg-type]
     if isinstance(value, dict):
-        # A map's values are numbers or strings to ONNX Runtime, not tensors.
+        # ONNX Runtime expects the values of a map as numbers or strings, not as tensors.
         return {key: np.asarray(item).item() for key, item in value.items()}
     return _ort_value(value) if _is_foreign(value.dtype) else _plain(value)
 
 
 def _plain(array: Array) -> Array:
-    """Return an array without what ONNX Runtime misreads: other byte orders, ``U`` strings."""
+    """Convert byte orders and ``U`` strings, which ONNX Runtime misreads."""
     dtype = np.dtype(object) if is_string(array.dtype) else array.dtype.newbyteorder("=")
     return np.asarray(array, dtype=dtype)
 
@@ -87,8 +87,8 @@ def _ort_value(array: Array) -> Any:
     element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
     array = np.asarray(array, order="C")
     if array.dtype.itemsize == 1:
-        # ONNX Runtime takes shape and memory from one array, but elements of less than a byte lie
-        # packed in it: the memory is longer than it reads.
+        # ONNX Runtime takes shape and memory from the same array, but reads elements of less than
+        # a byte as packed. The packed bytes fill the beginning of the memory.
         packed = np.frombuffer(numpy_helper.from_array(array).raw_data, dtype=np.uint8)
         memory = np.zeros(array.shape, dtype=np.uint8)
         memory.reshape(-1)[: packed.size] = packed
@@ -97,5 +97,5 @@ def _ort_value(array: Array) -> Any:
 
 
 def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a type is one that NumPy lacks and ml_dtypes has registered with it."""
+    """Return whether a type is not NumPy's own, but registered by ml_dtypes."""
     return dtype.isbuiltin == _REGISTERED
