@@ -57,14 +57,14 @@ def broken(backend):
 
 
 @pytest.mark.parametrize("breaks", BREAKING_COMMANDS)
-def test_a_command_that_breaks_a_rule_is_found_by_that_rule(breaks):
+def test_rule_detects_command_that_breaks_it(breaks):
     expected = BREAKING_COMMANDS[breaks]
     found = broken(command(breaks))
     assert expected[0] in found
     assert expected[-1] is ... or found == expected
 
 
-def test_a_command_that_says_other_things_of_itself_when_it_is_started_again_is_found():
+def test_changed_hello_after_restart_is_detected():
     *_, last = check_backend(command("version"))
     assert last.verdict is RuleOutcome.FAIL
     assert "sent a different response to hello after a restart" in last.observed
@@ -72,7 +72,7 @@ def test_a_command_that_says_other_things_of_itself_when_it_is_started_again_is_
 
 
 @pytest.mark.parametrize("name", BREAKING_PLUGINS)
-def test_a_plugin_that_breaks_a_rule_is_found_by_that_rule(name):
+def test_rule_detects_plugin_that_breaks_it(name):
     expected = BREAKING_PLUGINS[name]
     found = broken(plugin(name))
     assert expected[0] in found
@@ -87,7 +87,7 @@ def test_every_rule_has_a_backend_that_breaks_it():
 
 
 @pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
-def test_a_backend_that_keeps_all_rules_passes_each(backend, onnxopt):
+def test_backend_that_follows_all_rules_passes_each(backend, onnxopt):
     answer = onnxopt("backends", "check", backend)
     lines = answer.out.splitlines()
     count = len(tuple(COMMAND_RULES if backend.startswith("exec:") else PLUGIN_RULES))
@@ -96,7 +96,7 @@ def test_a_backend_that_keeps_all_rules_passes_each(backend, onnxopt):
     assert sum(line.startswith("pass") for line in lines) == count
 
 
-def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
+def test_broken_rule_is_shown_with_observation_and_remedy(onnxopt):
     answer = onnxopt("backends", "check", plugin("CrashesOnLarge"))
     words = " ".join(answer.out.split())
     assert answer.code == 1
@@ -105,7 +105,7 @@ def test_a_broken_rule_is_shown_with_what_was_found_and_what_to_do(onnxopt):
     assert words.endswith("10 pass, 1 fail")
 
 
-def test_a_plugin_that_answers_in_place_of_its_process_breaks_the_rule(workplace):
+def test_forged_response_breaks_the_rule(workplace):
     (workplace / "forger.py").write_text(
         "import os, time\n"
         "class Forger:\n"
@@ -123,7 +123,7 @@ def test_a_plugin_that_answers_in_place_of_its_process_breaks_the_rule(workplace
     assert "its process sent something other than the result of a rule" in done.stdout
 
 
-def test_a_backend_that_is_misspelt_is_named(onnxopt):
+def test_misspelt_backend_gets_a_suggestion(onnxopt):
     answer = onnxopt("backends", "check", "numpyy")
     assert answer.code == 2
     assert "to do: did you mean numpy?" in answer.out
@@ -140,25 +140,21 @@ def test_a_backend_that_is_misspelt_is_named(onnxopt):
         ("no-such-backend", "there is no backend", 2),
     ],
 )
-def test_a_backend_that_does_not_start_breaks_the_first_rule_and_is_asked_no_more(
-    backend, words, code, onnxopt
-):
+def test_backend_that_does_not_start_breaks_only_the_first_rule(backend, words, code, onnxopt):
     answer = onnxopt("backends", "check", backend)
     assert answer.code == code
     assert words in " ".join(answer.out.split())
     assert answer.out.splitlines()[-1] == "1 fail"
 
 
-def test_a_command_that_hangs_costs_its_timeout_only():
+def test_hanging_command_costs_one_timeout():
     found = list(check_backend(spec("hello-hangs", timeout=0.3)))
     assert len(found) == 1
     assert found[0].observed == "the command gave no answer within 0.3 s"
 
 
 @pytest.mark.parametrize("kind", ["command", "plugin"])
-def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it(
-    kind, monkeypatch, tmp_path
-):
+def test_hanging_backend_is_not_checked_further(kind, monkeypatch, tmp_path):
     if kind == "command":
         backend = spec("hangs", tmp_path / "marker", timeout=2)
     else:
@@ -170,18 +166,18 @@ def test_a_backend_that_hangs_at_a_case_is_not_tested_against_the_rules_after_it
     assert "gave no answer within" in last.observed
 
 
-def test_a_command_with_an_unknown_option_is_wrong_usage(onnxopt):
+def test_unknown_option_of_command_is_usage_error(onnxopt):
     assert onnxopt("backends", "check", spec(speed="1")).code == 2
 
 
-def test_a_plugin_is_found_where_this_process_finds_it(workplace, monkeypatch):
+def test_plugin_is_imported_from_sys_path_of_this_process(workplace, monkeypatch):
     (workplace / "here").mkdir()
     (workplace / "here" / "vendor.py").write_text((PLUGINS / "rule_breakers.py").read_text())
     monkeypatch.setattr(sys, "path", [str(workplace / "here"), *sys.path])
     assert broken("python:vendor:Keeps") == []
 
 
-def test_a_command_is_asked_about_types_that_it_states(tmp_path):
+def test_command_is_probed_with_stated_types(tmp_path):
     script = tmp_path / "double_only.py"
     text = (PLUGINS / "exec" / "identity.py").read_text()
     script.write_text(text.replace('"float32", "int64"', '"float64"'))
@@ -190,7 +186,7 @@ def test_a_command_is_asked_about_types_that_it_states(tmp_path):
     assert findings["returns outputs of the declared type and shape"].observed == "float64"
 
 
-def test_a_command_that_states_no_version_of_onnx_shows_only_how_it_starts_and_ends(tmp_path):
+def test_command_without_ai_onnx_is_checked_for_start_and_end_only(tmp_path):
     script = tmp_path / "other_domain.py"
     text = (PLUGINS / "exec" / "identity.py").read_text()
     script.write_text(text.replace('"ai.onnx"', '"com.acme"'))
@@ -233,7 +229,7 @@ def proposed(onnxopt, backend):
         ("LacksAdamInOtherWords", "cannot lower"),
     ],
 )
-def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pattern):
+def test_proposed_pattern_recognises_unknown_operators(onnxopt, name, pattern):
     written = proposed(onnxopt, own(name))
     assert pattern in written.partition(",unsupported=")[2]
     findings = {it.rule.name: it for it in check_backend(written)}
@@ -242,7 +238,7 @@ def test_the_words_for_an_unknown_operator_are_found_and_serve(onnxopt, name, pa
     assert RuleOutcome.FAIL not in {finding.verdict for finding in findings.values()}
 
 
-def test_the_words_that_are_found_do_not_depend_on_names_of_tensors(onnxopt):
+def test_proposed_pattern_does_not_depend_on_tensor_names(onnxopt):
     written = proposed(onnxopt, own("NamesTheTensor"))
     backend = ("-b", written, "--lower", "never", "--isolation", "none", "--no-explain")
     for asked in ("spec/adam/adam", "onnx-node/test_erf"):
@@ -250,14 +246,14 @@ def test_the_words_that_are_found_do_not_depend_on_names_of_tensors(onnxopt):
         assert "1 unsupported" in said
 
 
-def test_what_is_proposed_adds_to_what_is_written(onnxopt):
+def test_proposed_pattern_extends_existing_pattern(onnxopt):
     written = proposed(onnxopt, own("SaysTwoThings", "has no dialect"))
     assert written == own("SaysTwoThings", written.partition(",unsupported=")[2])
     assert "unsupported=has no dialect|" in written
     assert broken(written) == []
 
 
-def test_a_pattern_that_takes_other_errors_too_is_found():
+def test_too_broad_pattern_is_detected():
     found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
     assert found[RULE].verdict is RuleOutcome.FAIL
     assert "unsupported=REGEX is too broad" in found[RULE].observed
@@ -271,20 +267,20 @@ def test_a_pattern_that_takes_other_errors_too_is_found():
         ("RefusesEverything", "it runs none of the operators that were tried"),
     ],
 )
-def test_words_that_mean_anything_are_not_proposed(name, words):
+def test_unspecific_words_are_not_proposed(name, words):
     found = {it.rule.name: it for it in check_backend(own(name))}
     assert found[RULE].verdict is RuleOutcome.FAIL
     assert words in found[RULE].observed
     assert not found[RULE].option
 
 
-def test_a_defect_of_one_training_operator_is_not_taken_for_a_gap():
+def test_defect_in_one_training_operator_is_not_unsupported():
     found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
     assert found[RULE].verdict is RuleOutcome.PASS
     assert "for Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].observed
 
 
-def test_a_command_is_told_what_to_write(tmp_path):
+def test_pattern_is_proposed_for_command(tmp_path):
     script = tmp_path / "failing.py"
     text = (PLUGINS / "exec" / "identity.py").read_text()
     text = text.replace(

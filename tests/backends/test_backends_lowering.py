@@ -90,13 +90,13 @@ def ask(runner, model, inputs=ADAM_INPUTS):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in prepare", "in run"])
-def test_a_backend_that_does_not_know_the_operator_gets_the_lowered_model(late):
+def test_backend_without_the_operator_runs_the_lowered_model(late):
     answer = run(Fake(late=late))
     assert answer.lowered
     assert_allclose(answer.outputs[0], ADAM_X_NEW, rtol=1e-6)
 
 
-def test_a_backend_is_not_asked_again_for_an_operator_that_it_named():
+def test_named_unsupported_operator_is_remembered():
     backend = Fake()
     runner = ModelRunner(backend, LoweringMode.AUTO)
     assert ask(runner, adam()).lowered
@@ -104,7 +104,7 @@ def test_a_backend_is_not_asked_again_for_an_operator_that_it_named():
     assert backend.unlowered == 1
 
 
-def test_a_backend_that_names_no_operator_is_asked_each_time():
+def test_unnamed_unsupported_operator_is_tried_each_time():
     backend = Fake(names=False)
     runner = ModelRunner(backend, LoweringMode.AUTO)
     assert ask(runner, adam()).lowered
@@ -112,48 +112,48 @@ def test_a_backend_that_names_no_operator_is_asked_each_time():
     assert backend.unlowered == 2
 
 
-def test_what_one_backend_does_not_know_another_is_asked():
+def test_unsupported_operators_are_remembered_per_backend():
     run(Fake())
     other = Fake()
     run(other)
     assert other.unlowered == 1
 
 
-def test_never_passes_the_refusal_on():
+def test_mode_never_reports_unsupported():
     with pytest.raises(Unsupported, match=r"^no Adam here$"):
         run(Fake(), lowering=LoweringMode.NEVER)
 
 
-def test_always_lowers_first():
+def test_mode_always_lowers_first():
     backend = Fake()
     assert run(backend, lowering=LoweringMode.ALWAYS).lowered
     assert backend.unlowered == 0
 
 
 @pytest.mark.parametrize("lowering", list(LoweringMode))
-def test_a_model_without_our_operators_is_never_lowered(lowering):
+def test_model_without_formula_operators_is_never_lowered(lowering):
     answer = run(Fake(), one_node("Neg"), lowering, {"x": np.ones(3, np.float32)})
     assert not answer.lowered
 
 
 @pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.NEVER])
-def test_numpy_is_not_lowered_unless_asked_to(lowering):
+def test_numpy_runs_lowered_models_only_on_request(lowering):
     assert not run(resolve_backend("numpy"), doubled_adam(), lowering).lowered
 
 
-def test_lowering_does_not_help_where_another_operator_is_missing():
+def test_lowering_does_not_help_if_another_operator_is_missing():
     backend = Raising(Unsupported("no Foo", operator="ai.onnx:Foo"))
     with pytest.raises(Unsupported, match=r"^no Foo$"):
         run(backend)
     assert len(backend.asked) == 1
 
 
-def test_what_lowering_does_not_help_is_said_once():
+def test_repeated_refusal_is_reported_once():
     with pytest.raises(Unsupported, match=r"^IR version 99$"):
         run(Raising(Unsupported("IR version 99")))
 
 
-def test_both_refusals_are_told():
+def test_both_refusals_are_reported():
     class Poor(Fake):
         def prepare(self, model):
             super().prepare(model)
@@ -166,7 +166,7 @@ def test_both_refusals_are_told():
 
 
 @pytest.mark.parametrize("lowering", list(LoweringMode))
-def test_a_failure_is_no_reason_to_lower(lowering):
+def test_failing_model_is_not_lowered(lowering):
     backend = Raising(ZeroDivisionError("broken"))
     with pytest.raises(ZeroDivisionError):
         run(backend, lowering=lowering)
@@ -174,7 +174,7 @@ def test_a_failure_is_no_reason_to_lower(lowering):
 
 
 @pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.ALWAYS])
-def test_a_node_that_breaks_its_signature_is_refused(lowering):
+def test_node_that_breaks_its_signature_is_rejected(lowering):
     wide = {**ADAM_INPUTS, "G": np.ones((3, 2), np.float32)}
     model = adam()
     model.graph.input[3].type.tensor_type.shape.dim.add().dim_value = 3
@@ -182,14 +182,14 @@ def test_a_node_that_breaks_its_signature_is_refused(lowering):
         run(Fake(), model, lowering, wide)
 
 
-def test_a_model_that_cannot_be_lowered_is_unsupported_with_both_reasons():
+def test_unlowerable_model_is_unsupported_with_both_reasons():
     model = adam()
     model.opset_import[0].version = 9
     with pytest.raises(Unsupported, match=r"^no Adam here; it cannot be lowered: .*version 9"):
         run(Fake(), model)
 
 
-def test_what_is_no_output_is_said():
+def test_invalid_output_is_reported():
     class Talker(Fake):
         def run(self, _inputs):
             return "done"
@@ -208,7 +208,7 @@ def test_what_is_no_output_is_said():
     ],
     ids=["alone", "between others", "in a branch", "in a function"],
 )
-def test_onnxruntime_gets_the_lowered_model_and_agrees_with_numpy(model):
+def test_onnxruntime_runs_the_lowered_model_and_agrees_with_numpy(model):
     pytest.importorskip("onnxruntime")
     mine = run(resolve_backend("numpy"), model)
     theirs = run(resolve_backend("onnxruntime"), model)
@@ -217,7 +217,7 @@ def test_onnxruntime_gets_the_lowered_model_and_agrees_with_numpy(model):
     assert theirs.outputs[0].dtype == np.float32
 
 
-def test_onnxruntime_under_never_names_the_operator():
+def test_onnxruntime_names_the_unsupported_operator_under_never():
     pytest.importorskip("onnxruntime")
     with pytest.raises(Unsupported) as caught:
         run(resolve_backend("onnxruntime"), lowering=LoweringMode.NEVER)

@@ -36,9 +36,7 @@ def write_case(operator, inputs, outputs):
 
 
 @pytest.mark.parametrize("language", ["python", "shell"])
-def test_what_is_written_passes_the_check_that_is_named_next(
-    language, workplace, onnxopt, monkeypatch
-):
+def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, monkeypatch):
     # Nothing says yet what the adapter runs: each question to it is a process.
     monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
@@ -53,14 +51,14 @@ def test_what_is_written_passes_the_check_that_is_named_next(
 
 
 @pytest.mark.parametrize("language", ["python", "cpp", "shell"])
-def test_what_is_written_bears_the_name_of_its_folder(language, workplace, onnxopt):
+def test_new_backend_is_named_after_its_folder(language, workplace, onnxopt):
     onnxopt("backends", "new", "deep/Acme-X", "--language", language)
     texts = [path.read_text() for path in Path("deep/Acme-X").rglob("*") if path.is_file()]
     assert all("acme_x" in text and "my_backend" not in text for text in texts)
 
 
 @pytest.mark.parametrize("language", ["python", "cpp", "shell"])
-def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, onnxopt):
+def test_readme_explains_implementation_and_run(language, workplace, onnxopt):
     onnxopt("backends", "new", "acme", "--language", language)
     readme = Path("acme/README.md").read_text()
     backend = "acme" if language == "python" else "exec:./adapter"
@@ -72,7 +70,7 @@ def test_a_readme_says_what_to_implement_and_how_to_run_it(language, workplace, 
         assert words in readme
 
 
-def test_a_plugin_that_was_written_computes(workplace, onnxopt):
+def test_new_plugin_computes(workplace, onnxopt):
     onnxopt("backends", "new", "acme")
     write_case("Sub", "{A: [3.0, 1.0], B: [1.0, 1.0]}", "{C: [2.0, 0.0]}")
     assert onnxopt("run", "demo.yaml", "-b", "python:acme/acme/__init__.py:Backend").code == 0
@@ -82,7 +80,7 @@ def test_a_plugin_that_was_written_computes(workplace, onnxopt):
     assert "ai.onnx:Exp" in answer.out
 
 
-def test_an_adapter_that_was_written_runs_the_program_beside_it(workplace, onnxopt):
+def test_new_shell_adapter_runs_its_program(workplace, onnxopt):
     onnxopt("backends", "new", "acme", "--language", "shell")
     write_case("Identity", "{input: [3.0, 1.0]}", "{output: [3.0, 1.0]}")
     program = Path("acme/run_model")
@@ -132,7 +130,7 @@ def compiled(tmp_path_factory):
     return folder
 
 
-def test_a_command_in_cpp_that_was_written_keeps_the_protocol(compiled, onnxopt):
+def test_new_cpp_command_follows_the_protocol(compiled, onnxopt):
     checked = onnxopt("backends", "check", f"exec:{compiled / 'adapter'}")
     assert checked.code == 0
     assert "13 pass" in checked.out
@@ -156,7 +154,7 @@ int main() {
 
 
 @pytest.mark.slow
-def test_values_come_through_a_command_in_cpp_to_the_bit(compiled, tmp_path):
+def test_cpp_command_preserves_bits_of_values(compiled, tmp_path):
     folder = tmp_path / "echo"
     folder.mkdir()
     shutil.copy(compiled / "Makefile", folder)
@@ -201,14 +199,14 @@ def test_values_come_through_a_command_in_cpp_to_the_bit(compiled, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["1acme", "größe", "class", "a", "_", "a;b", "a$(b)"])
-def test_a_name_that_no_package_can_have_is_refused(name, workplace, onnxopt):
+def test_invalid_package_name_is_rejected(name, workplace, onnxopt):
     answer = onnxopt("backends", "new", name)
     assert answer.code == 2
     assert "cannot be the name of a backend" in answer.err
     assert list(workplace.iterdir()) == []
 
 
-def test_a_folder_with_something_in_it_is_left_alone(workplace, onnxopt):
+def test_nonempty_folder_is_not_modified(workplace, onnxopt):
     Path("acme").mkdir()
     Path("acme/kept").write_text("mine")
     answer = onnxopt("backends", "new", "acme")
@@ -217,14 +215,14 @@ def test_a_folder_with_something_in_it_is_left_alone(workplace, onnxopt):
     assert [path.name for path in Path("acme").iterdir()] == ["kept"]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_usage(workplace, onnxopt):
+def test_uncreatable_folder_is_usage_error(workplace, onnxopt):
     Path("file").write_text("")
     answer = onnxopt("backends", "new", "file/acme")
     assert answer.code == 2
     assert "cannot be written" in answer.err
 
 
-def test_an_entry_point_is_listed_checked_and_run_by_name(workplace, onnxopt, monkeypatch):
+def test_entry_point_is_listed_checked_and_run_by_name(workplace, onnxopt, monkeypatch):
     onnxopt("backends", "new", "acme")
     shutil.copytree("acme/acme", "site/acme")
     metadata = Path("site/acme-0.1.0.dist-info")
@@ -239,7 +237,7 @@ def test_an_entry_point_is_listed_checked_and_run_by_name(workplace, onnxopt, mo
 
 
 @pytest.mark.slow
-def test_a_plugin_that_pip_installs_is_run_by_name(workplace, onnxopt):
+def test_pip_installed_plugin_is_run_by_name(workplace, onnxopt):
     pytest.importorskip("hatchling", reason="pip needs it to build the package without a network")
     onnxopt("backends", "new", "acme")
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -256,7 +254,7 @@ def test_a_plugin_that_pip_installs_is_run_by_name(workplace, onnxopt):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_protocol_is_printed_as_it_is_shipped(onnxopt):
+def test_printed_protocol_is_the_packaged_document(onnxopt):
     answer = onnxopt("backends", "protocol")
     assert answer.code == 0
     shipped = REPOSITORY / "onnxopt_cli" / "backends" / "exec" / "protocol.md"

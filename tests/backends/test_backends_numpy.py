@@ -59,7 +59,7 @@ def test_one_formula_node_runs_without_loading_the_reference_evaluator():
     assert ended.stdout.split("\n")[:2] == ["float32", "[]"]
 
 
-def test_numpy_takes_our_formula_between_other_operators():
+def test_numpy_runs_formula_between_other_operators():
     X = ADAM_INPUTS["X"]
     expected = run("numpy", adam(), {**ADAM_INPUTS, "X": X + X})[0]
     (actual,) = run("numpy", doubled_adam(), ADAM_INPUTS)
@@ -68,7 +68,7 @@ def test_numpy_takes_our_formula_between_other_operators():
 
 
 @pytest.mark.parametrize("make", [adam_in_branch, adam_in_function_in_branch])
-def test_numpy_takes_our_formula_in_subgraphs_and_functions(make):
+def test_numpy_runs_formula_in_subgraphs_and_functions(make):
     (actual,) = run("numpy", make(), ADAM_INPUTS)
     assert_array_equal(actual, run("numpy", adam(), ADAM_INPUTS)[0], strict=True)
 
@@ -82,13 +82,13 @@ def test_numpy_takes_our_formula_in_subgraphs_and_functions(make):
     ],
     ids=["given", "given over a default", "by default"],
 )
-def test_numpy_resolves_an_attribute_that_refers_to_the_functions(call, function):
+def test_numpy_resolves_references_to_function_attributes(call, function):
     (actual,) = run("numpy", adam_in_function(call, **function), ADAM_INPUTS)
     assert_array_equal(actual, run("numpy", adam(), ADAM_INPUTS)[0], strict=True)
 
 
 @pytest.mark.parametrize("indices", [[0, 3], [[0, 0], [1, 1]]], ids=["linear", "coordinates"])
-def test_numpy_takes_sparse_initializers(indices):
+def test_numpy_supports_sparse_initializers(indices):
     tensor = helper.make_sparse_tensor(
         helper.make_tensor("w", TensorProto.FLOAT, [2], [3, 4]),
         helper.make_tensor("at", TensorProto.INT64, np.shape(indices), np.ravel(indices)),
@@ -190,14 +190,14 @@ def test_another_version_of_the_domain_is_not_supported():
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_an_operator_that_onnx_has_nothing_for_is_named(backend, proto, operator):
+def test_unimplemented_operator_is_named(backend, proto, operator):
     with pytest.raises(Unsupported) as caught:
         run(backend, proto, ones())
     assert caught.value.operator == operator
     assert len(caught.value.message) < 400
 
 
-def test_a_mode_that_is_not_implemented_is_not_supported_but_names_no_operator():
+def test_unimplemented_mode_is_unsupported_without_operator_name():
     proto = one_node("LayerNormalization", opset=17, stash_type=5)
     proto.graph.node[0].input.append("x")
     with pytest.raises(Unsupported) as caught:
@@ -205,7 +205,7 @@ def test_a_mode_that_is_not_implemented_is_not_supported_but_names_no_operator()
     assert caught.value.operator == ""
 
 
-def test_a_failure_inside_an_operator_is_no_lack_of_support():
+def test_failure_inside_an_operator_is_an_error():
     proto = one_node("Reshape")
     proto.graph.node[0].input.append("shape")
     proto.graph.initializer.append(helper.make_tensor("shape", TensorProto.INT64, [1], [2]))
@@ -213,7 +213,7 @@ def test_a_failure_inside_an_operator_is_no_lack_of_support():
         run("onnx-reference", proto, ones())
 
 
-def test_a_domain_that_is_not_imported_is_a_failure():
+def test_missing_domain_import_is_a_failure():
     proto = one_node("Nonsense", domain="my.own")
     del proto.opset_import[1]
     with pytest.raises(RuntimeError, match="is not specified"):
@@ -229,7 +229,7 @@ TENSOR = helper.make_tensor_type_proto(TensorProto.FLOAT, [3])
 SEQUENCE = helper.make_sequence_type_proto(TENSOR)
 
 
-def test_an_optional_tensor_is_taken_out_of_the_evaluators_list():
+def test_optional_tensor_is_unwrapped_from_the_evaluators_list():
     (y,) = run(
         "onnx-reference",
         optional_model(TENSOR, [helper.make_node("Optional", ["x"], ["y"])]),
@@ -253,7 +253,7 @@ def test_an_optional_sequence_of_one_stays_a_sequence():
     assert_array_equal(y[0], ones()["x"], strict=True)
 
 
-def test_an_optional_sequence_of_one_that_is_only_passed_on_stays_a_sequence():
+def test_forwarded_optional_sequence_of_one_stays_a_sequence():
     proto = optional_model(SEQUENCE, [helper.make_node("Identity", ["x"], ["y"])])
     proto.graph.input[0].type.CopyFrom(proto.graph.output[0].type)
     (y,) = run("onnx-reference", proto, {"x": [ones()["x"]]})
@@ -261,6 +261,6 @@ def test_an_optional_sequence_of_one_that_is_only_passed_on_stays_a_sequence():
     assert_array_equal(y[0], ones()["x"], strict=True)
 
 
-def test_versions_name_the_package():
+def test_version_names_the_package():
     assert resolve_backend("numpy").version == f"numpy {np.__version__}"
     assert resolve_backend("onnx-reference").version.startswith("onnx 1.")

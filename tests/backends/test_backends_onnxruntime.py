@@ -103,13 +103,13 @@ def test_strings_pass_through(x):
     ],
     ids=["big-endian", "computed", "strided"],
 )
-def test_arrays_of_any_layout_are_read_as_what_they_are(x):
+def test_arrays_of_any_layout_are_read_correctly(x):
     (y,) = run(node("Neg"), {"x": x})
     assert_array_equal(y, -x.astype("=f4"))
 
 
 @pytest.mark.parametrize("of", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-def test_a_strided_array_is_read_as_what_it_is_on_the_way_of_other_types(of):
+def test_strided_array_is_read_correctly_as_ort_value(of):
     element_type = helper.np_dtype_to_tensor_dtype(np.dtype(of))
     proto = node("Cast", element_type, outputs_as=TensorProto.BFLOAT16, to=TensorProto.BFLOAT16)
     x = np.array([[1, 9], [2, 9], [3, 9]]).astype(of)[:, 0]
@@ -117,7 +117,7 @@ def test_a_strided_array_is_read_as_what_it_is_on_the_way_of_other_types(of):
     assert_array_equal(y, np.array([1, 2, 3], ml_dtypes.bfloat16), strict=True)
 
 
-def test_a_read_only_input_is_taken():
+def test_read_only_input_is_accepted():
     x = np.ones(3, np.float32)
     x.flags.writeable = False
     assert_array_equal(run(node("Neg"), {"x": x})[0], -x)
@@ -145,7 +145,7 @@ def test_sequences_pass_through():
     assert run(proto, {"x": []}) == [[]]
 
 
-def test_optionals_are_taken_full_and_empty():
+def test_full_and_empty_optionals_are_accepted():
     proto = io_model(helper.make_node("OptionalHasElement", ["x"], ["y"]), OPTIONAL, BOOLEAN)
     assert run(proto, {"x": np.ones(2, np.float32)})[0]
     assert not run(proto, {"x": None})[0]
@@ -158,7 +158,7 @@ def map_type(key, element):
     return declared
 
 
-def test_a_map_goes_in():
+def test_map_is_accepted_as_input():
     vectorizer = helper.make_node(
         "DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"]
     )
@@ -171,7 +171,7 @@ def test_a_map_goes_in():
 FLOAT = TensorProto.FLOAT
 
 
-def test_maps_come_out():
+def test_maps_are_returned():
     zipmap = helper.make_node(
         "ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[1, 5]
     )
@@ -222,19 +222,19 @@ def test_one_thread_is_the_default():
         ("graph_optimization_level=most", "graph_optimization_level is 'most'"),
     ],
 )
-def test_a_wrong_option_is_explained(option, message):
+def test_invalid_option_is_explained(option, message):
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         resolve_backend(f"onnxruntime,{option}")
     assert caught.value.hint or "up to" in caught.value.message
 
 
-def test_a_provider_that_is_not_there_is_not_replaced_by_another():
+def test_unavailable_provider_is_not_replaced():
     with pytest.raises(BackendUnavailable, match="NoSuchProvider") as caught:
         resolve_backend("onnxruntime,provider=NoSuchProvider+CPUExecutionProvider")
     assert "CPUExecutionProvider" in caught.value.hint
 
 
-def test_a_provider_that_does_not_load_is_not_replaced_by_another(monkeypatch):
+def test_provider_that_does_not_load_is_not_replaced(monkeypatch):
     # What onnxruntime-gpu does without CUDA's libraries: it lists the provider, then drops it.
     monkeypatch.setattr(
         onnxruntime,

@@ -102,7 +102,7 @@ def about(error):
 NO_FALLBACK = "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1"
 
 
-def test_the_table_is_tested_row_by_row():
+def test_every_known_message_is_tested():
     assert {*PATTERNS} == {*MESSAGES, NO_FALLBACK}
 
 
@@ -110,7 +110,7 @@ def test_the_table_is_tested_row_by_row():
     "AzureExecutionProvider" not in onnxruntime.get_available_providers(),
     reason="this build has no second provider",
 )
-def test_what_a_provider_leaves_to_the_cpu_is_unsupported_where_that_is_disabled():
+def test_cpu_fallback_is_unsupported_if_disabled():
     error = raised(node("Relu"), ONES, "AzureExecutionProvider", disable_cpu_ep_fallback="1")
     assert about(error) == [NO_FALLBACK]
     disabled = (
@@ -121,7 +121,7 @@ def test_what_a_provider_leaves_to_the_cpu_is_unsupported_where_that_is_disabled
 
 
 @pytest.mark.parametrize("row", MESSAGES)
-def test_each_message_of_the_table_is_said_by_onnxruntime(row):
+def test_onnxruntime_raises_each_known_message(row):
     for proto, inputs, operator in MESSAGES[row]:
         error = raised(proto, inputs)
         assert about(error) == [row], str(error)
@@ -177,7 +177,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("proto", FAILURES.values(), ids=FAILURES)
-def test_a_failure_is_never_called_unsupported(proto):
+def test_failure_is_never_unsupported(proto):
     inputs = {"x": np.ones(3, np.float32)}
     with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
         run(proto, inputs)
@@ -190,13 +190,13 @@ def test_a_failure_is_never_called_unsupported(proto):
     [{}, {"x": np.ones(3)}, {"x": np.ones((3, 1), np.float32)}, {**ONES, "z": ONES["x"]}],
     ids=["missing", "of another type", "of another rank", "unknown"],
 )
-def test_inputs_that_do_not_fit_are_a_failure(inputs):
+def test_inputs_of_wrong_type_are_a_failure(inputs):
     with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
         run(node("Relu"), inputs)
     assert not isinstance(caught.value, Unsupported)
 
 
-def test_a_message_that_quotes_a_supported_one_is_no_lack_of_support():
+def test_message_that_quotes_a_known_one_is_a_failure():
     said = "[ONNXRuntimeError] : 1 : FAIL : Fatal error: a:B(-1) is not a registered function/op"
     assert unsupported_by_onnxruntime(RuntimeError(said))
     assert unsupported_by_onnxruntime(RuntimeError(f"while falling back: {said}")) is None

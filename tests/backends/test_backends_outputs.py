@@ -46,28 +46,28 @@ class Raising:
 
 
 @pytest.mark.parametrize("container", [list, tuple])
-def test_outputs_come_as_list_or_tuple(container):
+def test_outputs_may_be_list_or_tuple(container):
     one, two = np.ones(1, np.float32), np.zeros(2, np.int64)
     assert_array_equal(normalised(container([one, two]), FLOAT, INT64)[1], two, strict=True)
 
 
-def test_outputs_by_name_are_put_in_the_graphs_order():
+def test_outputs_by_name_are_reordered():
     y, z = normalised({"z": np.zeros(2), "y": np.ones(1)}, FLOAT, FLOAT)
     assert (y.tolist(), z.tolist()) == ([1.0], [0.0, 0.0])
 
 
-def test_a_name_that_is_missing_leaves_its_place_empty():
+def test_missing_name_becomes_none():
     y, z = normalised({"z": np.zeros(2)}, FLOAT, FLOAT)
     assert y is None
     assert z.shape == (2,)
 
 
-def test_a_name_that_nobody_asked_for_is_an_output_too_many():
+def test_undeclared_name_becomes_an_extra_output():
     assert len(normalised({"y": np.zeros(2), "q": np.zeros(1)}, FLOAT)) == 2
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_wrong_number_of_outputs_is_left_to_the_comparison(number):
+def test_wrong_number_of_outputs_is_preserved(number):
     assert len(normalised([np.ones(1)] * number, FLOAT, FLOAT)) == number
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_number_of_outputs_is_left_to_the_comparison(number):
     [None, np.ones(2), 1.0, "y", {1: np.ones(1)}, iter([np.ones(1)])],
     ids=["none", "array", "number", "string", "keys that are no names", "iterator"],
 )
-def test_anything_but_outputs_is_unusable(returned):
+def test_other_return_types_are_unusable(returned):
     with pytest.raises(UnusableOutput, match="the backend returned a"):
         normalised(returned, FLOAT)
 
@@ -87,7 +87,7 @@ def test_anything_but_outputs_is_unusable(returned):
         arrays.array_shapes(min_dims=0, min_side=0),
     )
 )
-def test_an_array_is_kept_as_it_is(array):
+def test_array_is_not_converted(array):
     assert taken(array) is array
 
 
@@ -104,7 +104,7 @@ def test_an_array_is_kept_as_it_is(array):
     ],
     ids=["memoryview", "array protocol", "scalar", "byte order", "view", "typed list", "stacked"],
 )
-def test_what_has_an_element_type_keeps_it(value, expected):
+def test_numpy_values_keep_their_element_type(value, expected):
     assert_array_equal(taken(value), expected, strict=True)
     assert taken(value).dtype.isnative
 
@@ -124,7 +124,7 @@ def test_what_has_an_element_type_keeps_it(value, expected):
         (2**63, TensorProto.UINT64, np.array(2**63, np.uint64)),
     ],
 )
-def test_pythons_own_numbers_take_the_declared_type(value, element_type, expected):
+def test_python_numbers_take_the_declared_type(value, element_type, expected):
     assert_array_equal(taken(value, element_type), expected, strict=True)
 
 
@@ -142,11 +142,11 @@ def test_pythons_own_numbers_take_the_declared_type(value, element_type, expecte
         ([1], TensorProto.STRING),
     ],
 )
-def test_numbers_that_the_declared_type_does_not_hold_keep_pythons(value, element_type):
+def test_python_numbers_out_of_range_keep_their_type(value, element_type):
     assert_array_equal(taken(value, element_type), np.asarray(value), strict=True)
 
 
-def test_strings_are_kept_to_the_last_character():
+def test_strings_keep_trailing_zero_characters():
     assert taken(["a\0", "é"], TensorProto.STRING).tolist() == ["a\0", "é"]
     assert taken("a\0", TensorProto.STRING).item() == "a\0"
     assert taken(np.array(["a", b"b"], object), TensorProto.STRING).tolist() == ["a", b"b"]
@@ -167,7 +167,7 @@ def test_strings_are_kept_to_the_last_character():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_tensor_is_unusable_and_says_where(value):
+def test_invalid_tensor_is_unusable_and_located(value):
     with pytest.raises(UnusableOutput, match=r"^y ") as caught:
         taken(value)
     assert "\x1b" not in caught.value.message
@@ -190,7 +190,7 @@ def test_a_list_for_a_sequence_is_a_list_of_tensors():
     assert normalised([()], SEQUENCE) == [[]]
 
 
-def test_an_array_for_a_sequence_is_left_to_the_comparison():
+def test_array_for_a_sequence_is_preserved():
     (y,) = normalised([np.ones((2, 2))], SEQUENCE)
     assert y.shape == (2, 2)
 
@@ -208,7 +208,7 @@ def map_type(key):
     return declared
 
 
-def test_a_map_has_tensors_under_pythons_own_keys():
+def test_map_has_python_keys():
     (y,) = normalised([{np.int64(5): 0.5}], map_type(TensorProto.INT64))
     assert [type(key) for key in y] == [int]
     assert_array_equal(y[5], np.array(0.5, np.float32), strict=True)
@@ -225,7 +225,7 @@ def test_an_unusable_place_is_named():
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), st.lists))
-def test_whatever_python_returns_is_a_value_or_unusable(returned):
+def test_any_python_object_is_a_value_or_unusable(returned):
     try:
         (value,) = normalised([returned], FLOAT)
     except UnusableOutput:

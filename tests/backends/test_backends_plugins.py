@@ -38,12 +38,12 @@ def write(folder, text, name="vendor.py"):
 @pytest.mark.parametrize(
     "attribute", ["ReferenceAsPlugin", "NeedsInstance", "instance", "Holder.Inner"]
 )
-def test_onnxs_interface_is_taken_as_class_and_as_instance(attribute):
+def test_onnx_interface_is_accepted_as_class_and_instance(attribute):
     (X_new, _, _) = plugin("onnx_interface", attribute).prepare(adam()).run(ADAM_INPUTS)
     assert_allclose(X_new, ADAM_X_NEW, rtol=1e-6)
 
 
-def test_onnxs_interface_is_taken_as_module(monkeypatch):
+def test_onnx_interface_is_accepted_as_module(monkeypatch):
     monkeypatch.syspath_prepend(PLUGINS.parent)
     import_module("plugins.onnx_interface")
     backend = resolve_backend("python:plugins:onnx_interface")
@@ -84,7 +84,7 @@ def test_a_model_that_is_not_compatible_is_unsupported():
 
 
 @pytest.mark.parametrize("attribute", ["says_not_implemented", "says_skip", "says_unsupported"])
-def test_a_plugin_can_say_that_it_does_not_know_something(attribute):
+def test_plugin_can_report_unsupported(attribute):
     with pytest.raises(Unsupported, match="no Neg") as caught:
         negated(plugin("run_interface", attribute))
     assert "\x1b" not in caught.value.message
@@ -94,17 +94,17 @@ def test_a_plugin_can_say_that_it_does_not_know_something(attribute):
 @pytest.mark.parametrize(
     ("attribute", "error"), [("fails", ZeroDivisionError), ("exits", SystemExit)]
 )
-def test_anything_else_that_a_plugin_raises_is_its_failure(attribute, error):
+def test_other_exceptions_of_plugin_are_failures(attribute, error):
     with pytest.raises(error):
         negated(plugin("run_interface", attribute))
 
 
-def test_a_plugin_that_prepares_nothing_fails():
+def test_invalid_result_of_prepare_is_a_failure():
     with pytest.raises(TypeError, match="prepare returned a NoneType, which has no run"):
         negated(plugin("wrong", "PreparesNothing"))
 
 
-def test_a_plugin_cannot_change_the_model_for_others():
+def test_plugin_cannot_modify_the_callers_model():
     model = one_node("Neg")
     inputs = dict(INPUTS)
     plugin("run_interface", "Vandal").prepare(model).run(inputs)
@@ -130,7 +130,7 @@ def test_an_object_without_interface_is_unavailable(attribute, found):
     ("attribute", "message"),
     [("NeedsArguments", "TypeError"), ("hostile", "SystemExit")],
 )
-def test_an_object_that_cannot_be_made_is_unavailable(attribute, message):
+def test_failing_constructor_makes_plugin_unavailable(attribute, message):
     with pytest.raises(BackendUnavailable, match=message):
         plugin("wrong", attribute)
 
@@ -141,7 +141,7 @@ def test_a_plugin_with_run_has_no_device():
     assert caught.value.hint == "its options: unsupported, python, math, env.NAME"
 
 
-def test_an_option_that_onnxs_interface_does_not_have_is_a_usage_error():
+def test_unknown_option_of_onnx_interface_is_usage_error():
     with pytest.raises(UsageError, match="has no option devize") as caught:
         plugin("onnx_interface", "ReferenceAsPlugin", ",devize=CPU")
     assert caught.value.hint == "did you mean device?"
@@ -173,7 +173,7 @@ def test_a_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expecte
         resolve_backend(f"python:{path}:Backend")
 
 
-def test_an_interrupt_while_a_plugin_is_imported_passes(tmp_path):
+def test_interrupt_during_import_propagates(tmp_path):
     path = write(tmp_path, "raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         resolve_backend(f"python:{path}:Backend")
@@ -198,14 +198,14 @@ def test_a_module_that_does_not_exist_is_unavailable(module):
         resolve_backend(f"python:{module}:Backend")
 
 
-def test_a_module_that_lacks_another_is_unavailable(tmp_path, monkeypatch):
+def test_module_with_missing_dependency_is_unavailable(tmp_path, monkeypatch):
     write(tmp_path, "import a_module_that_the_vendor_has", "vendor_lacking.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BackendUnavailable, match="a_module_that_the_vendor_has"):
         resolve_backend("python:vendor_lacking:B")
 
 
-def test_what_is_no_modules_name_is_a_usage_error():
+def test_invalid_module_name_is_usage_error():
     with pytest.raises(UsageError, match=r"is not a module's name"):
         resolve_backend("python:..os:Backend")
 
@@ -311,7 +311,7 @@ def test_an_entry_point_does_not_replace_a_built_in_backend(installed):
     assert [row.kind for row in known_backends() if row.name == "numpy"] == ["built in"]
 
 
-def test_an_unknown_name_is_met_with_near_ones(installed):
+def test_unknown_name_gets_suggestions(installed):
     installed("acme_near", "acme-npu = acme_near:Backend", NEGATING)
     with pytest.raises(UsageError, match="there is no backend 'acme_npu'") as caught:
         resolve_backend("acme_npu")

@@ -25,14 +25,14 @@ from onnxopt_cli.errors import BackendUnavailable, UsageError
         ("python:a:C,url=b=c", "a", "C", {"url": "b=c"}),
     ],
 )
-def test_a_python_attribute_is_taken_apart(text, source, attribute, options):
+def test_python_attribute_is_parsed(text, source, attribute, options):
     specification = parse_specification(text)
     assert (specification.source, specification.attribute) == (source, attribute)
     assert specification.options == options
     assert specification.text == text
 
 
-def test_a_name_is_taken_apart():
+def test_name_is_parsed():
     specification = parse_specification("onnxruntime,provider=A+B,config.a.b=c=d")
     assert specification.name == "onnxruntime"
     assert specification.options == {"provider": "A+B", "config.a.b": "c=d"}
@@ -49,19 +49,19 @@ def test_a_name_is_taken_apart():
         "python:a:C,b",
     ],
 )
-def test_a_python_attribute_that_is_incomplete_is_explained(text):
+def test_incomplete_python_attribute_is_explained(text):
     with pytest.raises(UsageError, match="names no attribute") as caught:
         parse_specification(text)
     assert "python:module:attribute" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["numpy,fast", "numpy,", "numpy,=1", "numpy,a b=1"])
-def test_what_is_no_option_is_explained(text):
+def test_invalid_option_syntax_is_explained(text):
     with pytest.raises(UsageError, match="is not an option"):
         parse_specification(text)
 
 
-def test_an_option_given_twice_is_refused():
+def test_repeated_option_is_rejected():
     with pytest.raises(UsageError, match="device is given twice"):
         parse_specification("python:a:B,device=CPU,device=CUDA")
 
@@ -73,7 +73,7 @@ def test_an_option_given_twice_is_refused():
         ("onnx-reference", "its options: unsupported, math, env.NAME"),
     ],
 )
-def test_a_backend_says_which_options_it_has(name, hint):
+def test_unknown_option_error_lists_options(name, hint):
     with pytest.raises(UsageError, match=f"{name},speed=1 has no option speed") as caught:
         resolve_backend(f"{name},speed=1")
     assert caught.value.hint == hint
@@ -83,20 +83,20 @@ def test_a_backend_says_which_options_it_has(name, hint):
     ("name", "near"),
     [("onnx-runtime", "onnxruntime"), ("Numpy", "numpy"), ("reference", "onnx-reference")],
 )
-def test_an_unknown_backend_is_met_with_near_names_and_all_known(name, near):
+def test_unknown_backend_error_suggests_and_lists_names(name, near):
     with pytest.raises(UsageError, match=f"there is no backend '{name}'") as caught:
         resolve_backend(name)
     assert near in caught.value.hint.partition("?")[0]
     assert "known are numpy, onnxruntime, onnx-reference" in caught.value.hint
 
 
-def test_escape_sequences_in_a_name_are_shown_not_sent():
+def test_escape_sequences_in_names_are_escaped():
     with pytest.raises(UsageError) as caught:
         resolve_backend("\x1b[31mred")
     assert "\x1b" not in caught.value.message
 
 
-def test_onnxruntime_that_is_not_installed_says_how_to_install_it(monkeypatch):
+def test_missing_onnxruntime_error_explains_installation(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.setattr(builtins, "__import__", without("onnxruntime"))
     with pytest.raises(BackendUnavailable, match="is not installed") as caught:
@@ -139,7 +139,7 @@ def test_every_backend_without_a_problem_resolves_under_its_name():
             assert resolve_backend(row.name).name == row.name
 
 
-def test_onnxruntime_that_is_not_installed_is_listed_as_such(monkeypatch):
+def test_missing_onnxruntime_is_listed_as_not_installed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     row = next(row for row in known_backends() if row.name == "onnxruntime")
     assert (row.version, row.problem) == ("", 'not installed: pip install "onnxopt[ort]"')

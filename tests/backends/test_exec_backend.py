@@ -45,19 +45,19 @@ def ask(backend, asked=None, inputs=None):
     return backend.prepare(asked or one_node("Identity")).run(inputs or {"x": X})
 
 
-def test_what_a_command_writes_comes_back_bit_for_bit():
+def test_outputs_of_command_are_bit_exact():
     (output,) = ask(resolve_backend(spec()))
     assert output.dtype == np.float32
     assert output.tobytes() == X.tobytes()
 
 
-def test_a_command_states_its_version_and_is_named_as_asked_for():
+def test_command_has_stated_version_and_specified_name():
     backend = resolve_backend(spec())
     assert backend.version == "copier 1.0"
     assert backend.name == spec()
 
 
-def test_a_request_has_model_inputs_and_what_the_outputs_are(tmp_path):
+def test_request_has_model_inputs_and_output_declarations(tmp_path):
     seen = tmp_path / "seen.json"
     ask(resolve_backend(spec("records", seen)))
     request = json.loads(seen.read_text())
@@ -75,7 +75,7 @@ def test_the_option_device_is_passed_on(tmp_path):
     assert json.loads(seen.read_text())["device"] == "GPU:0"
 
 
-def test_nothing_is_left_of_a_backend_that_is_let_go():
+def test_discarded_backend_leaves_no_process():
     before = children()
     backend = resolve_backend(spec())
     ask(backend)
@@ -116,12 +116,12 @@ def test_sequences_and_optionals_pass_through():
             assert [item.tobytes() for item in output] == [item.tobytes() for item in given]
 
 
-def test_a_wrong_dtype_and_shape_are_kept_for_the_comparison():
+def test_wrong_dtype_and_shape_are_preserved():
     (output,) = ask(resolve_backend(spec("double")))
     assert (output.dtype, output.shape) == (np.float64, (1,))
 
 
-def test_missing_outputs_are_kept_for_the_comparison():
+def test_missing_outputs_are_preserved():
     assert ask(resolve_backend(spec("no-outputs"))) == []
 
 
@@ -131,7 +131,7 @@ def test_unsupported_names_the_operator():
     assert caught.value.operator == ":Neg"
 
 
-def test_an_error_is_the_commands_own_words_without_escape_sequences():
+def test_error_text_is_the_commands_without_escape_sequences():
     with pytest.raises(BackendFailure) as caught:
         ask(resolve_backend(spec("error")))
     assert caught.value.message == r"out of \x1b[31mluck"
@@ -169,10 +169,10 @@ def test_an_error_is_the_commands_own_words_without_escape_sequences():
         ("much", "bytes where 4398046511104 were announced"),
         ("negative", "whose shape is not valid"),
         ("no-dtype", "a tensor of 'object'"),
-        ("strings-missing", "is no string[2]"),
+        ("strings-missing", "is not string[2]"),
     ],
 )
-def test_an_answer_that_breaks_the_protocol_is_told_apart_and_quoted(mode, words):
+def test_protocol_violation_is_described(mode, words):
     backend = resolve_backend(spec(mode))
     with pytest.raises(ProtocolBreach) as caught:
         ask(backend)
@@ -189,7 +189,7 @@ def test_an_answer_that_breaks_the_protocol_is_told_apart_and_quoted(mode, words
         ("breaks-once", ProtocolBreach, "answered the request -1"),
     ],
 )
-def test_a_command_that_breaks_off_is_started_again_for_the_next_case(mode, error, words, tmp_path):
+def test_failed_command_is_restarted_for_the_next_case(mode, error, words, tmp_path):
     seconds = 3 if error is BackendHangs else 20
     backend = resolve_backend(spec(mode, tmp_path / "marker", timeout=seconds))
     with pytest.raises(error) as caught:
@@ -198,30 +198,30 @@ def test_a_command_that_breaks_off_is_started_again_for_the_next_case(mode, erro
     assert ask(backend)[0].tobytes() == X.tobytes()
 
 
-def test_an_answer_that_never_ends_is_not_waited_for():
+def test_endless_response_times_out():
     with pytest.raises(BackendHangs, match="gave no answer within 2 s"):
         ask(resolve_backend(spec("stops-midway", timeout=2)))
 
 
-def test_a_command_that_says_otherwise_of_itself_when_started_again_is_not_asked():
+def test_changed_hello_after_restart_is_a_violation():
     backend = resolve_backend(spec("hello-differs"))
     before = backend.version
     with pytest.raises(BackendDied):
         ask(backend)
     for _ in range(2):
-        with pytest.raises(ProtocolBreach, match="sent a different response to hello after a restart"):
+        with pytest.raises(ProtocolBreach, match="a different response to hello after"):
             ask(backend)
     assert backend.version == before
 
 
-def test_a_command_that_closes_its_output_has_died(monkeypatch):
+def test_closed_output_counts_as_death(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.conversation._DYING_SECONDS", 0.1)
     with pytest.raises(BackendDied, match="closed its channel"):
         ask(resolve_backend(spec("closes-output")))
 
 
 @pytest.mark.parametrize("mode", ["chatters", "answers-twice"])
-def test_what_a_command_writes_unasked_is_never_taken_for_the_next_answer(mode):
+def test_unrequested_output_is_never_taken_for_a_response(mode):
     backend = resolve_backend(spec(mode))
 
     def ask_twice():
@@ -233,7 +233,7 @@ def test_what_a_command_writes_unasked_is_never_taken_for_the_next_answer(mode):
         ask_twice()
 
 
-def test_a_command_that_leaves_between_cases_is_noticed_at_the_next():
+def test_exit_between_cases_is_detected_at_the_next():
     backend = resolve_backend(spec("answers-and-dies"))
     ask(backend)
     time.sleep(0.2)
@@ -261,7 +261,7 @@ def test_a_command_that_leaves_between_cases_is_noticed_at_the_next():
         ),
     ],
 )
-def test_what_a_command_does_not_state_is_unsupported_and_not_sent(asked, words, operator):
+def test_unstated_features_are_unsupported_and_not_sent(asked, words, operator):
     backend = resolve_backend(spec("dies", "/nonexistent"))
     with pytest.raises(Unsupported) as caught:
         backend.prepare(asked)
@@ -291,25 +291,25 @@ def test_what_a_command_does_not_state_is_unsupported_and_not_sent(asked, words,
         ('hello={"domains": {"ai.onnx": [true, 3]}}', "expected [lowest, highest]"),
     ],
 )
-def test_a_command_that_does_not_greet_as_it_should_is_unavailable(mode, words):
+def test_invalid_hello_makes_command_unavailable(mode, words):
     with pytest.raises(BackendUnavailable, match="does not start") as caught:
         resolve_backend(spec(mode, timeout=0.5 if "hangs" in mode else 20))
     assert words in caught.value.message
 
 
-def test_a_device_that_a_command_does_not_state_is_unavailable():
+def test_unstated_device_is_unavailable():
     with pytest.raises(BackendUnavailable, match="does not support the device TPU") as caught:
         resolve_backend(spec(device="TPU"))
     assert caught.value.hint == "it states CPU, GPU:0"
 
 
 @pytest.mark.parametrize("name", ["no-such-command-here", "./no-such-file"])
-def test_a_command_that_is_not_there_is_unavailable(name):
+def test_missing_command_is_unavailable(name):
     with pytest.raises(BackendUnavailable, match="is not there"):
         resolve_backend(f"exec:{name}")
 
 
-def test_a_file_that_may_not_be_executed_says_what_to_do(tmp_path):
+def test_nonexecutable_file_error_has_a_remedy(tmp_path):
     script = tmp_path / "adapter"
     script.write_text("#!/bin/sh\n")
     with pytest.raises(BackendUnavailable, match="cannot be executed") as caught:
@@ -330,7 +330,7 @@ def test_a_file_that_may_not_be_executed_says_what_to_do(tmp_path):
         ("exec:./a $HOME *", ("./a", "$HOME", "*"), {}),
     ],
 )
-def test_a_command_is_taken_apart_as_a_shell_would(text, command, options):
+def test_command_is_split_as_by_a_shell(text, command, options):
     specification = parse_specification(text)
     assert specification.command == command
     assert specification.options == options
@@ -343,7 +343,7 @@ def test_a_specification_without_a_command_is_explained(text):
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
-def test_a_timeout_that_is_no_time_is_refused(seconds):
+def test_invalid_timeout_is_rejected(seconds):
     with pytest.raises(UsageError, match="expected seconds"):
         resolve_backend(spec(timeout=seconds))
 
@@ -355,12 +355,12 @@ def test_closing_ends_the_command():
     assert children() <= before
 
 
-def test_a_command_that_ends_badly_is_told_of_when_it_is_closed():
+def test_close_reports_failing_exit():
     with pytest.raises(BackendDied, match="told to end, ended with exit code 9"):
         resolve_backend(spec("ends-badly")).close()
 
 
-def test_a_command_that_does_not_end_is_killed(monkeypatch):
+def test_command_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.exec.exec_process._SHUTDOWN_SECONDS", 0.2)
     before = children()
     with pytest.raises(BackendHangs, match="did not end within"):
@@ -369,7 +369,7 @@ def test_a_command_that_does_not_end_is_killed(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_no_command_survives_whoever_started_it():
+def test_command_does_not_survive_its_parent():
     started = subprocess.run(
         [sys.executable, "-c", DIES_AFTER_STARTING],
         cwd=REPOSITORY,

@@ -61,7 +61,7 @@ def outcomes(onnxopt, backend, *more, code):
     }
 
 
-def test_a_command_that_computes_rightly_conforms(identity, onnxopt):
+def test_correct_command_conforms(identity, onnxopt):
     found = outcomes(onnxopt, spec(), code=0)
     assert {result["outcome"] for result in found.values()} == {"pass"}
 
@@ -77,9 +77,7 @@ def test_a_command_that_computes_rightly_conforms(identity, onnxopt):
         ("breaks-once", "protocol", "answered the request -1", "none"),
     ],
 )
-def test_a_command_that_breaks_off_costs_one_case(
-    mode, outcome, words, isolation, identity, onnxopt
-):
+def test_failing_command_costs_one_case(mode, outcome, words, isolation, identity, onnxopt):
     backend = spec(mode, identity / "marker", timeout=2)
     found = outcomes(onnxopt, backend, "--isolation", isolation, code=1)
     assert found["first"]["outcome"] == outcome
@@ -87,7 +85,7 @@ def test_a_command_that_breaks_off_costs_one_case(
     assert found["second"]["outcome"] == "pass"
 
 
-def test_a_second_answer_that_comes_late_costs_no_other_case(identity, onnxopt):
+def test_late_second_response_costs_no_other_case(identity, onnxopt):
     backend = spec("answers-late", identity / "marker")
     found = outcomes(onnxopt, backend, "-j", "1", code=1)
     late = found.pop("between-cases")
@@ -116,7 +114,7 @@ def test_a_death_between_cases_costs_no_case(mode, identity, onnxopt):
         ("never-ends", "timeout", "1 s"),
     ],
 )
-def test_a_command_that_does_not_end_as_it_should_keeps_its_passes_and_does_not_conform(
+def test_improper_shutdown_keeps_passes_but_does_not_conform(
     mode, outcome, words, isolation, identity, onnxopt, monkeypatch
 ):
     monkeypatch.setattr(exec_process, "_SHUTDOWN_SECONDS", 1.0)
@@ -129,9 +127,7 @@ def test_a_command_that_does_not_end_as_it_should_keeps_its_passes_and_does_not_
 
 
 @pytest.mark.parametrize(("isolation", "first"), [("process", "not-run"), ("none", "timeout")])
-def test_ctrl_c_on_a_terminal_ends_the_run_and_is_not_heard_by_the_command(
-    isolation, first, identity
-):
+def test_ctrl_c_ends_the_run_and_does_not_reach_the_command(isolation, first, identity):
     run = start(identity, hanging(identity, timeout=2), "--isolation", isolation, "-j", "1")
     wait_for(identity / "marker")
     for process in run.survivors(0):
@@ -143,7 +139,7 @@ def test_ctrl_c_on_a_terminal_ends_the_run_and_is_not_heard_by_the_command(
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])
-def test_no_command_survives_a_runner_that_is_killed(isolation, identity):
+def test_command_does_not_survive_killed_runner(isolation, identity):
     run = start(identity, hanging(identity), "--isolation", isolation, "-j", "1")
     wait_for(identity / "marker")
     assert any("exec/command.py" in process.command for process in run.survivors(0))
@@ -173,19 +169,19 @@ def wait_for(path, seconds=20):
         ("too-few-bytes", "protocol"),
     ],
 )
-def test_each_answer_has_its_outcome(mode, outcome, identity, onnxopt):
+def test_each_response_has_its_outcome(mode, outcome, identity, onnxopt):
     found = outcomes(onnxopt, spec(mode), "--isolation", "none", code=1)
     assert {result["outcome"] for result in found.values()} == {outcome}
 
 
-def test_a_command_that_does_not_start_ends_the_run_with_4(identity, onnxopt):
+def test_command_that_does_not_start_exits_with_4(identity, onnxopt):
     for backend in ("exec:./not-here", spec("hello-dies")):
         answer = onnxopt("run", "demo.yaml", "-b", backend)
         assert answer.code == 4
         assert "does not start" in answer.err
 
 
-def test_what_a_command_says_before_it_ends_is_shown(identity, onnxopt, workplace):
+def test_last_output_of_command_is_shown(identity, onnxopt, workplace):
     script = workplace / "adapter.sh"
     script.write_text("#!/bin/sh\necho libmine.so: no such file >&2\nexit 127\n")
     script.chmod(0o755)
@@ -197,7 +193,7 @@ def test_what_a_command_says_before_it_ends_is_shown(identity, onnxopt, workplac
     ]
 
 
-def test_a_command_without_the_training_domain_gets_primitive_operators(workplace, onnxopt):
+def test_command_without_training_domain_runs_primitive_operators(workplace, onnxopt):
     (workplace / "demo.yaml").write_text(MOMENTUM)
     script = PLUGINS / "exec" / "reference.py"
     found = outcomes(onnxopt, spec(command=script), code=0)
@@ -224,7 +220,7 @@ cases:
 """
 
 
-def test_a_command_can_be_asked_for_single_nodes_without_protobuf(workplace, onnxopt):
+def test_command_can_run_single_nodes_without_protobuf(workplace, onnxopt):
     nodes = spec(command=PLUGINS / "exec" / "nodes.py")
     (workplace / "demo.yaml").write_text(LEAKY)
     assert {outcome["outcome"] for outcome in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}

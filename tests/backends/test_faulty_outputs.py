@@ -71,7 +71,7 @@ def test_an_output_of_another_structure_fails(results, backend):
 
 
 @pytest.mark.parametrize("backend", VALUES)
-def test_a_value_that_is_off_or_not_finite_fails(results, backend):
+def test_wrong_or_nonfinite_value_fails(results, backend):
     result = results[backend, "plain"]
     assert result["outcome"] == "fail"
     assert result["outputs"][0]["structure"] is None
@@ -79,5 +79,5 @@ def test_a_value_that_is_off_or_not_finite_fails(results, backend):
 
 
 @pytest.mark.parametrize(("backend", "case"), RIGHT)
-def test_right_values_pass_as_the_array_that_they_are(results, backend, case):
+def test_right_values_pass_in_any_array(results, backend, case):
     assert results[backend, case]["outcome"] == "pass"

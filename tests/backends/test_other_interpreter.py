@@ -57,7 +57,7 @@ def test_a_plugin_in_another_interpreter_conforms(run, name):
         ("RunsOutOfMemory", "oom", "MemoryError"),
     ],
 )
-def test_what_a_plugin_does_elsewhere_is_reported_as_if_it_were_here(run, name, outcome, words):
+def test_behaviour_in_another_interpreter_is_reported_as_in_this_one(run, name, outcome, words):
     answer = run(name)
     shown = " ".join(re.sub("[│╭╮╰╯─]", " ", answer.out).split())
     assert answer.code == 1
@@ -65,7 +65,7 @@ def test_what_a_plugin_does_elsewhere_is_reported_as_if_it_were_here(run, name, 
     assert words in shown
 
 
-def test_a_plugin_in_another_interpreter_keeps_the_rules(onnxopt):
+def test_plugin_in_another_interpreter_follows_the_rules(onnxopt):
     answer = onnxopt("backends", "check", elsewhere("Copies"))
     assert answer.code == 0, answer.text
 
@@ -78,14 +78,14 @@ def test_a_plugin_in_another_interpreter_keeps_the_rules(onnxopt):
         ("Copies,device=TPU", sys.executable, "has no option device"),
     ],
 )
-def test_a_plugin_or_interpreter_that_is_not_there_does_not_start(run, name, python, words):
+def test_missing_plugin_or_interpreter_does_not_start(run, name, python, words):
     name, comma, option = name.partition(",")
     answer = run(name, python=f"{python}{comma}{option}")
     assert answer.code == 4
     assert words in " ".join(answer.err.split())
 
 
-def test_an_interpreter_without_onnx_is_said_to_lack_it(run, workplace):
+def test_missing_onnx_in_interpreter_is_reported(run, workplace):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "empty"], check=True)
     answer = run("Copies", python="empty/bin/python")
     assert answer.code == 4
@@ -95,7 +95,7 @@ def test_an_interpreter_without_onnx_is_said_to_lack_it(run, workplace):
 
 
 @pytest.mark.skipif(not OLDEST, reason="ONNXOPT_OLDEST_PYTHON names no interpreter")
-def test_the_oldest_interpreter_will_do_and_sees_nothing_of_ours(run):
+def test_oldest_interpreter_works_without_our_packages(run):
     answer = run("Copies", python=OLDEST)
     assert answer.code == 0, answer.text
     assert "ValueError: []" in run("SeesOurs", python=OLDEST).out
@@ -125,7 +125,7 @@ def imported(path, seen):
     return seen
 
 
-def test_what_another_interpreter_imports_is_python_3_9():
+def test_modules_for_other_interpreters_are_python_3_9():
     package = REPOSITORY / "onnxopt_cli"
     files = {package / "backends/exec/other_interpreter.py"}
     for name in ("core/codec.py", "backends/plugin.py", "backends/specification.py"):

@@ -67,9 +67,7 @@ def run(onnxopt, demo):
         (plugin("States", "something else"), "none"),
     ],
 )
-def test_an_error_that_is_recognised_is_unsupported_and_the_model_is_lowered(
-    run, backend, isolation
-):
+def test_recognised_error_is_unsupported_and_model_is_lowered(run, backend, isolation):
     result = run(backend, "--lower", "never", isolation=isolation)
     assert result["outcome"] == "unsupported"
     assert "no kernel for Momentum" in result["message"]
@@ -77,7 +75,7 @@ def test_an_error_that_is_recognised_is_unsupported_and_the_model_is_lowered(
     assert (result["outcome"], result["lowered"], result["code"]) == ("pass", True, 0)
 
 
-def test_the_words_do_not_say_which_operator_is_missing_so_none_is_remembered(run, demo):
+def test_recognised_error_names_no_operator_to_remember(run, demo):
     write_cases(demo, {"first": 0.5, "plain": 0.1})
     result = run(plugin("LacksHalfOfIt", "no kernel"), "-j", "1")
     assert (result["outcome"], result["lowered"]) == ("pass", False)
@@ -86,7 +84,7 @@ def test_the_words_do_not_say_which_operator_is_missing_so_none_is_remembered(ru
 
 
 @pytest.mark.parametrize("name", ["NoTraining", "HasAMethod"])
-def test_an_error_that_is_not_recognised_stays_an_error(run, name):
+def test_unrecognised_error_stays_an_error(run, name):
     assert run(plugin(name, "no colonel"))["outcome"] == "error"
     assert run(plugin(name))["outcome"] == "error"
 
@@ -103,24 +101,24 @@ def test_an_error_that_is_not_recognised_stays_an_error(run, name):
         (spec("hangs", "marker", timeout=2) + ",unsupported=.", "timeout"),
     ],
 )
-def test_what_is_no_answer_cannot_be_turned_into_unsupported(run, backend, outcome):
+def test_breakdown_is_never_unsupported(run, backend, outcome):
     assert run(backend, "--timeout", "3", isolation="process")["outcome"] == outcome
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])
-def test_a_pattern_that_takes_forever_is_given_up_and_said(run, isolation):
+def test_slow_pattern_is_stopped_and_reported(run, isolation):
     result = run(plugin("Floods", "(a+)+b"), "--timeout", "30", isolation=isolation)
     assert result["outcome"] == "error"
     assert "REGEX took more than 1 s, and was given up" in result["message"]
 
 
-def test_of_a_long_message_the_beginning_is_looked_at(run):
+def test_only_the_beginning_of_a_long_message_is_searched(run):
     assert run(plugin("Floods", " no kernel"))["outcome"] == "error"
     assert run(plugin("Floods", "^RuntimeError: a{3000}"))["outcome"] == "unsupported"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
+def test_unsupported_does_not_satisfy_must_reject(demo):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text + REJECTED)
     backend = plugin("States")
@@ -135,7 +133,7 @@ def test_a_backend_that_says_not_supported_has_not_refused_a_case(demo):
         ({"unsupported": "colonel"}, "error", "error"),
     ],
 )
-def test_a_command_states_the_words_in_its_greeting(run, stated, answer, outcome, tmp_path):
+def test_command_states_pattern_in_hello(run, stated, answer, outcome, tmp_path):
     script = tmp_path / "stating.py"
     text = (PLUGINS / "exec" / "identity.py").read_text()
     text = text.replace('"devices": ["CPU"],', f'"devices": ["CPU"], **{stated!r},')
@@ -171,21 +169,21 @@ def test_built_in_backends_have_the_option_too(run, name):
     ],
 )
 @pytest.mark.parametrize("backend", [plugin("NoTraining"), spec(), "onnxruntime"])
-def test_what_is_no_pattern_is_wrong_usage(onnxopt, demo, backend, written, words):
+def test_invalid_pattern_is_usage_error(onnxopt, demo, backend, written, words):
     answer = onnxopt("run", "demo.yaml", "-b", f"{backend},unsupported={written}")
     assert answer.code == 2
     assert words in " ".join(answer.text.split())
 
 
 @pytest.mark.parametrize("name", ["StatesNonsense", "StatesATuple"])
-def test_a_plugin_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, name):
+def test_plugin_with_invalid_pattern_does_not_start(onnxopt, demo, name):
     answer = onnxopt("run", "demo.yaml", "-b", plugin(name))
     assert answer.code == 4
     assert "its unsupported" in answer.text
 
 
 @pytest.mark.parametrize("stated", ["(", 7, ["a"], ""])
-def test_a_command_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, stated):
+def test_command_with_invalid_pattern_does_not_start(onnxopt, demo, stated):
     words = json.dumps({"unsupported": stated})
     answer = onnxopt("run", "demo.yaml", "-b", spec(f"hello={words}"), "--isolation", "none")
     assert answer.code == 4
@@ -202,7 +200,7 @@ def test_a_command_that_states_what_is_no_pattern_does_not_start(onnxopt, demo, 
         ("onnxruntime,unsupported=a,b", "a,b", "onnxruntime"),
     ],
 )
-def test_the_pattern_is_all_that_follows_quotes_and_commas_included(text, options, rest):
+def test_pattern_extends_to_the_end_with_quotes_and_commas(text, options, rest):
     specification = parse_specification(text)
     assert specification.options.get("unsupported") == options
     assert rest in {specification.source, specification.command, specification.name}
@@ -220,7 +218,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("what", MISSING)
-def test_a_backend_that_is_not_there_has_one_exit_code(onnxopt, demo, what):
+def test_missing_backend_has_one_exit_code(onnxopt, demo, what):
     assert onnxopt("run", "demo.yaml", "--isolation", "none", "-b", MISSING[what]).code == 4
 
 
@@ -229,7 +227,9 @@ def test_a_backend_that_is_not_there_has_one_exit_code(onnxopt, demo, what):
     [["run", "demo.yaml", "-b"], ["fuzz", "--examples", "5", "-b"], ["backends", "check"]],
 )
 @pytest.mark.parametrize("what", ["a file", "an attribute", "a program"])
-def test_it_has_that_exit_code_whatever_asks_for_it_in_a_worker(onnxopt, demo, what, command):
+def test_missing_backend_has_that_exit_code_in_workers_of_all_commands(
+    onnxopt, demo, what, command
+):
     assert onnxopt(*command, MISSING[what]).code == 4
 
 
@@ -237,11 +237,11 @@ def test_it_has_that_exit_code_whatever_asks_for_it_in_a_worker(onnxopt, demo, w
     "backend", ["nmpy", "python:a.py", "python:..a:B", "exec:", plugin("NoTraining,speed=1")]
 )
 @pytest.mark.parametrize("command", [["run", "demo.yaml", "-b"], ["backends", "check"]])
-def test_what_is_written_wrongly_is_wrong_usage(onnxopt, demo, backend, command):
+def test_malformed_specification_is_usage_error(onnxopt, demo, backend, command):
     assert onnxopt(*command, backend).code == 2
 
 
-def test_a_backend_sees_the_default_domain_imported_and_the_file_stays_as_it_is(run, onnxopt):
+def test_default_domain_is_imported_in_a_copy_of_the_model(run, onnxopt):
     assert run(plugin("NeedsDefaultDomain"))["outcome"] == "pass"
     assert onnxopt("generate", "spec", "--format", "onnx", "-o", "spec").code == 0
     model = next(Path("spec").rglob("model.onnx"))
@@ -252,7 +252,7 @@ def test_a_backend_sees_the_default_domain_imported_and_the_file_stays_as_it_is(
     assert model.read_bytes() == before
 
 
-def test_a_model_that_uses_the_default_domain_and_does_not_import_it_stays_wrong():
+def test_missing_import_of_used_default_domain_is_not_repaired():
     from onnxopt_cli.backends.lowering import _importing_default
 
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
@@ -266,7 +266,7 @@ def test_a_model_that_uses_the_default_domain_and_does_not_import_it_stays_wrong
 
 
 @pytest.mark.parametrize("version", range(4, 15))
-def test_the_version_that_is_imported_fits_the_ir_version(version):
+def test_imported_version_fits_the_ir_version(version):
     from onnxopt_cli.backends.lowering import _importing_default
 
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
