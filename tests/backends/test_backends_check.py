@@ -1,4 +1,4 @@
-"""``onnxopt backends check``: each rule is tied to a backend that breaks it."""
+"""``onnxopt backends check``: each rule detects a backend that breaks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxopt_cli.backends.check.protocol_check import check_backend
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome
 from onnxopt_cli.backends.check.protocol_rules import COMMAND_RULES, PLUGIN_RULES
 
-#: How exec/identity.py breaks which rules; what stands after the first follows from it.
+#: The rules that each mode of exec/identity.py breaks; an ellipsis stands for consequences.
 BREAKING_COMMANDS = {
     "fields": ["ignores unknown fields"],
     "chatter": ["runs further cases, and writes nothing without a request", ...],
@@ -59,9 +59,9 @@ def broken(backend):
 @pytest.mark.parametrize("breaks", BREAKING_COMMANDS)
 def test_rule_detects_command_that_breaks_it(breaks):
     expected = BREAKING_COMMANDS[breaks]
-    found = broken(command(breaks))
-    assert expected[0] in found
-    assert expected[-1] is ... or found == expected
+    violated = broken(command(breaks))
+    assert expected[0] in violated
+    assert expected[-1] is ... or violated == expected
 
 
 def test_changed_hello_after_restart_is_detected():
@@ -74,9 +74,9 @@ def test_changed_hello_after_restart_is_detected():
 @pytest.mark.parametrize("name", BREAKING_PLUGINS)
 def test_rule_detects_plugin_that_breaks_it(name):
     expected = BREAKING_PLUGINS[name]
-    found = broken(plugin(name))
-    assert expected[0] in found
-    assert expected[-1] is ... or found == expected
+    violated = broken(plugin(name))
+    assert expected[0] in violated
+    assert expected[-1] is ... or violated == expected
 
 
 def test_every_rule_has_a_backend_that_breaks_it():
@@ -148,9 +148,9 @@ def test_backend_that_does_not_start_breaks_only_the_first_rule(backend, words, 
 
 
 def test_hanging_command_costs_one_timeout():
-    found = list(check_backend(spec("hello-hangs", timeout=0.3)))
-    assert len(found) == 1
-    assert found[0].observed == "the command gave no answer within 0.3 s"
+    results = list(check_backend(spec("hello-hangs", timeout=0.3)))
+    assert len(results) == 1
+    assert results[0].observed == "the command gave no answer within 0.3 s"
 
 
 @pytest.mark.parametrize("kind", ["command", "plugin"])
@@ -207,12 +207,12 @@ RULE = "reports an unknown operator as unsupported"
 
 
 def proposed(onnxopt, backend):
-    """Return the backend that the check tells the user to write."""
-    said = onnxopt("backends", "check", backend).out
-    assert f"fail {RULE}" in " ".join(said.split())
-    (found,) = (line for line in said.splitlines() if line.startswith("-b "))
-    _, written = shlex.split(found)
-    return written
+    """Return the backend in the option that the check proposes."""
+    output = onnxopt("backends", "check", backend).out
+    assert f"fail {RULE}" in " ".join(output.split())
+    (option,) = (line for line in output.splitlines() if line.startswith("-b "))
+    _, specification = shlex.split(option)
+    return specification
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def proposed(onnxopt, backend):
 def test_proposed_pattern_recognises_unknown_operators(onnxopt, name, pattern):
     written = proposed(onnxopt, own(name))
     assert pattern in written.partition(",unsupported=")[2]
-    findings = {it.rule.name: it for it in check_backend(written)}
+    findings = {result.rule.name: result for result in check_backend(written)}
     assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].observed
     assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
     assert RuleOutcome.FAIL not in {finding.verdict for finding in findings.values()}
@@ -241,9 +241,9 @@ def test_proposed_pattern_recognises_unknown_operators(onnxopt, name, pattern):
 def test_proposed_pattern_does_not_depend_on_tensor_names(onnxopt):
     written = proposed(onnxopt, own("NamesTheTensor"))
     backend = ("-b", written, "--lower", "never", "--isolation", "none", "--no-explain")
-    for asked in ("spec/adam/adam", "onnx-node/test_erf"):
-        said = " ".join(onnxopt("run", asked, *backend).out.split())
-        assert "1 unsupported" in said
+    for case in ("spec/adam/adam", "onnx-node/test_erf"):
+        output = " ".join(onnxopt("run", case, *backend).out.split())
+        assert "1 unsupported" in output
 
 
 def test_proposed_pattern_extends_existing_pattern(onnxopt):
@@ -254,10 +254,10 @@ def test_proposed_pattern_extends_existing_pattern(onnxopt):
 
 
 def test_too_broad_pattern_is_detected():
-    found = {it.rule.name: it for it in check_backend(own("Only", "RuntimeFault"))}
-    assert found[RULE].verdict is RuleOutcome.FAIL
-    assert "unsupported=REGEX is too broad" in found[RULE].observed
-    assert "no such tensor: nowhere" in found[RULE].observed
+    results = {result.rule.name: result for result in check_backend(own("Only", "RuntimeFault"))}
+    assert results[RULE].verdict is RuleOutcome.FAIL
+    assert "unsupported=REGEX is too broad" in results[RULE].observed
+    assert "no such tensor: nowhere" in results[RULE].observed
 
 
 @pytest.mark.parametrize(
@@ -268,16 +268,16 @@ def test_too_broad_pattern_is_detected():
     ],
 )
 def test_unspecific_words_are_not_proposed(name, words):
-    found = {it.rule.name: it for it in check_backend(own(name))}
-    assert found[RULE].verdict is RuleOutcome.FAIL
-    assert words in found[RULE].observed
-    assert not found[RULE].option
+    results = {result.rule.name: result for result in check_backend(own(name))}
+    assert results[RULE].verdict is RuleOutcome.FAIL
+    assert words in results[RULE].observed
+    assert not results[RULE].option
 
 
 def test_defect_in_one_training_operator_is_not_unsupported():
-    found = {it.rule.name: it for it in check_backend(own("BreaksInAdam"))}
-    assert found[RULE].verdict is RuleOutcome.PASS
-    assert "for Adam: RuntimeFault: the shapes of V and H contradict" in found[RULE].observed
+    results = {result.rule.name: result for result in check_backend(own("BreaksInAdam"))}
+    assert results[RULE].verdict is RuleOutcome.PASS
+    assert "for Adam: RuntimeFault: the shapes of V and H contradict" in results[RULE].observed
 
 
 def test_pattern_is_proposed_for_command(tmp_path):
@@ -289,7 +289,7 @@ def test_pattern_is_proposed_for_command(tmp_path):
     )
     text = text.replace("import json\n", "import json\nimport re\n")
     script.write_text(text)
-    found = {it.rule.name: it for it in check_backend(spec("", command=script))}
-    written = shlex.split(found[RULE].option)[1]
+    results = {result.rule.name: result for result in check_backend(spec("", command=script))}
+    written = shlex.split(results[RULE].option)[1]
     assert ",unsupported=no translation of" in written
     assert broken(written) == []

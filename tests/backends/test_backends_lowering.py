@@ -1,4 +1,4 @@
-"""Running a model on a backend that may not know its operators."""
+"""Running a model, lowered to primitive operators, on a backend that lacks an operator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class Fake:
-    """A backend that knows no training operator, and counts what it is asked."""
+    """A backend without training operators, which counts its requests."""
 
     name = "fake"
     version = ""
@@ -70,7 +70,7 @@ class Fake:
 
 
 class Raising(Fake):
-    """A backend that raises the same for every model."""
+    """A backend that raises the same exception for every model."""
 
     def __init__(self, error):
         super().__init__()
@@ -114,9 +114,9 @@ def test_unnamed_unsupported_operator_is_tried_each_time():
 
 def test_unsupported_operators_are_remembered_per_backend():
     run(Fake())
-    other = Fake()
-    run(other)
-    assert other.unlowered == 1
+    second = Fake()
+    run(second)
+    assert second.unlowered == 1
 
 
 def test_mode_never_reports_unsupported():
@@ -210,11 +210,11 @@ def test_invalid_output_is_reported():
 )
 def test_onnxruntime_runs_the_lowered_model_and_agrees_with_numpy(model):
     pytest.importorskip("onnxruntime")
-    mine = run(resolve_backend("numpy"), model)
-    theirs = run(resolve_backend("onnxruntime"), model)
-    assert theirs.lowered
-    assert_allclose(theirs.outputs[0], mine.outputs[0], rtol=1e-5, atol=1e-6)
-    assert theirs.outputs[0].dtype == np.float32
+    numpy_outputs = run(resolve_backend("numpy"), model)
+    lowered_outputs = run(resolve_backend("onnxruntime"), model)
+    assert lowered_outputs.lowered
+    assert_allclose(lowered_outputs.outputs[0], numpy_outputs.outputs[0], rtol=1e-5, atol=1e-6)
+    assert lowered_outputs.outputs[0].dtype == np.float32
 
 
 def test_onnxruntime_names_the_unsupported_operator_under_never():

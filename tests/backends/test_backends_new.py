@@ -1,4 +1,4 @@
-"""``onnxopt backends new``: what it writes works, from its folder and installed."""
+"""``onnxopt backends new``: the new backend works from its folder and installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_case(operator, inputs, outputs):
 
 @pytest.mark.parametrize("language", ["python", "shell"])
 def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, monkeypatch):
-    # Nothing says yet what the adapter runs: each question to it is a process.
+    # The adapter has no program yet, and starts a process for each request.
     monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
     assert written.code == 0
@@ -90,7 +90,7 @@ def test_new_shell_adapter_runs_its_program(workplace, onnxopt):
         program.chmod(0o755)
         return onnxopt("run", "demo.yaml", "-b", "exec:acme/adapter")
 
-    # The request's own bytes after those of the model, which are as many as the last 8.
+    # Return the last 8 bytes of the request: the input, after the bytes of the model.
     echo = """read -r line
 id=${line#*: }
 printf '{"id": %s, "bytes": 8, "outputs": [{"dtype": "float32", "shape": [2]}]}\\n' "${id%%,*}"
@@ -105,7 +105,7 @@ tail -c 8"""
 
 
 def make(folder, flags):
-    """Build what was written in C++; skip where nothing can."""
+    """Build the C++ command; skip without a compiler."""
     tool = shutil.which("make")
     if tool is None or not (shutil.which("g++") or shutil.which("c++")):
         pytest.skip("there is no C++ compiler, or no make")
@@ -114,7 +114,7 @@ def make(folder, flags):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The folder of a command that was written in C++, and built without a warning."""
+    """The folder of a new C++ command, built without a warning."""
     folder = tmp_path_factory.mktemp("cpp") / "acme"
     new = ["backends", "new", str(folder), "--language", "cpp"]
     written = subprocess.run(
@@ -186,7 +186,7 @@ def test_cpp_command_preserves_bits_of_values(compiled, tmp_path):
         for dtype in DTYPES.values():
             if dtype.kind != "O":
                 raw = random.integers(0, 2 if dtype.itemsize == 1 else 256, 24 * dtype.itemsize)
-                # Every pattern of bits: NaN with a payload, subnormal numbers, negative zero.
+                # All bit patterns: NaN with a payload, subnormal numbers, negative zero.
                 echoed(raw.astype(np.uint8).view(dtype).reshape(2, 3, 4))
         for shape in ((), (3, 100_000, 0), (0, 3), (1,) * 10):
             echoed(np.zeros(shape, np.float64))

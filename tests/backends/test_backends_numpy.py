@@ -129,7 +129,7 @@ def test_attributes_in_a_function_are_float32_values():
 
 def test_an_output_without_a_name_does_not_reach_optional_inputs():
     node = adam_node(("X_new", "", ""))
-    # H_new is above -X_new, so it would show as the lower limit that is left out.
+    # H_new exceeds -X_new: if it were passed as the absent lower limit, the result would change.
     negative = helper.make_node("Neg", ["X_new"], ["negative"])
     clip = helper.make_node("Clip", ["negative", "", "top"], ["y"])
     proto = model(
@@ -188,7 +188,7 @@ def test_another_version_of_the_domain_is_not_supported():
         (one_node("Nonsense", domain=TRAINING), f"{TRAINING}:Nonsense"),
         (one_node("Pad", opset=0), "ai.onnx:Pad"),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unimplemented_operator_is_named(backend, proto, operator):
     with pytest.raises(Unsupported) as caught:

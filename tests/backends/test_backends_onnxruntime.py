@@ -1,4 +1,4 @@
-"""The backend onnxruntime: its options, what it is given, and what comes back."""
+"""The backend onnxruntime: options, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxopt_cli.errors import BackendUnavailable, UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-#: An opset with all the types below, which the oldest ONNX Runtime allowed knows too.
+#: An opset with all the types below that the oldest supported ONNX Runtime accepts.
 OPSET, IR_VERSION = 21, 10
 ONES = {"x": np.array([1, 2, 3], np.float32)}
 
@@ -235,7 +235,7 @@ def test_unavailable_provider_is_not_replaced():
 
 
 def test_provider_that_does_not_load_is_not_replaced(monkeypatch):
-    # What onnxruntime-gpu does without CUDA's libraries: it lists the provider, then drops it.
+    # Without CUDA's libraries, onnxruntime-gpu lists the provider, then drops it.
     monkeypatch.setattr(
         onnxruntime,
         "get_available_providers",

@@ -1,4 +1,4 @@
-"""What ONNX Runtime says when it does not support something, and when it fails."""
+"""ONNX Runtime's errors about unsupported features, and its failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONES = {"x": np.array([1, 2, 3], np.float32)}
 
 
 def node(*arguments, **options):
-    """A model that ONNX Runtime 1.22, the oldest allowed, accepts as to opset and IR version."""
+    """A model with an opset and IR version of ONNX Runtime 1.22, the oldest supported version."""
     return one_node(*arguments, **{"opset": 21, "ir_version": 10} | options)
 
 
@@ -40,7 +40,7 @@ def run(proto, inputs):
 
 
 def raised(proto, inputs=ONES, provider="CPUExecutionProvider", **config):
-    """What ONNX Runtime itself raises, with nothing of ours in between."""
+    """Run a model with ONNX Runtime directly, so that its own errors propagate."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for key, entry in config.items():
@@ -60,8 +60,8 @@ def bfloat16_sequence():
     return proto
 
 
-#: For each row of the table: a model that makes ONNX Runtime say it, what it is fed, and the
-#: operator that is unknown.
+#: For each known message: models for which ONNX Runtime raises it, with the inputs and the name of
+#: the unknown operator.
 MESSAGES = {
     "an operator, or a domain": [
         (adam(), ADAM_INPUTS, f"{TRAINING}:Adam"),
@@ -96,7 +96,7 @@ MESSAGES = {
 
 
 def about(error):
-    return [it for it, pattern in PATTERNS.items() if pattern.fullmatch(str(error))]
+    return [feature for feature, pattern in PATTERNS.items() if pattern.fullmatch(str(error))]
 
 
 NO_FALLBACK = "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1"
@@ -197,10 +197,10 @@ def test_inputs_of_wrong_type_are_a_failure(inputs):
 
 
 def test_message_that_quotes_a_known_one_is_a_failure():
-    said = "[ONNXRuntimeError] : 1 : FAIL : Fatal error: a:B(-1) is not a registered function/op"
-    assert unsupported_by_onnxruntime(RuntimeError(said))
-    assert unsupported_by_onnxruntime(RuntimeError(f"while falling back: {said}")) is None
-    assert unsupported_by_onnxruntime(RuntimeError(f"{said}, but kernel X crashed")) is None
+    message = "[ONNXRuntimeError] : 1 : FAIL : Fatal error: a:B(-1) is not a registered function/op"
+    assert unsupported_by_onnxruntime(RuntimeError(message))
+    assert unsupported_by_onnxruntime(RuntimeError(f"while falling back: {message}")) is None
+    assert unsupported_by_onnxruntime(RuntimeError(f"{message}, but kernel X crashed")) is None
 
 
 def test_nothing_is_printed_when_a_model_fails():

@@ -1,4 +1,4 @@
-"""What a backend returns, taken as values of ONNX."""
+"""Conversion of a backend's outputs to ONNX values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_wrong_number_of_outputs_is_preserved(number):
 @pytest.mark.parametrize(
     "returned",
     [None, np.ones(2), 1.0, "y", {1: np.ones(1)}, iter([np.ones(1)])],
-    ids=["none", "array", "number", "string", "keys that are no names", "iterator"],
+    ids=["none", "array", "number", "string", "keys other than names", "iterator"],
 )
 def test_other_return_types_are_unusable(returned):
     with pytest.raises(UnusableOutput, match="the backend returned a"):

@@ -1,4 +1,4 @@
-"""Backends that others write in Python."""
+"""Python plugins."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expecte
         resolve_backend(f"python:{path}:Backend")
     assert expected in caught.value.message
     assert "\x1b" not in caught.value.message
-    # It is not left half imported: the next attempt fails in the same way.
+    # A failed import leaves no partial module: the next attempt fails in the same way.
     with pytest.raises(BackendUnavailable):
         resolve_backend(f"python:{path}:Backend")
 
@@ -256,7 +256,7 @@ def test_commas_colons_and_equals_signs_in_a_path_need_no_quoting(tmp_path):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A folder on sys.path in which distributions can be installed that offer a backend."""
+    """A folder on sys.path for distributions with backends."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(name, entry, text=None):
@@ -334,7 +334,7 @@ def test_a_file_named_as_the_package_that_it_imports_does_not_shadow_it(tmp_path
     (installed / "__init__.py").write_text("def negative(x):\n    return -x\n")
     file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME, "acme_runtime.py")
     monkeypatch.syspath_prepend(installed.parent)
-    # As ``python -m onnxopt_cli`` has it in the folder of the file.
+    # The sys.path of ``python -m onnxopt_cli`` in the folder of the file.
     monkeypatch.syspath_prepend(tmp_path)
     assert_array_equal(negated(resolve_backend(f"python:{file}:Backend"))[0], -INPUTS["x"])
 

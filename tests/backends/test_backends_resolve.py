@@ -1,4 +1,4 @@
-"""What a user writes for a backend."""
+"""Backend specifications and the list of known backends."""
 
 from __future__ import annotations
 

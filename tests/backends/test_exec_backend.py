@@ -1,4 +1,4 @@
-"""Commands as backends: what they are asked, and what comes of every way to answer."""
+"""Commands as backends: requests, and the outcome of every kind of response."""
 
 from __future__ import annotations
 
@@ -374,7 +374,7 @@ def test_command_does_not_survive_its_parent():
         [sys.executable, "-c", DIES_AFTER_STARTING],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
-        # The command's too: while it lives, its end would be waited for.
+        # Kill the command too: otherwise the wait for its end would block.
         stderr=subprocess.DEVNULL,
         text=True,
         check=False,
@@ -382,12 +382,12 @@ def test_command_does_not_survive_its_parent():
     assert started.returncode == -signal.SIGKILL
     status = Path(f"/proc/{int(started.stdout)}/stat")
     deadline = time.monotonic() + 30
-    # What has ended may still wait for somebody to ask how.
+    # A process that has ended may remain as a zombie until its parent reads the exit code.
     while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def children():
-    """Process ids of our own children; earlier tests may have left some of multiprocessing's."""
+    """Process ids of this process's children; multiprocessing may have left some."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

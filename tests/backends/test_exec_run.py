@@ -41,7 +41,7 @@ cases:
 
 @pytest.fixture
 def identity(workplace):
-    """Two cases that a command which copies its input passes."""
+    """Two cases that a command passes by copying its input."""
     tensor = "[1.5, -2.0]"
     text = CASE.format(
         operator="Identity",
@@ -62,8 +62,8 @@ def outcomes(onnxopt, backend, *more, code):
 
 
 def test_correct_command_conforms(identity, onnxopt):
-    found = outcomes(onnxopt, spec(), code=0)
-    assert {result["outcome"] for result in found.values()} == {"pass"}
+    results = outcomes(onnxopt, spec(), code=0)
+    assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,28 @@ def test_correct_command_conforms(identity, onnxopt):
 )
 def test_failing_command_costs_one_case(mode, outcome, words, isolation, identity, onnxopt):
     backend = spec(mode, identity / "marker", timeout=2)
-    found = outcomes(onnxopt, backend, "--isolation", isolation, code=1)
-    assert found["first"]["outcome"] == outcome
-    assert words in found["first"]["message"]
-    assert found["second"]["outcome"] == "pass"
+    results = outcomes(onnxopt, backend, "--isolation", isolation, code=1)
+    assert results["first"]["outcome"] == outcome
+    assert words in results["first"]["message"]
+    assert results["second"]["outcome"] == "pass"
 
 
 def test_late_second_response_costs_no_other_case(identity, onnxopt):
     backend = spec("answers-late", identity / "marker")
-    found = outcomes(onnxopt, backend, "-j", "1", code=1)
-    late = found.pop("between-cases")
+    results = outcomes(onnxopt, backend, "-j", "1", code=1)
+    late = results.pop("between-cases")
     assert late["outcome"] == "protocol"
     assert "answered the request" in late["message"]
-    assert {result["outcome"] for result in found.values()} == {"pass"}
+    assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
 @pytest.mark.parametrize("mode", ["answers-and-dies", "answers-and-dies-slowly"])
 def test_a_death_between_cases_costs_no_case(mode, identity, onnxopt):
-    found = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
-    death = found.pop("between-cases")
+    results = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
+    death = results.pop("between-cases")
     assert death["outcome"] == "crash"
     assert "ended with exit code 0" in death["message"]
-    assert {name: result["outcome"] for name, result in found.items()} == {
+    assert {name: result["outcome"] for name, result in results.items()} == {
         "first": "pass",
         "second": "pass",
     }
@@ -118,12 +118,12 @@ def test_improper_shutdown_keeps_passes_but_does_not_conform(
     mode, outcome, words, isolation, identity, onnxopt, monkeypatch
 ):
     monkeypatch.setattr(exec_process, "_SHUTDOWN_SECONDS", 1.0)
-    found = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
-    teardown = found.pop("teardown")
+    results = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
+    teardown = results.pop("teardown")
     assert teardown["case"] == "worker/teardown"
     assert teardown["outcome"] == outcome
     assert words in teardown["message"]
-    assert {result["outcome"] for result in found.values()} == {"pass"}
+    assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
 @pytest.mark.parametrize(("isolation", "first"), [("process", "not-run"), ("none", "timeout")])
@@ -170,8 +170,8 @@ def wait_for(path, seconds=20):
     ],
 )
 def test_each_response_has_its_outcome(mode, outcome, identity, onnxopt):
-    found = outcomes(onnxopt, spec(mode), "--isolation", "none", code=1)
-    assert {result["outcome"] for result in found.values()} == {outcome}
+    results = outcomes(onnxopt, spec(mode), "--isolation", "none", code=1)
+    assert {result["outcome"] for result in results.values()} == {outcome}
 
 
 def test_command_that_does_not_start_exits_with_4(identity, onnxopt):
@@ -196,12 +196,12 @@ def test_last_output_of_command_is_shown(identity, onnxopt, workplace):
 def test_command_without_training_domain_runs_primitive_operators(workplace, onnxopt):
     (workplace / "demo.yaml").write_text(MOMENTUM)
     script = PLUGINS / "exec" / "reference.py"
-    found = outcomes(onnxopt, spec(command=script), code=0)
-    assert found["plain"]["lowered"] is True
+    results = outcomes(onnxopt, spec(command=script), code=0)
+    assert results["plain"]["lowered"] is True
     never = ("--lower", "never", "--isolation", "none")
-    found = outcomes(onnxopt, spec(command=script), *never, code=1)
-    assert found["plain"]["outcome"] == "unsupported"
-    assert "Momentum is of ai.onnx.preview.training version 1" in found["plain"]["message"]
+    results = outcomes(onnxopt, spec(command=script), *never, code=1)
+    assert results["plain"]["outcome"] == "unsupported"
+    assert "Momentum is of ai.onnx.preview.training version 1" in results["plain"]["message"]
 
 
 LEAKY = """\
@@ -224,8 +224,8 @@ def test_command_can_run_single_nodes_without_protobuf(workplace, onnxopt):
     nodes = spec(command=PLUGINS / "exec" / "nodes.py")
     (workplace / "demo.yaml").write_text(LEAKY)
     assert {outcome["outcome"] for outcome in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
-    # What an operator is replaced by is more than a node.
+    # A lowered operator consists of several nodes.
     (workplace / "demo.yaml").write_text(MOMENTUM)
-    found = outcomes(onnxopt, nodes, code=1)["plain"]
-    assert found["outcome"] == "unsupported"
-    assert "no Momentum; of the lowered model: " in found["message"]
+    results = outcomes(onnxopt, nodes, code=1)["plain"]
+    assert results["outcome"] == "unsupported"
+    assert "no Momentum; of the lowered model: " in results["message"]

@@ -1,4 +1,4 @@
-"""Wrong outputs fail with what is wrong; right ones pass in any container: the real command."""
+"""Wrong outputs fail with a description of the error; right ones pass in any container."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ RIGHT = [
 
 @pytest.fixture(scope="module", params=["process", "none"])
 def results(request, tmp_path_factory):
-    """The results of one run on a backend that is all of them, by name and shape of the tensors."""
+    """The results of one run with all faulty backends, by backend and shape of the tensors."""
     place = tmp_path_factory.mktemp("faulty")
-    asked = [*((name, "plain") for name in (*STRUCTURE, *VALUES)), *RIGHT]
-    ways = [name for name, _ in asked]
-    cases = [CASE % (*it, number, TENSORS[it[1]]) for number, it in enumerate(asked)]
+    pairs = [*((name, "plain") for name in (*STRUCTURE, *VALUES)), *RIGHT]
+    ways = [name for name, _ in pairs]
+    cases = [
+        CASE % (name, shape, number, TENSORS[shape]) for number, (name, shape) in enumerate(pairs)
+    ]
     (place / "demo.yaml").write_text(HEAD + "".join(cases))
     done = run_command(
         *("run", "demo.yaml", "--no-explain", "-j", "1", "--isolation", request.param),
@@ -58,8 +60,8 @@ def results(request, tmp_path_factory):
     )
     assert done.returncode == 1
     assert done.stderr == ""
-    found = json.loads((place / "run.json").read_text())["results"]
-    return {tuple(it["case"].rpartition("/")[2].rsplit("_", 1)): it for it in found}
+    results = json.loads((place / "run.json").read_text())["results"]
+    return {tuple(result["case"].rpartition("/")[2].rsplit("_", 1)): result for result in results}
 
 
 @pytest.mark.parametrize("backend", STRUCTURE)
@@ -67,7 +69,7 @@ def test_an_output_of_another_structure_fails(results, backend):
     result = results[backend, "plain"]
     name, says = STRUCTURE[backend]
     assert result["outcome"] == "fail"
-    assert (name, says) in [(it["name"], it["structure"]) for it in result["outputs"]]
+    assert (name, says) in [(output["name"], output["structure"]) for output in result["outputs"]]
 
 
 @pytest.mark.parametrize("backend", VALUES)

@@ -1,4 +1,4 @@
-"""``python=``: a plugin that runs in another interpreter, with packages of its own."""
+"""The option ``python``: a plugin that runs in another interpreter with its own packages."""
 
 from __future__ import annotations
 
@@ -108,20 +108,24 @@ def test_runtimes_that_cannot_share_an_environment_run_side_by_side(workplace, o
     answer = onnxopt("run", "demo.yaml", *backends)
     assert answer.code == 0, answer.text
     assert answer.out.count("1 pass") == 2
-    here = onnxopt("run", "demo.yaml", "-b", elsewhere("AnotherRuntime"))
-    assert here.code == 1
-    assert "1 error" in here.out
+    answer = onnxopt("run", "demo.yaml", "-b", elsewhere("AnotherRuntime"))
+    assert answer.code == 1
+    assert "1 error" in answer.out
 
 
 def imported(path, seen):
-    """Return our files that a file imports outside of functions, and those that they import."""
+    """Return the files of onnxopt that a file imports outside of functions, recursively."""
     for node in ast.parse(path.read_text()).body:
         module = node.module if isinstance(node, ast.ImportFrom) else ""
-        found = REPOSITORY / f"{(module or '').replace('.', '/')}.py"
-        if (module or "").startswith("onnxopt_cli.") and found.is_file() and found not in seen:
-            imported(found, seen | {found})
-            seen.add(found)
-            imported(found, seen)
+        module_path = REPOSITORY / f"{(module or '').replace('.', '/')}.py"
+        if (
+            (module or "").startswith("onnxopt_cli.")
+            and module_path.is_file()
+            and module_path not in seen
+        ):
+            imported(module_path, seen | {module_path})
+            seen.add(module_path)
+            imported(module_path, seen)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""A regular expression by which a backend's errors say "not supported": ``unsupported=REGEX``."""
+"""The option ``unsupported=REGEX``, which recognises errors about unsupported features."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def demo(workplace):
 
 @pytest.fixture
 def run(onnxopt, demo):
-    """Run the case, in this process if nothing is said; return its result with the exit code."""
+    """Run the case, in this process by default; return its result with the exit code."""
 
     def call(backend, *options, isolation="none"):
         options = (*options, "--isolation", isolation, "--report", "json=r.json")
         answer = onnxopt("run", "demo.yaml", "-b", backend, *options)
         assert Path("r.json").exists(), answer.text
         results = json.loads(Path("r.json").read_text())["results"]
-        found = {result["case"].rpartition("/")[2]: result for result in results}
-        return found["plain"] | {"code": answer.code}
+        by_name = {result["case"].rpartition("/")[2]: result for result in results}
+        return by_name["plain"] | {"code": answer.code}
 
     return call
 
@@ -213,7 +213,7 @@ MISSING = {
     "an attribute": plugin("NoTrainings"),
     "a class without an interface": plugin("RuntimeFault"),
     "a program": "exec:./none",
-    "a file that is no program": "exec:./demo.yaml",
+    "a file that is not a program": "exec:./demo.yaml",
 }
 
 
@@ -245,7 +245,8 @@ def test_default_domain_is_imported_in_a_copy_of_the_model(run, onnxopt):
     assert run(plugin("NeedsDefaultDomain"))["outcome"] == "pass"
     assert onnxopt("generate", "spec", "--format", "onnx", "-o", "spec").code == 0
     model = next(Path("spec").rglob("model.onnx"))
-    assert [it.domain for it in onnx.load(model).opset_import] == ["ai.onnx.preview.training"]
+    opsets = onnx.load(model).opset_import
+    assert [opset.domain for opset in opsets] == ["ai.onnx.preview.training"]
     before = model.read_bytes()
     backend = plugin("NeedsDefaultDomain")
     assert onnxopt("run", model.parent, "-b", backend, "--isolation", "none").code == 0

@@ -16,7 +16,7 @@ PRUNING = tuple(
 
 
 def call_of(name, *inputs, dtype="float32", **attributes):
-    """Bind a node; whatever is no array yet becomes one of the given type."""
+    """Bind a node; inputs that are not arrays are converted to arrays of ``dtype``."""
     operator = registry().named(name)
     arrays = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in inputs
@@ -25,7 +25,7 @@ def call_of(name, *inputs, dtype="float32", **attributes):
 
 
 def deviating(call, name):
-    """Return what a named known mistake yields for a node."""
+    """Return the outputs of a named known mistake for a node."""
     return next(
         known_mistake
         for known_mistake in known_mistakes(call.operator)
@@ -56,11 +56,11 @@ def calls(draw, operator, *, special=False, dtypes=FLOATS):
     ]
     for position, _ in enumerate(operator.tensors):
         for shape in shapes:
-            own = shape
+            tensor_shape = shape
             if position and shape and draw(st.booleans()):
-                own = (1,) * len(shape)
+                tensor_shape = (1,) * len(shape)
             inputs.append(
-                draw(_tensors(random, own, special)).astype(draw(st.sampled_from(dtypes)))
+                draw(_tensors(random, tensor_shape, special)).astype(draw(st.sampled_from(dtypes)))
             )
     return bind(operator, inputs, complete_attributes(operator, attributes))
 

@@ -119,11 +119,11 @@ def adam_in_branch():
     branch = helper.make_graph(
         [adam_node(("inner", "v", "h"))], "b", [], [value("inner", shape=[2])]
     )
-    other = helper.make_graph(
+    other_branch = helper.make_graph(
         [helper.make_node("Identity", ["X"], ["kept"])], "o", [], [value("kept", shape=[2])]
     )
     nodes = [
-        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other),
+        helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=other_branch),
     ]
     return model(
         nodes,

@@ -1,4 +1,4 @@
-"""A Dask scheduler and workers on loopback, started by hand as docs/cluster.md says."""
+"""A Dask scheduler and workers on loopback, started manually as in docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forked import start_command
 
-# To start a run's workers takes longer than most runs; the processes beside Dask's start as ever.
+# Fork a run's workers, because their start takes longer than most runs; sidecars start as usual.
 _FORKS = f"""\
 import subprocess, sys
 sys.path.append({str(Path(__file__).parent)!r})
@@ -22,7 +22,7 @@ if sys.platform == "linux":
 
 
 def until(happened, seconds=60):
-    """Wait for something to have happened."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not happened() and time.monotonic() < end:
         time.sleep(0.02)
@@ -30,20 +30,20 @@ def until(happened, seconds=60):
 
 
 class DaskProcesses:
-    """A scheduler, and workers that come and go."""
+    """A scheduler with workers that can be started and stopped."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
-        # It is there before it is written.
+        # The file exists before its content is complete.
         until(lambda: self.file.exists() and self.file.stat().st_size)
         self.address = json.loads(self.file.read_text())["address"]
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def add(self, *options: str, begins_with: str = "") -> subprocess.Popen[bytes]:
-        """Start a worker, whose Python begins with some code, as that of all that it starts."""
+        """Start a worker; its interpreter and those of its children first execute some code."""
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()
         (first / "sitecustomize.py").write_text(_FORKS + begins_with)
@@ -62,7 +62,7 @@ class DaskProcesses:
             process.wait()
 
     def sidecars(self) -> list[str]:
-        """Return the folders of runs that workers still have."""
+        """Return the folders of runs that remain on workers."""
         return [str(path) for path in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):

@@ -1,4 +1,4 @@
-"""A file of small cases and backends that do as the tests need, for tests of whole runs."""
+"""A file of small cases, and backends with scripted behaviour, for tests of whole runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMPY = resolve_backend("numpy")
 
 
 class Right:
-    """What every other backend departs from; `seen` are the first elements of X so far."""
+    """Correct; `seen` lists the first elements of X of all requests."""
 
     def __init__(self):
         self.seen = []
@@ -71,7 +71,7 @@ class UnsupportedAtB(Right):
 
 
 class FailsAfterB(Right):
-    """Case e fails once b has run, at any time before."""
+    """Case e fails if case b has run before in this process."""
 
     culprit = 2
 
@@ -84,7 +84,7 @@ class FailsAfterD(FailsAfterB):
 
 
 class PassesAfterB(Right):
-    """Case e fails unless b has run; case d ends the process, and so takes that away."""
+    """Case e fails unless case b has run in this process; case d ends the process."""
 
     def answer(self, first, outputs):
         if first == 4:
@@ -93,7 +93,7 @@ class PassesAfterB(Right):
 
 
 class NowAndThen(Right):
-    """Every second answer to case c is wrong, whatever process it comes from."""
+    """Every second response to case c is wrong, across all processes."""
 
     def answer(self, first, outputs):
         if first != 3:
@@ -122,7 +122,7 @@ def write_demo(folder: Path) -> Path:
 
 
 def backend(name: str) -> str:
-    """Return how a backend of ``vendor.py`` is asked for."""
+    """Return the specification of a backend in ``vendor.py``."""
     return f"python:vendor.py:{name}"
 
 

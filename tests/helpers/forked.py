@@ -1,20 +1,20 @@
-"""The command, without the processor time that it takes to import the libraries.
+"""Run commands by forking a process that has imported the libraries, which saves processor time.
 
-:func:`run_command` does what ``subprocess.run([sys.executable, "-m", "onnxopt_cli", ...])`` would.
-On Linux a process that has imported NumPy, onnx and others, and nothing of ours that depends on
-the operators there are, forks for each command. That is the real one, in a process and a session of
-its own, with its arguments, current folder, environment, standard streams and exit code;
-``__main__`` runs from its first line, and workers are started as ever.
+:func:`run_command` corresponds to ``subprocess.run([sys.executable, "-m", "onnxopt_cli", ...])``.
+On Linux, a server process imports NumPy, onnx and other libraries, and those modules of onnxopt
+that do not depend on the registry, and forks for each command. The command runs in its own process
+and session, with its arguments, current folder, environment, standard streams and exit code.
+``__main__`` runs from its first line, and workers are started as usual.
 
-What is not the same: those modules are there already; one hash seed, and one thread for BLAS, serve
-all commands; /proc shows the command line and environment of the process that forked. So what is
-about how the command starts must not come here. What Python or a library reads as it starts (a
-variable of :data:`_READ_EARLY`, another PYTHONPATH) is noticed, and an interpreter started.
+Differences from a new interpreter: the libraries are already imported; all commands share one hash
+seed, and BLAS uses one thread; /proc shows the command line and environment of the server. Tests of
+the start of the command must therefore start an interpreter. An environment that affects the start
+of Python or a library (a variable of :data:`_READ_EARLY`, another PYTHONPATH) also starts one.
 
-:func:`start_command` is the same for one that is not waited for, and for Dask's own programs.
+:func:`start_command` does the same without waiting, also for Dask's own programs.
 
-:func:`fork_or_start` does likewise for the workers that a command starts, and for those in which a
-plugin is checked: the process that asks forks, and the child forgets all modules that are ours.
+:func:`fork_or_start` does the same for workers, and for processes that check a plugin: the parent
+forks, and the child removes all modules of onnxopt.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _READ_EARLY = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "GLIBC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
     *("NUMPY_", "NPY_", "ONNX_", "PROTOCOL_BUFFERS_"),
 )
-_LONGEST_MESSAGE = 1 << 18
-_FIRST = dict(os.environ)
-# None of them starts a thread. What few commands use is left to them.
+_MAX_MESSAGE_BYTES = 1 << 18
+_INITIAL_ENVIRONMENT = dict(os.environ)
+# Libraries that most commands use, and that start no thread when they are imported.
 _LIBRARIES = (
     *("click", "difflib", "hashlib", "numpy", "onnx", "platformdirs", "psutil", "yaml"),
     *("rich.console", "rich.panel", "rich.progress", "rich.syntax", "rich.table"),
@@ -71,10 +71,10 @@ def run_command(
     text: bool = True,
     timeout: float = 600,
 ) -> subprocess.CompletedProcess:
-    """Run ``onnxopt`` with nothing to read; return its exit code and what it printed.
+    """Run ``onnxopt`` with empty standard input; return its exit code and output.
 
     Raises:
-        subprocess.TimeoutExpired: after so many seconds; it has been killed.
+        subprocess.TimeoutExpired: after ``timeout`` seconds; the command has been killed.
     """
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_command(*words, cwd=cwd, env=env, text=text, **streams) as process:
@@ -94,13 +94,13 @@ def start_command(
     customize: Path | None = None,
     **streams: Any,
 ) -> subprocess.Popen:
-    """Start ``onnxopt``, or another module, with nothing to read.
+    """Start ``onnxopt``, or another module, with empty standard input.
 
     Args:
-        customize: the folder of a ``sitecustomize.py``, for it and all that it starts.
+        customize: the folder of a ``sitecustomize.py``, for the command and its children.
     """
     environment = dict(os.environ if env is None else env)
-    kind = _Forked if _starts_as_others(environment) else subprocess.Popen
+    kind = _Forked if _can_fork(environment) else subprocess.Popen
     if customize is not None:
         environment["PYTHONPATH"] = f"{customize}{os.pathsep}{REPOSITORY}"
     return kind(
@@ -110,17 +110,19 @@ def start_command(
 
 
 class _Forked(subprocess.Popen):
-    """A process that the one process forks, where ``Popen`` starts one."""
+    """A process that the server forks."""
 
     def _execute_child(self, arguments: list[str], *more: Any) -> None:
         folder, environment = more[4:6]
         pipes = more[9:15]
-        streams = [its if its >= 0 else at for at, its in enumerate((pipes[0], *pipes[3::2]))]
-        self._answers, theirs = socket.socketpair()
+        streams = [
+            pipe if pipe >= 0 else number for number, pipe in enumerate((pipes[0], *pipes[3::2]))
+        ]
+        self._answers, server_end = socket.socketpair()
         workers = subprocess._fork_exec is fork_or_start
         message = json.dumps([os.fspath(folder), arguments[2:], environment, workers]).encode()
-        with theirs:
-            socket.send_fds(_forker(), [message], [*streams, theirs.fileno()])
+        with server_end:
+            socket.send_fds(_server(), [message], [*streams, server_end.fileno()])
         self._close_pipe_fds(*pipes)
         self.pid = int(_line(self._answers))
         self._child_created = True
@@ -139,46 +141,48 @@ class _Forked(subprocess.Popen):
         return self.returncode
 
 
-def _starts_as_others(environment: Mapping[str, str]) -> bool:
-    """Tell whether a command imports what the one process has imported, and in the same way."""
+def _can_fork(environment: Mapping[str, str]) -> bool:
+    """Return whether the server's libraries are in the state that this environment yields."""
 
     def early(variables: Mapping[str, str]) -> dict[str, str]:
+        variables = {**variables, "PYTHONPATH": ""}
         return {name: value for name, value in variables.items() if name.startswith(_READ_EARLY)}
 
-    first = _FIRST.get("PYTHONPATH")
-    path = environment.get("PYTHONPATH", first)
+    initial_path = _INITIAL_ENVIRONMENT.get("PYTHONPATH")
+    path = environment.get("PYTHONPATH", initial_path)
     return (
         hasattr(os, "pidfd_open")
-        and path in {str(REPOSITORY), first}
-        and early({**environment, "PYTHONPATH": ""}) == early({**_FIRST, "PYTHONPATH": ""})
+        and path in {str(REPOSITORY), initial_path}
+        and early(environment) == early(_INITIAL_ENVIRONMENT)
     )
 
 
 def _line(answers: socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        line += answers.recv(1) or b"the process that forks has ended\n"
+        line += answers.recv(1) or b"the server has ended\n"
     return line
 
 
 @cache
-def _forker() -> socket.socket:
-    """Start the process that forks; return where it takes commands until this process ends."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _server() -> socket.socket:
+    """Start the server; return the socket to which commands are sent."""
+    client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-        cwd=REPOSITORY, env={**_FIRST, "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
-        # Pipes, as those of a command are: Python looks at its streams when it starts.
+        [sys.executable, __file__, str(server_end.fileno())], pass_fds=[server_end.fileno()],
+        cwd=REPOSITORY, env={**_INITIAL_ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+        # Pipes as for a command, because Python inspects its standard streams at its start.
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    theirs.close()
+    server_end.close()
 
     def end() -> None:
-        ours.close()
+        client_end.close()
         process.communicate()
 
     atexit.register(end)
-    return ours
+    return client_end
 
 
 def _import_libraries() -> None:
@@ -187,7 +191,7 @@ def _import_libraries() -> None:
     for name in ("core", "operators"):
         package = import_module(f"onnxopt_cli.{name}")
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            # The registry runs the operator files that a command names.
+            # The registry depends on the operator files that a command names.
             if module.name != "onnxopt_cli.operators.registry" and not module.ispkg:
                 import_module(module.name)
     assert "onnxopt_cli.operators.registry" not in sys.modules
@@ -195,7 +199,7 @@ def _import_libraries() -> None:
 
 
 def _serve(control: socket.socket) -> str:
-    """Fork for each command that comes; return its module in the child, "" when no more come."""
+    """Fork for each command; return the module to run in the child, "" in the server at its end."""
     running: dict[int, tuple[int, socket.socket]] = {}
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
@@ -203,14 +207,14 @@ def _serve(control: socket.socket) -> str:
         for key, _ in selector.select():
             if key.fd in running:
                 selector.unregister(key.fd)
-                _tell_how_it_ended(key.fd, *running.pop(key.fd))
+                _send_exit_code(key.fd, *running.pop(key.fd))
                 continue
-            message, given, _, _ = socket.recv_fds(control, _LONGEST_MESSAGE, 4)
+            message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE_BYTES, 4)
             if not message:
                 return ""
             command = json.loads(message)
             if "--cluster" in command[1] or command[1][0].startswith("distributed."):
-                # Half of what it takes to start a worker, and few tests need it.
+                # Imported on demand: it takes long, and few tests need it.
                 import_module("distributed")
                 gc.freeze()
             number = os.fork()
@@ -220,47 +224,47 @@ def _serve(control: socket.socket) -> str:
                 for ended, (_, answers) in running.items():
                     os.close(ended)
                     answers.close()
-                _become(command, given)
+                _become(command, descriptors)
                 return command[1][0]
-            for descriptor in given[:3]:
+            for descriptor in descriptors[:3]:
                 os.close(descriptor)
-            answers = socket.socket(fileno=given[3])
+            answers = socket.socket(fileno=descriptors[3])
             ended = os.pidfd_open(number)
             running[ended] = number, answers
             selector.register(ended, selectors.EVENT_READ)
             answers.sendall(b"%d\n" % number)
 
 
-def _tell_how_it_ended(ended: int, number: int, answers: socket.socket) -> None:
+def _send_exit_code(ended: int, number: int, answers: socket.socket) -> None:
     os.close(ended)
     code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-    # Whoever asked may have given up.
+    # The test may have closed its end.
     with answers, suppress(OSError):
         answers.sendall(b"%d\n" % code)
 
 
-def _become(command: list, given: list[int]) -> None:
-    """Make this process what an interpreter is that was started for a command."""
+def _become(command: list, descriptors: list[int]) -> None:
+    """Bring this process into the state of an interpreter that was started for a command."""
     folder, arguments, environment, workers = command
     if workers:
         subprocess._fork_exec = fork_or_start
     os.setsid()
     for name in environment:
         if name.startswith("ONNXOPT_TEST_"):
-            # /proc does not show the variable.
+            # Set the process name: /proc shows the initial environment, which lacks the variable.
             ctypes.CDLL(None).prctl(_PR_SET_NAME, name[-15:].encode(), 0, 0, 0)
-    for number, descriptor in enumerate(given[:3]):
+    for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
-    for descriptor in given:
+    for descriptor in descriptors:
         os.close(descriptor)
     os.chdir(folder)
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(environment)
     after = environment.get("PYTHONPATH", "").split(os.pathsep)
-    # The first is this file's folder.
-    known = [path for path in sys.path[1:] if path not in before]
-    sys.path[:] = [folder, *filter(None, after), *known]
+    # The first entry is the folder of this file.
+    default_path = [path for path in sys.path[1:] if path not in before]
+    sys.path[:] = [folder, *filter(None, after), *default_path]
     sys.argv = ["-m", *arguments[1:]]
     sys.orig_argv = [sys.executable, "-m", *arguments]
     random.seed()
@@ -269,23 +273,23 @@ def _become(command: list, given: list[int]) -> None:
     site.execsitecustomize()
 
 
-# Tests may let it stand for what cannot be started.
+# Tests may replace sys.executable by a program that cannot be started.
 _PYTHON = sys.executable
-# Windows has none.
+# Missing on Windows.
 _start = getattr(subprocess, "_fork_exec", None)
-# Each has the code that it starts Python with.
+# The constant `_START` of each module is the code with which it starts Python.
 _STARTING = ("onnxopt_cli.workers.worker_process", "onnxopt_cli.backends.check.protocol_check")
-# Their threads are not in a process that is forked.
-_NOT_TO_BE_FORKED = frozenset({"openvino", "torch"})
+# These libraries start threads, which a forked process lacks.
+_NOT_FORKABLE = frozenset({"openvino", "torch"})
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
 
 
 def fork_or_start(
     arguments: Sequence[str], executables: Sequence[bytes], close_fds: bool, *more: object
 ) -> int:
-    """Start a process for ``subprocess``; where it is to run plugins, by a fork of this one.
+    """Start a process for ``subprocess``, by a fork of this one if it is to run plugins.
 
-    It is to stand for ``subprocess._fork_exec``, takes the same, and returns the process's id.
+    A replacement of ``subprocess._fork_exec``, with the same parameters and result.
     """
     kept, folder, variables, *streams = more[:9]
     _, told, _, session, group, _, _, _, _, before = more[9:19]
@@ -294,29 +298,31 @@ def fork_or_start(
     if (
         words[0] != _PYTHON
         or not (
-            at and words[at] in [getattr(sys.modules.get(it), "_START", None) for it in _STARTING]
+            at
+            and words[at] in [getattr(sys.modules.get(name), "_START", None) for name in _STARTING]
         )
         or not (close_fds and folder is variables is None and group < 0)
-        or not _starts_as_others(os.environ)
-        or not _NOT_TO_BE_FORKED.isdisjoint(sys.modules)
+        or not _can_fork(os.environ)
+        or not _NOT_FORKABLE.isdisjoint(sys.modules)
     ):
         return _start(arguments, executables, close_fds, *more)
     with warnings.catch_warnings():
-        # Other threads hold nothing that the child waits for.
+        # The warning concerns locks of other threads; the child uses none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         number = os.fork()
     if number:
         return number
     code = 1
     try:
-        # What closes when it is forgotten would close descriptors that are others by then.
+        # Objects of the parent must not be collected here: closing their descriptors would close
+        # descriptors of the child with the same numbers.
         gc.freeze()
         if session:
             os.setsid()
         _take_descriptors([streams[0], streams[3], streams[5]], {*kept} - {told})
         if before is not None:
             before()
-        _forget_what_was()
+        _reset_interpreter()
         code = contextvars.Context().run(_execute, *words[at:])
     finally:
         if sys.exc_info()[0] is not None:
@@ -325,7 +331,7 @@ def fork_or_start(
 
 
 def _take_descriptors(streams: Sequence[int], kept: set[int]) -> None:
-    """Make these the standard streams, where they are not -1, and close all others."""
+    """Make descriptors other than -1 the standard streams, and close all that are not kept."""
     copies = [os.dup(stream) if stream >= 0 else stream for stream in streams]
     for number, copy in enumerate(copies):
         if copy >= 0:
@@ -344,8 +350,8 @@ def _take_descriptors(streams: Sequence[int], kept: set[int]) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _forget_what_was() -> None:
-    """Make the state of this interpreter what it is after a start."""
+def _reset_interpreter() -> None:
+    """Bring this interpreter into its state after a start."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -359,8 +365,11 @@ def _forget_what_was() -> None:
     sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
     threading.excepthook = threading.__excepthook__
     importlib.reload(warnings)
-    sys.meta_path[:] = [it for it in sys.meta_path if "_pytest" not in type(it).__module__]
-    libraries = (str(Path(os.__file__).parent), *(it for it in sys.path if "site-packages" in it))
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if "_pytest" not in type(finder).__module__
+    ]
+    site_packages = [path for path in sys.path if "site-packages" in path]
+    libraries = (str(Path(os.__file__).parent), *site_packages)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.startswith(("onnxopt_cli", "multiprocessing")) or (
@@ -368,7 +377,7 @@ def _forget_what_was() -> None:
         ):
             del sys.modules[name]
     importlib.invalidate_caches()
-    # Where this process has its files: a worker has its own folder.
+    # Discard the parent's folder for temporary files: a worker has its own.
     tempfile.tempdir = None
     random.seed()
     if "numpy" in sys.modules:
@@ -376,7 +385,7 @@ def _forget_what_was() -> None:
 
 
 def _execute(code: str, *arguments: str) -> int:
-    """Execute code as an interpreter does; return its exit code."""
+    """Execute code as a new interpreter would; return its exit code."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c", *arguments]
     ended = 0

@@ -1,4 +1,4 @@
-"""Running the command, as a process, on backends that misbehave, and looking for what is left."""
+"""Run the command as a process on backends that misbehave, and find processes that survive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coeff
 
 
 def write_cases(folder: Path, rates: dict[str, float]) -> None:
-    """Write a file with a case for each name; a rate from 0.5 on is one to misbehave at."""
+    """Write a file with a case for each name; backends misbehave at rates of 0.5 and more."""
     text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
     for name, rate in rates.items():
         text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"
@@ -31,7 +31,7 @@ def write_cases(folder: Path, rates: dict[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that was found."""
+    """A running process."""
 
     number: int
     command: str
@@ -39,7 +39,7 @@ class Process:
 
 @dataclass
 class Run:
-    """A command that was started, or has ended."""
+    """A command that is running or has ended."""
 
     process: subprocess.Popen[str] | subprocess.CompletedProcess[str]
     mark: str
@@ -58,7 +58,7 @@ class Run:
         return self.read()
 
     def read(self) -> Run:
-        """Take up what it has reported."""
+        """Read the report of the command."""
         if self.report.exists():
             for result in json.loads(self.report.read_text())["results"]:
                 name = result["case"].removeprefix("demo/demo/")
@@ -69,18 +69,18 @@ class Run:
         return self
 
     def survivors(self, patience: float = 30) -> list[Process]:
-        """Return the processes of this run that are still there after a moment."""
+        """Return the processes of this run that have not ended after ``patience`` seconds."""
         end = time.monotonic() + patience
-        while (left := self._alive()) and time.monotonic() < end:
+        while (processes := self._alive()) and time.monotonic() < end:
             time.sleep(0.05)
-        return left
+        return processes
 
     def sleepers(self) -> int:
-        """Return how many processes there are that a backend has started."""
+        """Return the number of running processes that a backend has started."""
         return sum(process.command.endswith("300 ") for process in self._alive())
 
     def _alive(self) -> list[Process]:
-        found = []
+        processes = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -88,10 +88,10 @@ class Run:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 marked = (entry / "environ").read_bytes() + (entry / "comm").read_bytes()
                 if self.mark[-15:].encode() in marked or self.mark in command:
-                    found.append(Process(int(entry.name), command))
+                    processes.append(Process(int(entry.name), command))
             except OSError:
                 continue
-        return found
+        return processes
 
 
 def start(
@@ -99,12 +99,12 @@ def start(
 ) -> Run:
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
-    The prefix is a command that runs it. Where nothing else is asked for there is one worker, as
-    starting another would take most of the time.
+    ``prefix`` is a command that runs ``onnxopt``. By default there is one worker, because the start
+    of another would take most of the time.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
     if "--cluster" in options:
-        # Most of its time would go into importing Dask.
+        # Forking saves the import of Dask, which would take most of the time.
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return Run(start_command(*words, cwd=folder, env=env, text=True, **streams), mark, report)
     process = subprocess.Popen(
@@ -115,7 +115,7 @@ def start(
 
 
 def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = ()) -> Run:
-    """Do what :func:`start` begins, to its end."""
+    """Run ``onnxopt run`` as :func:`start` does, and wait for its end."""
     mark, report, words, env = _asked(folder, backend, options, ways)
     done = run_command(*words, cwd=folder, env=env)
     return Run(done, mark, report, done.stdout, done.stderr).read()
@@ -124,7 +124,7 @@ def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = 
 def _asked(
     folder: Path, backend: str, options: Sequence[str], ways: Sequence[str]
 ) -> tuple[str, Path, list[str], dict[str, str]]:
-    """Return a mark, where the report goes, the arguments and the environment."""
+    """Return a mark, the path of the report, the arguments and the environment."""
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
     specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
@@ -141,10 +141,10 @@ def run_in_turn(
     plugin: Path = HOSTILE,
     prefix: Sequence[str] = (),
 ) -> Run:
-    """Run one backend that misbehaves in many ways, which takes less than one run for each.
+    """Run one backend that misbehaves in many ways, which is faster than a run for each.
 
-    The cases are ``first``, then for each way one of its name, and one to be done well,
-    which is ``after_`` it.
+    The cases are ``first`` and, for each way, a case of its name and an ordinary case with the
+    prefix ``after_``.
     """
     rates = {"first": 0.25}
     for number, way in enumerate(ways, start=1):
@@ -160,7 +160,7 @@ def run_in_turn(
 
 
 def require(run: Run, way: str, outcome: str, says: str = "") -> None:
-    """See that a way to misbehave cost its own case and no other."""
+    """Check that a misbehaviour affects its own case and no other."""
     assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
     assert run.outcomes[way] == outcome, run.results[way]
     result = run.results[way]

@@ -1,4 +1,4 @@
-"""Models with Momentum nodes, and what must hold of every model that is lowered."""
+"""Models with Momentum nodes, and properties of every lowered model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ CALLING = f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]> g (INPUTS)
 
 
 def momentum(*operands, **attributes):
-    """Return what the formula says; exact in float32 for the numbers of these tests."""
+    """Return the results of the formula; exact in float32 for the numbers of these tests."""
     operator = registry().named("Momentum")
-    given = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
+    defaults = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
     operands = [np.asarray(operand) for operand in operands]
-    return evaluate(bind(operator, operands, complete_attributes(operator, given | attributes)))
+    return evaluate(bind(operator, operands, complete_attributes(operator, defaults | attributes)))
 
 
 def parsed(text):
@@ -58,7 +58,7 @@ def parsed(text):
 
 
 def checked(model):
-    """Lower a model and check what must hold of every result."""
+    """Lower a model and check the properties of every lowered model."""
     before = model.SerializeToString()
     lowered = lower(model).model
     assert model.SerializeToString() == before

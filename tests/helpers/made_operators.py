@@ -1,4 +1,4 @@
-"""Operators made of a formula of one's own, and their nodes lowered."""
+"""Operators with a test's own formula, and their lowered nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operator_of(formula, outputs):
 
 
 def lowered(operator, inputs, *, known=True):
-    """Return a model made of nothing but the nodes of a lowered call."""
+    """Return a model that consists of the nodes of a lowered call."""
     operands = [
         GraphTensor(name, value.dtype, value.shape if known else None)
         for name, value in zip(operator.input_names(1), inputs, strict=True)

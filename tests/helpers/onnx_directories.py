@@ -1,4 +1,4 @@
-"""Test directories for the tests, made with onnx's own helpers only."""
+"""ONNX test directories for tests, made with onnx's own helpers only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def as_bytes(message):
 
 
 def make_directory(folder: Path, model=None, inputs=(), outputs=(), number=0):
-    """Write a test directory; messages and bytes are written as they are."""
+    """Write a test directory; messages and bytes are written unchanged."""
     data_set = folder / f"test_data_set_{number}"
     data_set.mkdir(parents=True)
     if model is not None:
@@ -55,13 +55,13 @@ def make_directory(folder: Path, model=None, inputs=(), outputs=(), number=0):
 
 
 def make_plain(folder: Path):
-    """Write a right test directory with one float32[2] input and output."""
+    """Write a valid test directory with one float32[2] input and output."""
     value = tensor(ONE_TWO)
     return make_directory(folder, identity({"x": FLOAT}), [value], [value])
 
 
 def same(one, other):
-    """Tell whether two values are equal to the last bit."""
+    """Return whether two values are equal in every bit."""
     if isinstance(one, np.ndarray):
         if not isinstance(other, np.ndarray) or (one.dtype, one.shape) != (
             other.dtype,
@@ -84,7 +84,7 @@ def same(one, other):
 
 @st.composite
 def arrays(draw):
-    """Any element type, any bits, any shape, empty ones and scalars too."""
+    """Draw tensors of any element type, bits and shape, with empty tensors and scalars."""
     name = draw(st.sampled_from(sorted(DTYPES)))
     shape = draw(npst.array_shapes(min_dims=0, min_side=0, max_side=5))
     count = int(np.prod(shape))

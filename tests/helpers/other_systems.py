@@ -1,10 +1,10 @@
-"""Python as on another system, as far as this one can take away what that one lacks.
+"""Simulate other systems by removing modules and functions that they lack.
 
-What is simulated is which modules, functions and names are there, not how the other system behaves.
+Only the availability of names is simulated, not the behaviour of the other system.
 
-Run as a program, ``other_systems.py ERRNO CALL,CALL COMMAND...``, it executes a command for which
-system calls fail, as in containers and on older kernels. The filter is the kernel's own (seccomp),
-so that libraries, and all processes that the command starts, meet it, too.
+As a program, ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command for which system
+calls fail, as in containers and on older kernels. The kernel's filter (seccomp) also applies to
+libraries and to all processes that the command starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from places import REPOSITORY
 
-# What a standard library and other packages decide by the platform, they decide before it changes.
+# Import the packages that depend on the platform before the platform changes.
 _BEFORE = """
 import ctypes, multiprocessing, selectors, shutil, socket, subprocess, sysconfig, tempfile, uuid
 sysconfig.get_config_vars()
@@ -49,7 +49,7 @@ _WITHOUT = {
 import sys
 sys.modules["numpy_quaddtype"] = None
 """,
-    # psutil needs one of them itself, on Linux alone.
+    # On Linux, psutil itself imports one of these modules.
     "no modules": """
 import psutil
 import sys
@@ -78,7 +78,7 @@ without(
     "alarm", "pidfd_send_signal", "SIG_BLOCK", "SIG_UNBLOCK", "SIG_SETMASK", "sigtimedwait",
 )
 selectors.DefaultSelector = selectors.SelectSelector
-# Newer Pythons ask it where programs are.
+# Newer Pythons call this function to find programs.
 import shutil, types
 shutil._winapi = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda _: True)
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
@@ -89,7 +89,7 @@ SYSTEMS = tuple(name for name in _WITHOUT if name != "ARM without quads")
 
 
 def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder as on another system, one of SYSTEMS; so do its workers."""
+    """Run the command and its workers in a folder as on another system, one of SYSTEMS."""
     start = folder / f"python of {system}"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(_WITHOUT[system])
@@ -132,9 +132,9 @@ _FIRST_ARGUMENT = 16
 
 
 def forbid(number: int, calls: list[str]) -> None:
-    """Have system calls of this process and its descendants fail with an error.
+    """Make system calls of this process and its descendants fail with an error.
 
-    ``fork`` stands for processes that are copies of their parent, alone.
+    ``fork`` stands for the creation of processes that are copies of their parent.
     """
     program = []
 
@@ -144,7 +144,7 @@ def forbid(number: int, calls: list[str]) -> None:
     put(_LOAD, 0)
     for call in calls:
         if call == "fork":
-            # What shares memory with its parent is a thread, or about to execute something.
+            # With CLONE_VM, the call creates a thread, or a process that executes a program next.
             put(_EQUAL, CALLS["vfork_or_fork"], 0, 4)
             put(_LOAD, _FIRST_ARGUMENT)
             put(_SET, _CLONE_VM, 1, 0)
@@ -166,4 +166,4 @@ def forbid(number: int, calls: list[str]) -> None:
 
 if __name__ == "__main__":
     forbid(getattr(errno, sys.argv[1]), sys.argv[2].split(","))
-    os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606 - the command that is asked for
+    os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606 - the command in the arguments

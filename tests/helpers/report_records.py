@@ -96,19 +96,19 @@ def every_outcome():
 
 
 def hostile():
-    """A run in which everything that others may choose is hostile, on three backends."""
+    """A run on three backends in which every text of external origin is hostile."""
     results = []
     for number, text in enumerate(HOSTILE):
         for backend in ("numpy", HOSTILE[0], HOSTILE[4]):
             outcome = (Outcome.FAIL, Outcome.ERROR, Outcome.PASS)[number % 3]
-            it = result(f"demo/{text}", backend, outcome, message=text if number % 3 else "")
-            diffs = tuple(replace(output, name=f"{output.name} {text}") for output in it.diffs)
+            plain = result(f"demo/{text}", backend, outcome, message=text if number % 3 else "")
+            diffs = tuple(replace(output, name=f"{output.name} {text}") for output in plain.diffs)
             place = Location(Path(text.replace("\0", "")), number)
-            results.append(replace(it, diffs=diffs, location=place, printed=text))
+            results.append(replace(plain, diffs=diffs, location=place, printed=text))
     strings = np.array(HOSTILE, dtype=object)
     blank = np.full(len(HOSTILE), "", dtype=object)
-    told = compare_outputs({"texts": strings}, [blank], lambda _: None, worst=len(HOSTILE))
-    results.append(result("demo/texts", "numpy", Outcome.FAIL, diffs=told, operators=HOSTILE))
+    diffs = compare_outputs({"texts": strings}, [blank], lambda _: None, worst=len(HOSTILE))
+    results.append(result("demo/texts", "numpy", Outcome.FAIL, diffs=diffs, operators=HOSTILE))
     return record(
         *results,
         options={"targets": list(HOSTILE), "expect": HOSTILE[0]},
@@ -116,7 +116,8 @@ def hostile():
         problems=tuple(Fault(f"{text}:3", text) for text in HOSTILE),
         findings=tuple(Fault(text, text) for text in HOSTILE),
         explanations=tuple(
-            Explanation(it, it, (Cause(it, (it,), (it,)),), {it: {it: 2}}, it) for it in HOSTILE
+            Explanation(text, text, (Cause(text, (text,), (text,)),), {text: {text: 2}}, text)
+            for text in HOSTILE
         ),
         exit_code=1,
     )

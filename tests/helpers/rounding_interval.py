@@ -1,9 +1,9 @@
-"""Intervals that hold whatever an evaluation yields that rounds every operation once.
+"""Interval arithmetic that encloses every evaluation which rounds each operation once.
 
-An argument of its own for how far lowered graphs may be off: a formula called with these operands
-yields, by interval arithmetic in the wide type, an enclosure of all results of computing it in the
-given order, each operation being off by at most half a unit in the last place of the type in which
-the lowering documents it to happen (one unit for powers, as of C libraries).
+The bound on the error of lowered graphs is independent of onnxopt's error bound: a formula that is
+called with intervals yields an enclosure of all results of evaluating it in the same order. The
+error of an operation is at most half a unit in the last place of the type in which the lowering
+documents the operation (one unit for powers, as in C libraries).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DOUBLE = np.dtype(np.float64)
 
 
 class Interval(NDArrayOperatorsMixin):
-    """Bounds of a tensor; dtype None stands for constants, integers and what they yield."""
+    """Bounds of a tensor; dtype None stands for constants, integers and results of only these."""
 
     def __init__(self, low, high, dtype=None):
         self.low, self.high, self.dtype = np.asarray(low), np.asarray(high), dtype
@@ -48,7 +48,7 @@ class Interval(NDArrayOperatorsMixin):
         return Interval(low, high, typed(branches))
 
     def rounded_to(self, dtype):
-        """Convert: points that the type holds stay points."""
+        """Convert to a type; points that the type represents exactly remain points."""
         with np.errstate(all="ignore"):
             held = (self.low == self.high) & (self.low.astype(dtype) == self.low)
         wider = self.rounded(dtype)

@@ -1,4 +1,4 @@
-"""The two runtimes that lowered models must work on."""
+"""The two runtimes on which lowered models must run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def newest_opset(runtime):
         model.opset_import[0].version = opset
         try:
             runtime(model, [np.zeros((), np.float32)])
-        except Exception:  # noqa: BLE001, S112 - its refusal is the answer
+        except Exception:  # noqa: BLE001, S112 - the runtime rejects the opset
             continue
         return opset
     raise AssertionError("not even a model of opset 19 runs")

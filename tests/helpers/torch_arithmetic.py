@@ -1,4 +1,4 @@
-"""The formula on PyTorch's tensors: right, and rounded by code that is none of ours."""
+"""The formula on PyTorch's tensors: correct, and rounded by independent code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 
 def computed_by_torch(call):
-    """Compute a node on PyTorch's tensors, whose types combine as PyTorch combines them."""
+    """Compute a node on PyTorch's tensors with PyTorch's type promotion."""
     rate = scalar_dtype(call)
     results = call.apply(
         lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
@@ -38,7 +38,7 @@ def computed_by_torch(call):
 
 @dataclass(frozen=True, eq=False)
 class _TorchOperand(NDArrayOperatorsMixin):
-    """A tensor of PyTorch, or a plain number, that joins in through NumPy's dispatch."""
+    """A tensor of PyTorch, or a plain number, that takes part through NumPy's dispatch."""
 
     tensor: Any
 
@@ -56,7 +56,7 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: What takes numbers beside tensors only as an operator.
+#: Functions that accept a mix of tensors and numbers only in operator form.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,
@@ -85,7 +85,7 @@ def _torch_reduced(function, tensor):
 
 
 def _torch_percentile(tensor, percent):
-    """Interpolate as the definition does: PyTorch's quantile has no answer beside infinity."""
+    """Interpolate by the definition: PyTorch's quantile returns NaN next to infinity."""
     elements = tensor.reshape(-1).sort().values
     if elements.numel() == 0 or elements.isnan().any():
         return torch.tensor(torch.nan, dtype=tensor.dtype)

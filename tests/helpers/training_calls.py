@@ -31,11 +31,11 @@ def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
     for name in operator.tensors:
         values = random.normal(size=(size,)).astype(dtype)
         inputs.append(np.abs(values) if name == "H" else values)
-    given = {
+    defaults = {
         attribute.name: attribute.choices[-1] if attribute.choices else 0.3
         for attribute in operator.attributes
     }
-    return bind(operator, inputs, complete_attributes(operator, given | attributes))
+    return bind(operator, inputs, complete_attributes(operator, defaults | attributes))
 
 
 @st.composite
@@ -60,11 +60,11 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
         np.asarray(draw(st.sampled_from(counts))),
     ]
     for name in operator.tensors:
-        own = common or draw(dtype)
+        tensor_dtype = common or draw(dtype)
         shift = draw(st.sampled_from([0, 0, 0, -3, 3]))
-        # H is the accumulated square of what has the others' size.
+        # H accumulates squares, so that its exponent is twice that of the other tensors.
         size = exponent * (1 + (name == "H")) + shift
-        inputs += [_tensor(random, own, shape, size, name == "H") for shape in shapes]
+        inputs += [_tensor(random, tensor_dtype, shape, size, name == "H") for shape in shapes]
     call = bind(operator, inputs, complete_attributes(operator, attributes))
     return _nearly_cancelled(call) if draw(st.booleans()) else call
 

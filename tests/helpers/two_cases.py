@@ -1,4 +1,4 @@
-"""Two cases of Momentum, and backends that do right and wrong at them."""
+"""Two cases of Momentum, and backends that are right or wrong."""
 
 CASE = """\
 onnxopt: 1

@@ -1,4 +1,4 @@
-"""Case files for tests: written, read, and what they yield."""
+"""Case files for tests: writing, reading, and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ cases:
 
 
 def read_text(folder: Path, text: str, name: str = "file.yaml"):
-    """Write a file of the suite ``s`` unless it says another, and read it."""
+    """Write a file, of the suite ``s`` by default, and read it."""
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     return read_yaml_file(path)
@@ -42,7 +42,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 
 
 def only_case(folder: Path, text: str):
-    """Return the content of the one case of a file that is right."""
+    """Return the problem of the only case of a valid file."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert len(cases) == 1
@@ -50,7 +50,7 @@ def only_case(folder: Path, text: str):
 
 
 def identity(value: str, output: str | None = None, dtype: str = "") -> str:
-    """Return a file whose case has one value, as input and output of Identity."""
+    """Return a file with one case: Identity, with this value as input and output."""
     return (
         "onnxopt: 1\nsuite: s\ncases:\n- name: c\n  operator: Identity\n"
         f"  inputs: {{input: {value}}}\n  outputs: {{output: {output or value}}}\n"

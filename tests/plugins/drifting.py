@@ -1,4 +1,4 @@
-"""Backends that compute one step wrongly, of which a trajectory makes a drift."""
+"""Backends with an error in one step that accumulates over a trajectory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LateDrifting:
 
 
 class WideAfterTwo:
-    """From T = 3 on X_new is in double."""
+    """From T = 3 on, X_new is a double."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -39,7 +39,7 @@ class WideAfterTwo:
 
 
 class WithoutLoop:
-    """Knows no Loop, and refuses a model that it has prepared before."""
+    """Does not support Loop, and rejects a model that it has prepared before."""
 
     def run(self, model, inputs):
         if any(node.op_type == "Loop" for node in model.graph.node):

@@ -1,4 +1,4 @@
-"""A plugin for another interpreter, which has nothing of ours: NumPy and onnx alone, Python 3.9."""
+"""A plugin for another interpreter: Python 3.9 with NumPy and onnx, without onnxopt."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ print("standard output is not the protocol's")  # noqa: T201 - that is the point
 
 
 class Copies:
-    """Identity, by which its environment shows."""
+    """Identity; its printed text shows the environment."""
 
     unsupported = "no kernel"
 
@@ -26,7 +26,7 @@ class Copies:
 
 
 class AnotherRuntime(Copies):
-    """An ONNX Runtime that was built for NumPy 1."""
+    """A runtime that requires NumPy 1."""
 
     def run(self, model, inputs):
         import onnxruntime
@@ -75,7 +75,7 @@ class RunsOutOfMemory(Copies):
 
 
 class SeesOurs(Copies):
-    """Says which modules of the tester it finds."""
+    """Reports which modules of onnxopt it can import."""
 
     def copy(self, x):
         import importlib.util

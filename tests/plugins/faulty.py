@@ -12,7 +12,7 @@ NUMPY = resolve_backend("numpy")
 
 
 class Faulty:
-    """Computes what it should, and hands it on changed."""
+    """Computes the right outputs, and returns them modified."""
 
     def __init__(self, change):
         self.change = change
@@ -22,12 +22,12 @@ class Faulty:
 
 
 def first(change):
-    """A backend of which only the first output is changed."""
+    """A backend that modifies only the first output."""
     return Faulty(lambda outputs: [change(outputs[0]), *outputs[1:]])
 
 
 def each(change):
-    """A backend of which every output is changed."""
+    """A backend that modifies every output."""
     return Faulty(lambda outputs: [change(output) for output in outputs])
 
 
@@ -74,7 +74,7 @@ read_only_arrays = each(read_only)
 
 
 class InTurn:
-    """Is the backend whose place among WAYS the rate is."""
+    """Acts as the backend at the position in WAYS that the rate states."""
 
     def run(self, model, inputs):
         name = os.environ["WAYS"].split()[int(inputs["R"])]

@@ -1,7 +1,7 @@
 """Backends that misbehave, each in one way, at the bad case (or always).
 
-A case is one Momentum node; `R` says what the backend does: from BAD on it misbehaves, at any
-smaller value it computes what it should.
+A case is one Momentum node. A backend misbehaves if `R` is at least BAD, and otherwise computes the
+right outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLEEP = shutil.which("sleep")
 
 
 class Well:
-    """Computes what it should."""
+    """Computes the right outputs."""
 
     def run(self, model, inputs):
         return NUMPY.prepare(model).run(inputs)
@@ -48,14 +48,14 @@ class Misbehaves(Well):
 class InTurn(Well):
     """Misbehaves as another backend at each bad case; `R` is the number of that backend.
 
-    The environment's WAYS are names of backends in `known`, of which the first has the number 1.
+    The environment variable WAYS lists names of backends in `known`; the first has the number 1.
     """
 
     known = globals()
 
     def __init__(self):
-        found = [self.known[name] for name in os.environ["WAYS"].split()]
-        self.ways = [it() if isinstance(it, type) else it for it in found]
+        ways = [self.known[name] for name in os.environ["WAYS"].split()]
+        self.ways = [way() if isinstance(way, type) else way for way in ways]
 
     def run(self, model, inputs):
         number = int(inputs["R"])
@@ -67,7 +67,7 @@ _receive = codec.MessageReader.receive
 
 
 def receive(reader, read_into):
-    """Read a request as the worker does, and remember its number for a lie."""
+    """Read a request as the worker does, and remember its number for forged responses."""
     if NeverReads.has_run:
         os.kill(os.getpid(), signal.SIGSTOP)
     message, payload = _receive(reader, read_into)
@@ -79,7 +79,7 @@ codec.MessageReader.receive = receive
 
 
 def greeted():
-    """Find the number of the request that came before the backend was imported."""
+    """Return the number of the first request, which preceded the import of the backend."""
     frame = sys._getframe()
     while frame.f_code.co_name != "_serve":
         frame = frame.f_back
@@ -87,7 +87,7 @@ def greeted():
 
 
 def channel():
-    """Find the socket to the runner, as a backend that wants to lie would."""
+    """Find the socket to the runner, as a malicious backend would."""
     for descriptor in range(3, 256):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -151,7 +151,7 @@ def flood():
 
 
 def ask_for_too_much():
-    """Ask for memory without using it, so that none of it is ever resident."""
+    """Allocate memory without using it, so that none of it becomes resident."""
     KEPT_BUFFERS.append(np.zeros(8 << 30, np.uint8))
 
 
@@ -160,7 +160,7 @@ def leave_child():
 
 
 def leave_daemon():
-    """Leave a process that has its own session and no parent."""
+    """Leave a process with its own session and without a parent."""
     start = f"import subprocess; subprocess.Popen([{SLEEP!r}, '300'], start_new_session=True)"
     subprocess.run([sys.executable, "-c", start], check=True)
 
@@ -200,7 +200,7 @@ def raise_(error):
 
 
 def one(action):
-    """Return a backend that does this at the bad case."""
+    """Return a backend that performs an action at the bad case."""
     backend = Misbehaves()
     backend.misbehave = action
     return backend
@@ -253,14 +253,14 @@ class HangsAtTeardown(Well):
 
 
 class SaysWhoItIs(Well):
-    """Raises the number of its process."""
+    """Raises an exception with its process id."""
 
     def run(self, _model, _inputs):
         raise ValueError(os.getpid())
 
 
 class Waits(Well):
-    """Takes a moment."""
+    """Needs 0.2 s for each case."""
 
     def run(self, model, inputs):
         time.sleep(0.2)
@@ -268,7 +268,7 @@ class Waits(Well):
 
 
 class DiesAfterTheAnswer(Well):
-    """Dies when no case runs."""
+    """Dies between cases."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
@@ -291,7 +291,7 @@ class ReusesItsBuffer(Well):
 
 
 class AnswersAgainMuchLater(Well):
-    """Answers the bad case once more while a later one runs; its thread was always there."""
+    """Repeats the response to the bad case during a later one, from a thread started before."""
 
     def __init__(self):
         self.told = threading.Event()
@@ -312,7 +312,7 @@ class AnswersAgainMuchLater(Well):
 
 
 class NeverReads(Well):
-    """Answers once, and stops before it reads the next request."""
+    """Responds once, and stops before it reads the next request."""
 
     has_run = False
 
@@ -322,17 +322,17 @@ class NeverReads(Well):
 
 
 class Hangs(Well):
-    """Never answers, and has a child."""
+    """Never responds, and has a child."""
 
     def run(self, _model, _inputs):
         subprocess.Popen([SLEEP, "300"], start_new_session=True)
-        # Python does not see a signal that comes just before a sleep until that ends.
+        # Sleep briefly: Python handles a signal that arrives just before a sleep only after it.
         while True:
             time.sleep(0.02)
 
 
 class SegfaultsOften(Well):
-    """Dies at every 20th case of its life."""
+    """Dies at every 20th case of its process."""
 
     def __init__(self):
         self.calls = 0

@@ -1,4 +1,4 @@
-"""Plugins that compute the formula, with one mistake each for a search to find."""
+"""Plugins with one injected mistake each, for the search for failures."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class HangsAtThree(Right):
 
 class WrongTypeAndShape(Right):
     def run(self, model, inputs):
-        first, *others = super().run(model, inputs)
+        first, *states = super().run(model, inputs)
         if len(model.graph.node) > 1:
-            return [first, *others]
+            return [first, *states]
         rate = inputs["R"]
         if rate.dtype == np.float64:
             first = first.astype(np.float64)
         if rate.ndim:
             first = first.reshape(1, *first.shape)
-        return [first, *others]
+        return [first, *states]
 
 
 class DiesAtNaN(Right):

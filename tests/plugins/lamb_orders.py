@@ -1,4 +1,4 @@
-"""LAMB in float32, right in all but the name's last word; each adds up elements in another way."""
+"""LAMB in float32 with different orders of summation; names of correct backends end in `right`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ class Backend:
 
     def run(self, model, inputs):
         R, T, X, G, V, H = inputs.values()
-        given = {it.name: np.float32(it.f) for it in model.graph.node[0].attribute}
-        one = np.float32(1)
-        V = given["alpha"] * V + (one - given["alpha"]) * G
-        H = given["beta"] * H + (one - given["beta"]) * (G * G)
-        V_hat = V / (one - given["alpha"] ** np.float32(T))
-        H_hat = H / (one - given["beta"] ** np.float32(T))
-        step = V_hat / (np.sqrt(H_hat) + given["epsilon"]) + given["decay"] * X
+        attributes = {
+            attribute.name: np.float32(attribute.f) for attribute in model.graph.node[0].attribute
+        }
+        unity = np.float32(1)
+        V = attributes["alpha"] * V + (unity - attributes["alpha"]) * G
+        H = attributes["beta"] * H + (unity - attributes["beta"]) * (G * G)
+        V_hat = V / (unity - attributes["alpha"] ** np.float32(T))
+        H_hat = H / (unity - attributes["beta"] ** np.float32(T))
+        step = V_hat / (np.sqrt(H_hat) + attributes["epsilon"]) + attributes["decay"] * X
         weight, update = (
             self.norm(values, error) for values, error in zip((X, step), self.errors, strict=True)
         )

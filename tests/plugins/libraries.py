@@ -1,8 +1,8 @@
 """Adam, Adagrad and SGD as public libraries write them, behind an adapter to ONNX's nodes.
 
-Each step is transcribed from the library. The adapter gives it the node's attributes, and T as the
-library's own count of steps; what the library has no argument for it does not see. Tensors are
-computed in their own types, what comes from rates and counts in double.
+Each step is transcribed from the library. The adapter passes the node's attributes, and T as the
+library's own count of steps; attributes without a corresponding argument are ignored. Tensors are
+computed in their own types, scalars derived from rates and counts in double.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATES = {"Adam": 2, "Adagrad": 1, "Momentum": 1}
 
 
 class _Library:
-    """Takes a node apart and puts the results together."""
+    """Splits the inputs of a node into groups and assembles the outputs."""
 
     operator = "Adam"
     defaults = MappingProxyType({})
@@ -34,18 +34,18 @@ class _Library:
         (node,) = model.graph.node
         if node.op_type != self.operator:
             raise NotImplementedError(node.op_type)
-        # Raises for whatever breaks the operator's signature.
+        # Raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
-        given = {
+        attributes = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
         } | _FIXED_ATTRIBUTES
-        given |= self.defaults
-        known = {*given, "alpha", "beta", "mode"}
+        attributes |= self.defaults
+        names = {*attributes, "alpha", "beta", "mode"}
         for attribute in node.attribute:
-            if attribute.name not in known:
+            if attribute.name not in names:
                 raise ValueError(f"unknown attribute {attribute.name}")
-            given[attribute.name] = onnx.helper.get_attribute_value(attribute)
-        if self.operator == "Momentum" and given["mode"] not in (b"standard", b"nesterov"):
+            attributes[attribute.name] = onnx.helper.get_attribute_value(attribute)
+        if self.operator == "Momentum" and attributes["mode"] not in (b"standard", b"nesterov"):
             raise ValueError("unknown mode")
         values = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
         R, T, *tensors = (values[name] for name in node.input)
@@ -55,12 +55,12 @@ class _Library:
             raise ValueError("wrong inputs")
         columns = [[] for _ in range(size - 1)]
         for place in range(groups):
-            X, *others = tensors[place::groups]
-            if np.broadcast_shapes(*(other.shape for other in (X, *others))) != X.shape:
+            X, *further = tensors[place::groups]
+            if np.broadcast_shapes(*(tensor.shape for tensor in (X, *further))) != X.shape:
                 raise ValueError("X would grow")
             with np.errstate(all="ignore"):
-                results = self.step(R.item(), T.item(), X, *others, **given)
-            types = (X, *others[1:])
+                results = self.step(R.item(), T.item(), X, *further, **attributes)
+            types = (X, *further[1:])
             for column, result, like in zip(columns, results, types, strict=True):
                 with np.errstate(all="ignore"):
                     column.append(np.broadcast_to(result, X.shape).astype(like.dtype))
@@ -70,7 +70,7 @@ class _Library:
 
 
 def lerp(start, end, weight):
-    """As in ATen/native/Lerp.h."""
+    """Interpolate as ATen/native/Lerp.h."""
     if abs(weight) < 0.5:
         return start + weight * (end - start)
     return end - (end - start) * (1 - weight)
@@ -81,7 +81,7 @@ def power(base, exponent):
 
 
 class PyTorchAdam(_Library):
-    """``torch.optim.adam._single_tensor_adam``, with the decay after the step that ONNX asks."""
+    """``torch.optim.adam._single_tensor_adam``, with the decay after the step as in ONNX."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p
@@ -106,7 +106,7 @@ class ApexAdam(PyTorchAdam):
 
 
 class DeepSpeedAdam(_Library):
-    """``csrc/adam/cpu_adam_impl.cpp``: AdamW, in float32 whatever the tensors are."""
+    """``csrc/adam/cpu_adam_impl.cpp``: AdamW, in float32 for all types of tensors."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         single = np.float32
@@ -139,7 +139,7 @@ class TinygradAdam(_Library):
 
 
 class OptaxAdam(_Library):
-    """``optax.scale_by_adam``: T is its count before the step, and it knows no decay."""
+    """``optax.scale_by_adam``: T is its count before the step, and it has no decay."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         m = (1 - alpha) * g + alpha * m
@@ -150,7 +150,7 @@ class OptaxAdam(_Library):
 
 
 class KerasAdam(_Library):
-    """``keras.optimizers.Adam.update_step``, T being ``iterations + 1``."""
+    """``keras.optimizers.Adam.update_step``; T is ``iterations + 1``."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         first, second = (np.float64(1 - power(it, T)) for it in (alpha, beta))
@@ -185,7 +185,7 @@ class PyTorchAdamW(_Library):
 
 
 class PyTorchAdagrad(_Library):
-    """``torch.optim.adagrad._single_tensor_adagrad``, its step being T + 1; it conforms."""
+    """``torch.optim.adagrad._single_tensor_adagrad``; its step is T + 1, and it conforms."""
 
     operator = "Adagrad"
 
@@ -197,7 +197,7 @@ class PyTorchAdagrad(_Library):
 
 
 class OptaxAdagrad(_Library):
-    """``optax.scale_by_rss``: nothing moves where the sum is zero."""
+    """``optax.scale_by_rss``: the step is zero where the sum is zero."""
 
     operator = "Adagrad"
 
@@ -218,7 +218,7 @@ class KerasAdagrad(_Library):
 
 
 class TensorFlowAdagrad(_Library):
-    """``ApplyAdagrad``: no epsilon at all."""
+    """``ApplyAdagrad``: without epsilon."""
 
     operator = "Adagrad"
 
@@ -250,7 +250,7 @@ class PyTorchSGD(_Library):
 
 
 class KerasSGD(_Library):
-    """``keras.optimizers.SGD.update_step``; it knows no dampening and no decay."""
+    """``keras.optimizers.SGD.update_step``; it has neither dampening nor decay."""
 
     operator = "Momentum"
 
@@ -260,7 +260,7 @@ class KerasSGD(_Library):
 
 
 class OptaxSGD(_Library):
-    """``optax.trace``: the gradient is always taken whole."""
+    """``optax.trace``: the gradient is never dampened."""
 
     operator = "Momentum"
 
@@ -271,7 +271,7 @@ class OptaxSGD(_Library):
 
 
 class TensorFlowSGD(_Library):
-    """``ApplyMomentum``, with ``use_nesterov``; it knows no dampening and no decay."""
+    """``ApplyMomentum``, with ``use_nesterov``; it has neither dampening nor decay."""
 
     operator = "Momentum"
 

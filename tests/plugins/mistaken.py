@@ -1,4 +1,4 @@
-"""Backends with mistakes that are known, unknown, or none at all but a refusal."""
+"""Backends with known and unknown mistakes, and one that refuses every model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Right:
 
 
 class Refusing:
-    """Never ran anything."""
+    """Refuses every model."""
 
     def run(self, _model, _inputs):
         raise ValueError("nothing runs here")
@@ -38,7 +38,7 @@ class InsideTheRoot(Right):
 
 
 class InManyWays(InsideTheRoot):
-    """Fails in every way that an explanation cannot rest on, too."""
+    """Also fails in all ways that explanations must ignore."""
 
     def run(self, model, inputs):
         try:
@@ -57,7 +57,7 @@ class InManyWays(InsideTheRoot):
 
 
 class OnlyAtTwo(InsideTheRoot):
-    """Wrong for T = 2, as no known mistake is."""
+    """Wrong only for T = 2, unlike every known mistake."""
 
     def run(self, model, inputs):
         if int(inputs["T"]) == 2:
@@ -66,7 +66,7 @@ class OnlyAtTwo(InsideTheRoot):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """Has one mistake, and refuses what another one would."""
+    """Has one mistake, and refuses the cases that would distinguish it from another."""
 
     def run(self, model, inputs):
         if len({inputs[name].shape for name in "XGVH"}) > 1:
@@ -75,7 +75,7 @@ class RefusesBroadcasting(InsideTheRoot):
 
 
 class Strange(Right):
-    """Does what nobody has thought of."""
+    """Has a mistake that is not in the catalogue."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

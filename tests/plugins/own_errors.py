@@ -1,4 +1,4 @@
-"""Runtimes that raise errors of their own for operators that they do not know."""
+"""Runtimes that raise their own errors for unknown operators."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RuntimeFault(Exception):
 
 
 class Panic(BaseException):
-    """What Rust's panics become: not an Exception."""
+    """Not a subclass of Exception, like the exceptions of Rust panics."""
 
 
 class NoTraining:
-    """Computes all but the training operators."""
+    """Supports all but the training operators."""
 
     fault = RuntimeFault
 
@@ -57,7 +57,7 @@ class HasAMethod(NoTraining):
 
 
 class LacksHalfOfIt(NoTraining):
-    """Lacks Momentum at the rate 0.5 alone."""
+    """Lacks Momentum only at the rate 0.5."""
 
     def run(self, model, inputs):
         if inputs.get("R") == np.float32(0.5):
@@ -102,7 +102,7 @@ class Sleeps:
 
 
 class NeedsDefaultDomain:
-    """Refuses a model that does not import ai.onnx."""
+    """Rejects a model that does not import ai.onnx."""
 
     def run(self, model, inputs):
         if not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
@@ -111,7 +111,7 @@ class NeedsDefaultDomain:
 
 
 class Only:
-    """Knows one operator and one element type, and says of others what its class says."""
+    """Supports one operator and one element type; subclasses define the error for all others."""
 
     operator = "Identity"
     dtype = np.dtype(np.float32)
@@ -172,7 +172,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheTensor(Only):
-    """As OpenCV has it: the layer that cannot be made goes by the name of an output."""
+    """As OpenCV: the error names the unknown layer by the name of its output."""
 
     def run(self, model, inputs):
         self.output = model.graph.node[0].output[0]
@@ -184,7 +184,7 @@ class NamesTheTensor(Only):
 
 
 class LacksAdamInOtherWords(Only):
-    """A check of the model knows the training operators, and what runs it does not."""
+    """The model check accepts the training operators, but the evaluation lacks them."""
 
     def refuse(self, operator):
         if operator in TRAINING:

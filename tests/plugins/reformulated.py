@@ -1,4 +1,4 @@
-"""Adam as public libraries write it: right, and with NaN where they subtract infinity from itself.
+"""Adam in the formulations of public libraries: correct, and NaN where they yield Inf - Inf.
 
 Epsilon is added where ONNX adds it.
 """
@@ -24,14 +24,14 @@ _BETWEEN = {
 
 
 class _Adam:
-    """Computes each tensor in its own type; what comes from R and T in double."""
+    """Computes each tensor in its own type, and scalars derived from R and T in double."""
 
     def run(self, model, inputs):
         if len(model.graph.node) == 1:
             results = self.optimized(sole_call(model, inputs))
             named = dict(zip(model.graph.node[0].output, results, strict=True))
             return [named[value.name] for value in model.graph.output]
-        known = {each.name: to_array(each) for each in model.graph.initializer} | dict(inputs)
+        known = {tensor.name: to_array(tensor) for tensor in model.graph.initializer} | dict(inputs)
         for node in model.graph.node:
             taken = [known[name] for name in node.input]
             if node.op_type in _BETWEEN:
@@ -84,7 +84,7 @@ class PyTorch(_Adam):
 
 
 class PyTorchWithTensorRates(PyTorch):
-    """As PyTorch does where rates are tensors."""
+    """As PyTorch with tensors as rates."""
 
     def averages(self, G, V, H, alpha, beta):
         return lerp(V, G, 1 - alpha), lerp(H, G * G, 1 - beta)
@@ -101,7 +101,7 @@ class TensorFlow(_Adam):
 
 
 class TensorFlowBesideInfinity(_Adam):
-    """As TensorFlow where it makes a difference that no rounding explains."""
+    """As TensorFlow, where the difference exceeds rounding."""
 
     def averages(self, G, V, H, alpha, beta):
         pairs = zip(
@@ -117,7 +117,7 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if not nearly all."""
+    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted unless it is nearly 1."""
 
     def decayed(self, X, norm_coefficient_post):
         if abs(1 - norm_coefficient_post) < 0.5:
@@ -158,20 +158,23 @@ def fused(a, b, c):
 def _exact(a, b, c):
     if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    # Python rounds the quotient of integers once. Fractions would be reduced first, for long.
-    (one, by), (two, over), (more, under) = (float(it).as_integer_ratio() for it in (a, b, c))
-    return (one * two * under + more * by * over) / (by * over * under)
+    # Python rounds the quotient of integers once. Fraction would reduce it first, which is slow.
+    (a_top, a_bottom), (b_top, b_bottom), (c_top, c_bottom) = (
+        float(number).as_integer_ratio() for number in (a, b, c)
+    )
+    product = a_top * b_top * c_bottom
+    return (product + c_top * a_bottom * b_bottom) / (a_bottom * b_bottom * c_bottom)
 
 
 def lerp(start, end, weight):
-    """As in ATen/native/Lerp.h."""
+    """Interpolate as ATen/native/Lerp.h."""
     if abs(weight) < 0.5:
         return start + weight * (end - start)
     return end - (end - start) * (1 - weight)
 
 
 class ForgetsSmall(_Adam):
-    """Averages without the gradient, whatever the states are."""
+    """Averages that ignore the gradient."""
 
     def averages(self, G, V, H, alpha, beta):
         return super().averages(G * 0, V, H, alpha, beta)
@@ -194,7 +197,7 @@ class NanForInfinity(_Adam):
 
 
 class NanForInfiniteGradient(_Adam):
-    """NaN in V where the gradient is infinite, which no right form yields."""
+    """NaN in V where the gradient is infinite, which no reformulation yields."""
 
     def averages(self, G, V, H, alpha, beta):
         V, H = super().averages(G, V, H, alpha, beta)
@@ -202,7 +205,7 @@ class NanForInfiniteGradient(_Adam):
 
 
 class ZeroForInfinity(_Adam):
-    """Zero in place of what is infinite."""
+    """Zero in place of infinite values."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

@@ -1,4 +1,4 @@
-"""Plugins that know Identity and keep all rules but one."""
+"""Plugins that support Identity and follow all rules but one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Keeps:
-    """Keeps all rules."""
+    """Follows all rules."""
 
     def run(self, model, inputs):
         (node,) = model.graph.node

@@ -30,7 +30,7 @@ instance = Negate()
 
 
 class Raises:
-    """Raises what it was made with."""
+    """Raises the error of its constructor."""
 
     def __init__(self, error):
         self.error = error
@@ -47,7 +47,7 @@ exits = Raises(SystemExit(3))
 
 
 class Vandal:
-    """Changes the model and the dict that it is given."""
+    """Modifies the model and the dict of inputs."""
 
     def run(self, model, inputs):
         del model.graph.node[:]

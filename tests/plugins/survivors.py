@@ -201,7 +201,7 @@ def dig():
 
 
 def lock_up():
-    """Leave folders that their owner may not read."""
+    """Leave folders that their owner has no permission to read."""
     inner = temporary() / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "file").touch()

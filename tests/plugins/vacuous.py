@@ -1,4 +1,4 @@
-"""Backends that compute nothing: whatever they pass, they have not earned."""
+"""Backends that compute nothing, so that each of their passes is vacuous."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from onnxopt_cli.interpret.single_node import sole_call
 
 
 def _like_output(value, inputs):
-    """Return the input that an output most resembles, broadcast to its shape if it is known."""
+    """Return the input most similar to an output, broadcast to the output's shape if known."""
     tensor = value.type.tensor_type
     dtype = tensor_dtype_to_np_dtype(tensor.elem_type)
     shape = tuple(dim.dim_value for dim in tensor.shape.dim) if tensor.HasField("shape") else None
@@ -65,7 +65,7 @@ class Nothing:
 
 
 class RaisesAtEverything:
-    """Refuses everything, as if it knew what is wrong."""
+    """Rejects every model with a plausible message."""
 
     def run(self, model, inputs):
         message = "not a valid model"
@@ -73,7 +73,7 @@ class RaisesAtEverything:
 
 
 class SaysSkip:
-    """Says to the runner that the case does not apply, as only our own lowering may."""
+    """Raises NotApplicable, which is reserved for the lowering."""
 
     def run(self, model, inputs):
         from onnxopt_cli.errors import NotApplicable
@@ -83,49 +83,52 @@ class SaysSkip:
 
 
 class WrongAdam:
-    """PyTorch's Adam: wrong in its numbers, right in what it refuses."""
+    """PyTorch's Adam: it computes wrong numbers, and rejects the right models."""
 
     def run(self, model, inputs):
         node = model.graph.node[0]
-        # Raises for whatever breaks the operator's signature.
+        # Raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
         defaults = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6}
-        given = {it.name: onnx.helper.get_attribute_value(it) for it in node.attribute}
-        known = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0} | given
+        attributes = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
+        attributes |= {
+            attribute.name: onnx.helper.get_attribute_value(attribute)
+            for attribute in node.attribute
+        }
         rate, count, *tensors = inputs.values()
         if len(tensors) % 4:
             message = "every parameter needs a gradient and two states"
             raise ValueError(message)
         size = len(tensors) // 4
-        # With an attribute of 1 it divides by 0.
+        # An attribute of 1 leads to a division by 0.
         with np.errstate(all="ignore"):
-            groups = [self._step(known, rate, count, *tensors[i::size]) for i in range(size)]
+            groups = [self._step(attributes, rate, count, *tensors[i::size]) for i in range(size)]
         return [output for outputs in zip(*groups, strict=True) for output in outputs]
 
     @staticmethod
-    def _step(known, rate, count, x, g, v, h):
+    def _step(attributes, rate, count, x, g, v, h):
         if not x.shape == g.shape == v.shape == h.shape:
             message = "a state must have the shape of its parameter"
             raise ValueError(message)
-        v = known["alpha"] * v + (1 - known["alpha"]) * g
-        h = known["beta"] * h + (1 - known["beta"]) * g * g
-        corrected = np.sqrt(h / (1 - known["beta"] ** max(count, 1))) + known["epsilon"]
-        step = rate * v / (1 - known["alpha"] ** max(count, 1)) / corrected
-        return [it.astype(x.dtype) for it in (x - step.reshape(x.shape), v, h)]
+        v = attributes["alpha"] * v + (1 - attributes["alpha"]) * g
+        h = attributes["beta"] * h + (1 - attributes["beta"]) * g * g
+        corrected = np.sqrt(h / (1 - attributes["beta"] ** max(count, 1))) + attributes["epsilon"]
+        step = rate * v / (1 - attributes["alpha"] ** max(count, 1)) / corrected
+        return [output.astype(x.dtype) for output in (x - step.reshape(x.shape), v, h)]
 
 
 class RefusesDoubles(WrongAdam):
-    """Runs float32 alone, so that it refuses doubles whatever else is wrong."""
+    """Supports float32 only, so that it rejects doubles in all other respects."""
 
     def run(self, model, inputs):
-        if any(it.dtype == np.float64 for it in inputs.values()):
+        if any(value.dtype == np.float64 for value in inputs.values()):
             message = "only float32 is implemented"
             raise TypeError(message)
         return super().run(model, inputs)
 
 
 class Relu:
-    """Knows Relu of float32 and nothing else."""
+    """Supports only Relu of float32."""
 
     def run(self, model, inputs):
         (value,) = inputs.values()

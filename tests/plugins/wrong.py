@@ -1,4 +1,4 @@
-"""Plugins that are none."""
+"""Objects that are not valid plugins."""
 
 from __future__ import annotations
 

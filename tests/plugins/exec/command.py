@@ -1,4 +1,4 @@
-"""A command that speaks onnxopt-exec/2 and copies its inputs; its argument says how it errs."""
+"""A command that implements onnxopt-exec/2 by copying inputs; its argument selects a fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELLO = {
 
 
 def main():
-    """Answer requests until told to end."""
+    """Respond to requests until shutdown."""
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin.buffer:
             request = json.loads(line)
@@ -88,7 +88,7 @@ def end():
 
 
 def once(deed):
-    """Do something at the first case only, in whichever process that falls."""
+    """Perform an action at the first case only, across all processes."""
 
     def at_first(request, payload):
         marker = Path(sys.argv[2])

@@ -1,4 +1,4 @@
-"""A command that knows Identity and keeps all rules but the one that its argument names."""
+"""A command that supports Identity and follows all rules but the one in its argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLS = count()
 
 
 def main():
-    """Answer requests until told to end."""
+    """Respond to requests until shutdown."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
         payload = sys.stdin.buffer.read(request.get("bytes", 0))

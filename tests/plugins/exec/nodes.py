@@ -1,4 +1,4 @@
-"""A command that knows LeakyRelu in float32, and needs nothing but Python itself."""
+"""A command that supports LeakyRelu in float32, and needs only Python's standard library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELLO = {
 
 
 def main():
-    """Answer requests until told to end."""
+    """Respond to requests until shutdown."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
         payload = sys.stdin.buffer.read(request.get("bytes", 0))

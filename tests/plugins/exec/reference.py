@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 
 def main():
-    """Answer requests until told to end."""
+    """Respond to requests until shutdown."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
         payload = sys.stdin.buffer.read(request.get("bytes", 0))
@@ -44,7 +44,7 @@ def run(request, payload):
         array = np.frombuffer(payload, dtype, count, place).reshape(value["shape"])
         inputs[given["name"]] = array
         place += array.nbytes
-    outputs = [np.asarray(it) for it in ReferenceEvaluator(model).run(None, inputs)]
+    outputs = [np.asarray(output) for output in ReferenceEvaluator(model).run(None, inputs)]
     described = [{"dtype": output.dtype.name, "shape": output.shape} for output in outputs]
     return {"outputs": described}, b"".join(output.tobytes() for output in outputs)
 

@@ -1,4 +1,4 @@
-"""An operator as a user brings it, with a root of what is clipped."""
+"""A user's operator file, with the root of a clipped value."""
 
 import numpy as np
 
