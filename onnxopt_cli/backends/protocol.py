@@ -141,7 +141,6 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
 
     Raises:
         UnusableOutput: if an output cannot be converted.
-
     """
     types = [output.type for output in declared]
     names = [output.name for output in declared]

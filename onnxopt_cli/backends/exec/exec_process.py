@@ -185,7 +185,6 @@ def _program(name: str) -> str:
         )
     if path := shutil.which(name):
         return path
-
     problem = "is not there"
     hint = "" if os.sep in name else "write exec:./NAME for a file in this folder"
     if os.sep in name and Path(name).is_dir():
