@@ -1,12 +1,16 @@
 """The test cases that come with the installed onnx package, by name.
 
-Its node cases exist in memory only; they are written as directories to the user's cache when they
-are first asked for. A cache is used only if it is what this machine's onnxopt wrote there for this
-user. Its folder belongs to the user and nobody else may enter it. A manifest has the size, times
-and SHA-256 of every file; a file whose size or times have changed must have its digest. The times
-of its folders cannot be set by unpacking or copying, so a copy is made anew. And every test that
-onnx's own sources name must be there. Whoever can run programs as the same user can forge all of
-it.
+onnx holds its node cases in memory only. The first use writes them as directories to the user's
+cache. A cache is used only if this version of onnxopt wrote it on this machine for this user:
+
+- The folder is owned by the user and not accessible to others.
+- A manifest lists the size, times and SHA-256 of every file. A file whose size or times differ must
+  have the listed digest.
+- Folders must have the listed times, which copying or unpacking cannot preserve; a copied cache is
+  therefore rebuilt.
+- Every test named in onnx's sources must be present.
+
+The checks do not protect against programs that run as the same user.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ from onnxopt_cli.operators.nodes import operator_names
 _NODE = "onnx-node"
 _PREFIX = "onnx-"
 
-#: What each corpus is, in a line.
+#: The corpora with their descriptions.
 CORPORA = {
     _NODE: "every operator by itself: onnx's node tests",
     "onnx-simple": "small models: sequences, functions, shape inference, sign of zero",
@@ -72,53 +76,53 @@ def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fau
 
     Args:
         name: one of :data:`CORPORA`.
-        telling: opens what takes note how far its cases are made, if they have to be.
+        telling: opens a progress display while the cases are made.
 
     Returns:
-        The cases, ``<corpus>/<test>/<data set>``, and what is wrong with the installed files.
+        The cases, ``<corpus>/<test>/<data set>``, and the faults of the installed files.
 
     Raises:
-        UsageError: if there is no corpus of that name.
+        UsageError: if the name is unknown.
     """
     if name not in CORPORA:
-        raise UsageError(f"there is no corpus {name!r}", hint=f"there are {', '.join(CORPORA)}")
+        raise UsageError(f"unknown corpus {name!r}", hint=f"the corpora are {', '.join(CORPORA)}")
     if name == _NODE:
         cases, problems = node_cases(telling)
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
     version = onnx.__version__
-    found = [replace(case, source=f"onnx {version}", suite_version=version) for case in cases]
-    return found, problems
+    cases = [replace(case, source=f"onnx {version}", suite_version=version) for case in cases]
+    return cases, problems
 
 
 #: Overrides the folder of the cache.
 CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
 
-# Counts up when directories are written in another way than before.
+# Incremented when the content of the cache changes.
 _FORMAT = 3
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 16 << 20
 _FOLDER = "node"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
-# A test whose whole name stands in the source; many others are put together there.
+# A test whose name is a literal in the source; other names are composed at run time.
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
-# Caches that have turned out to be of no use; each is tried and complained of once.
+# Unusable caches; each is tried, and a warning about it logged, only once.
 _unusable: set[Path] = set()
 
 
 def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
-    """Find onnx's node cases, from the cache if they are there, else making them.
+    """Find onnx's node cases in the cache, or make them if they are missing.
 
-    Runs may share the cache: it is renamed into place when it is whole. Where it cannot be used,
-    the cases are held in memory, and a warning is logged.
+    Concurrent runs may share the cache, since it is renamed into place when it is complete. If it
+    cannot be used, the cases are held in memory and a warning is logged.
     """
     folder = cache_folder() / f"onnx-node-{onnx.__version__}-{_origin()[0][:16]}"
     if folder in _unusable:
         return _in_memory(), []
-    found = _cached(folder)
-    if found is None:
-        reason = "it does not stay as it is written"
+    cases = _cached(folder)
+    if cases is None:
+        reason = "its content changes after it is written"
         with telling("making onnx's node cases", "files") as tick:
             _make(tick)
         try:
@@ -127,8 +131,8 @@ def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
             reason = error.strerror or str(error)
         except UsageError as error:
             reason = error.message
-        found = _cached(folder)
-    if found is None:
+        cases = _cached(folder)
+    if cases is None:
         import logging
 
         _unusable.add(folder)
@@ -139,8 +143,8 @@ def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
             printable(reason),
             CACHE_VARIABLE,
         )
-        found = _in_memory()
-    return found, []
+        cases = _in_memory()
+    return cases, []
 
 
 def cache_folder() -> Path:
@@ -153,7 +157,7 @@ def cache_folder() -> Path:
 
 
 def _cached(folder: Path) -> list[Case] | None:
-    """Return the cases of a cache, or None if there is none that can be trusted."""
+    """Return the cases of a cache, or None if it is missing or invalid."""
     try:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or not is_private(status):
@@ -167,12 +171,12 @@ def _cached(folder: Path) -> list[Case] | None:
     except (OSError, Malformed, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     names = {case.id.split("/")[1] for case in cases}
-    whole = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
-    return cases if whole else None
+    complete = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
+    return cases if complete else None
 
 
 def _make(tick: Callable[[int, int], object]) -> None:
-    """Import onnx's modules of node cases, which makes these, in the order in which onnx does."""
+    """Import onnx's modules of node cases, which creates the cases, in onnx's order."""
     modules = [*walk_packages([str(_SOURCES)], "onnx.backend.test.case.node.")]
     for done, module in enumerate(modules, start=1):
         with _quietly():
@@ -182,14 +186,14 @@ def _make(tick: Callable[[int, int], object]) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Let nobody see what onnx prints and warns of."""
+    """Suppress the output and warnings of onnx."""
     sink = io.StringIO()
     with warnings.catch_warnings(action="ignore"), redirect_stdout(sink), redirect_stderr(sink):
         yield
 
 
 def _write(folder: Path) -> None:
-    # With what is missing above it, for this user alone.
+    # Create missing parent folders, accessible to this user only.
     for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
         missing.mkdir(0o700, exist_ok=True)
     with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
@@ -209,35 +213,35 @@ def _write(folder: Path) -> None:
         }
         (new / _MANIFEST).write_text(json.dumps(manifest))
         if os.path.lexists(folder) and _cached(folder) is None:
-            # Out of the way first, so that no run ever finds half of each.
+            # Move it away first, so that no run finds a mixture of both.
             folder.rename(temporary / "damaged")
         try:
             new.rename(folder)
         except OSError:
-            # Another run may have just put its own there, which is as good.
+            # Another run may have created the same cache in the meantime.
             if not os.path.lexists(folder):
                 raise
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Tell whether something belongs to this user, and nobody else may do anything with it."""
+    """Return whether a file is owned by this user and not accessible to others."""
     return is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Tell whether something belongs to this user."""
+    """Return whether a file is owned by this user."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
 def _signature(status: os.stat_result) -> list[int]:
-    """Return what changes when something is done to a file; no program can set the last one."""
-    # The size of a folder is the file system's own affair.
+    """Return size, modification time and change time; no program can set the change time."""
+    # The size of a folder depends on the file system.
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
     return [size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
-    """Tell whether a cache holds what its manifest says, links and pipes not being files."""
+    """Return whether a cache has the content of its manifest, in regular files and folders."""
     if entries[_FOLDER][-1]:
         return False
     for path, (*signature, digest) in entries.items():
@@ -257,7 +261,7 @@ def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
 
 @cache
 def _origin() -> tuple[str, frozenset[str]]:
-    """Return a digest of all that the cases are made by, and tests that onnx's sources name."""
+    """Return a digest of all inputs to the cases, and the tests named in onnx's sources."""
     versions = (_FORMAT, __version__, onnx.__version__, np.__version__, sys.version)
     digest = sha256(repr((*versions, platform.machine())).encode())
     names: set[str] = set()
@@ -269,12 +273,12 @@ def _origin() -> tuple[str, frozenset[str]]:
 
 
 def _in_memory() -> list[Case]:
-    place = Location(_SOURCES)
-    # The default keeps what is this turn's.
+    location = Location(_SOURCES)
+    # The default argument binds the current problem.
     return [
         Case(
             f"onnx-node/{name}/0",
-            place,
+            location,
             lambda problem=problem: problem,  # type: ignore[misc]
             operators=operator_names(problem.model),
         )
@@ -283,13 +287,13 @@ def _in_memory() -> list[Case]:
 
 
 def node_contents() -> Iterator[tuple[str, Problem]]:
-    """Collect onnx's node cases, which takes seconds, without the warnings that onnx gives.
+    """Collect onnx's node cases, without onnx's warnings; takes seconds.
 
     Yields:
         The name of a test (``test_abs``) and its problem.
     """
     with _quietly():
-        # Importing these modules is what makes the cases.
+        # The import of these modules creates the cases.
         from onnx.backend.test.case.node import collect_testcases
 
         cases: list[Any] = collect_testcases()
@@ -298,7 +302,7 @@ def node_contents() -> Iterator[tuple[str, Problem]]:
         tolerance = None
         if (case.rtol, case.atol) != (ONNX_DEFAULT.rtol, ONNX_DEFAULT.atol):
             tolerance = Relative(case.rtol, case.atol, Provenance.DIRECTORY)
-        # What onnx declares as many data sets is exactly one for a node.
+        # onnx allows several data sets, but a node test has exactly one.
         ((inputs, outputs),) = case.data_sets
         named_inputs, named_outputs = _by_name(graph.input, inputs), _by_name(graph.output, outputs)
         yield case.name, Problem(case.model, named_inputs, named_outputs, tolerance)
@@ -328,7 +332,7 @@ def _by_name(declared: Any, values: Any) -> dict[str, Value]:
 
 
 def _normal(value: Any) -> Value:
-    """Return a value as cases have it; onnx's may be messages, NumPy scalars and tuples too."""
+    """Convert a value of onnx, possibly a message, NumPy scalar or tuple, to that of a case."""
     if value is None:
         return None
     if isinstance(value, TensorProto):
@@ -341,31 +345,31 @@ def _normal(value: Any) -> Value:
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
-# Others hold a lock for as long as it takes to remove what was left; some may never let go.
+# Time limit for a lock. Processes hold it while they remove old folders; a hung one never ends.
 _LOCK_SECONDS = 3.0
 
 
 @contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Make a folder, remove it in the end if it is still there, and those of killed processes now.
+    """Make a temporary folder and remove it at the end; also remove those of killed processes.
 
-    A process holds a lock on its folder as long as it lives, so a folder without one is nobody's.
-    Where the system or the file system has no such locks, or another process does not let go of
-    the one on the parent, nothing of other processes is removed.
+    A process holds a lock on its folder while it runs, so that an unlocked folder is abandoned. The
+    folders of other processes are kept if the system has no such locks, or if the lock on the
+    parent is not available in time.
 
     Args:
-        parent: where to make it; only folders for temporary use may begin with the prefix there.
-        prefix: how its name begins.
+        parent: the folder to make it in; every name with the prefix there must be temporary.
+        prefix: the beginning of its name.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if the folder cannot be made.
     """
     with ExitStack() as stack:
         with locked(parent, _LOCK_SECONDS) as held:
-            for left in parent.glob(f"{prefix}*") if held else ():
-                with locked(left) as abandoned:
+            for old_folder in parent.glob(f"{prefix}*") if held else ():
+                with locked(old_folder) as abandoned:
                     if abandoned:
-                        _remove(left)
+                        _remove(old_folder)
             folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
             stack.enter_context(locked(folder, _LOCK_SECONDS))
             stack.callback(_remove, folder)
@@ -373,6 +377,6 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    # Folders may be nested deeper than Python can follow.
+    # Deeply nested folders may exceed Python's recursion limit.
     with suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)

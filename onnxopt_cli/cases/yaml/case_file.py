@@ -1,4 +1,4 @@
-"""A YAML case file to cases, with everything that is wrong with it reported at once."""
+"""Read cases from a YAML case file, and report all of its errors at once."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import registry
 
-# Nobody reads more of them, and showing all that a long file can have takes minutes.
-_MOST_PROBLEMS = 100
-# Cases whose contents are packed together.
-_PACKED = 32
+# Number of problems shown; to format all problems of a long file can take minutes.
+_MAX_PROBLEMS = 100
+# Number of cases whose contents are pickled together.
+_CASES_PER_PICKLE = 32
 _LIMITS = ("rtol", "atol", "ulp")
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
@@ -63,16 +63,16 @@ _SCHEMA = "onnxopt_cli.cases.yaml"
 def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Fault]]:
     """Read a case file.
 
-    Literal data are checked whole; random data and files only by type and shape, and made when a
-    case is read.
+    Literal data are checked completely. Random data and files are checked by type and shape only,
+    and made when a case is loaded.
 
     Args:
-        path: the file, as messages shall name it.
-        memory: bytes that a case of it may take; 0 for no limit.
+        path: the file, as shown in messages.
+        memory: the maximum size of a case in bytes; 0 for no limit.
 
     Returns:
-        The cases with nothing wrong, and the first hundred problems of the file in the order of its
-        lines, with a last one that counts the others.
+        The valid cases, and the first hundred problems of the file in the order of lines, followed
+        by one that counts the remaining ones.
     """
     try:
         with recorded() as file:
@@ -81,21 +81,21 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
             return read_yaml_text(text, path, file, memory)
     except InvalidCase as error:
         return [], list(error.problems)
-    except Exception as error:  # noqa: BLE001 - a file may be anything
+    except Exception as error:  # noqa: BLE001 - an arbitrary file must not end the run
         return [], [Fault(f"{path}:1", loading_failure(error))]
 
 
 def read_apart(
     path: Path, memory: int = USUAL_MEMORY, *, contents: bool = True
 ) -> tuple[list[Case], list[Fault]] | None:
-    """Read a case file as :func:`read_yaml_file` does, to send what is found to another process.
+    """Read a case file like :func:`read_yaml_file`, with results that can be pickled.
 
-    The contents of the cases stay packed until they are read, so that very many take less memory.
+    The contents of the cases stay pickled until they are loaded, which saves memory.
 
     Args:
         path: the file.
-        memory: bytes that a case of it may take; 0 for no limit.
-        contents: whether they are sent, too; else who reads one reads the file again.
+        memory: the maximum size of a case in bytes; 0 for no limit.
+        contents: whether to include the contents; otherwise loading a case reads the file again.
 
     Returns:
         None if the cases cannot be sent.
@@ -105,16 +105,16 @@ def read_apart(
         again = partial(_read_again, path, memory)
         return [replace(case, load=partial(again, case.id, case.files)) for case in cases], problems
     packed: list[Case] = []
-    for start in range(0, len(cases), _PACKED):
-        some = cases[start : start + _PACKED]
+    for start in range(0, len(cases), _CASES_PER_PICKLE):
+        chunk = cases[start : start + _CASES_PER_PICKLE]
         try:
-            reads = pickle.dumps([case.load for case in some])
+            reads = pickle.dumps([case.load for case in chunk])
         except (pickle.PicklingError, AttributeError, TypeError):
-            # What is random, or of several steps, is made by functions that have no name.
+            # Random data and trajectories are made by local functions, which cannot be pickled.
             return None
         packed += [
             replace(case, load=partial(_read_packed, reads, place))
-            for place, case in enumerate(some)
+            for place, case in enumerate(chunk)
         ]
     return packed, problems
 
@@ -124,21 +124,21 @@ def _read_packed(reads: bytes, place: int) -> Problem:
 
 
 def _read_again(path: Path, memory: int, case: str, files: Callable[[], object]) -> Problem:
-    found = _found_again(path, memory).get(case)
-    if found is None or found.files() != files():
+    current = _cases_again(path, memory).get(case)
+    if current is None or current.files() != files():
         raise InvalidCase([Fault(str(path), f"changed since {case} was found in it")])
-    return found.load()
+    return current.load()
 
 
 @lru_cache(2)
-def _found_again(path: Path, memory: int) -> dict[str, Case]:
-    return {it.id: it for it in read_yaml_file(path, memory)[0]}
+def _cases_again(path: Path, memory: int) -> dict[str, Case]:
+    return {case.id: case for case in read_yaml_file(path, memory)[0]}
 
 
 @lru_cache(2)
 def _unpacked(reads: bytes) -> list[Callable[[], Problem]]:
-    found: list[Callable[[], Problem]] = pickle.loads(reads)  # noqa: S301 - of our own process
-    return found
+    functions: list[Callable[[], Problem]] = pickle.loads(reads)  # noqa: S301 - our own data
+    return functions
 
 
 def read_yaml_text(
@@ -147,64 +147,64 @@ def read_yaml_text(
     file: Mapping[str, Signature] = MappingProxyType({}),
     memory: int = USUAL_MEMORY,
 ) -> tuple[list[Case], list[Fault]]:
-    """Read the text of a case file that stands, or would stand, at a path.
+    """Read the text of a case file.
 
     Args:
         text: the file's content.
-        path: gives the cases their ids and locations, and is where their files are looked for.
-        file: the signature of the file that was read, by its path.
-        memory: bytes that a case of it may take; 0 for no limit.
+        path: the path, from which ids, locations and the paths of data files are derived.
+        file: the signature of the file, by its path.
+        memory: the maximum size of a case in bytes; 0 for no limit.
 
     Returns:
-        As :func:`read_yaml_file`.
+        The cases and problems, like :func:`read_yaml_file`.
     """
     root, errors = read_document(text, _SCHEMA, "onnxopt")
     cases = _cases(root, path, file, memory, errors) if root else []
     errors.sort(key=lambda error: error.line)
-    problems = [problem_of(path, error) for error in errors[:_MOST_PROBLEMS]]
-    more = errors[_MOST_PROBLEMS:]
+    problems = [problem_of(path, error) for error in errors[:_MAX_PROBLEMS]]
+    more = errors[_MAX_PROBLEMS:]
     if more:
-        what = f"{len(more)} more problems from here on"
-        problems.append(Fault(f"{path}:{more[0].line}", what))
+        message = f"{len(more)} more problems from here on"
+        problems.append(Fault(f"{path}:{more[0].line}", message))
     return cases, list(dict.fromkeys(problems))
 
 
 def _cases(
     root: Node, path: Path, file: Mapping[str, Signature], memory: int, errors: list[FormatError]
 ) -> list[Case]:
-    """Return the cases of a file that are right; collects what is wrong with the others."""
+    """Return the valid cases of a file; append the errors of the others."""
     nodes = root.field("cases")
     items = [item for item in (nodes.items if nodes else None) or [] if item.fields]
     first: dict[str, Node] = {}
     for item in items:
         name = item.field("name")
         if name is not None and isinstance(name.scalar, str):
-            other = first.setdefault(name.scalar, name)
-            if other is not name:
-                what = f"found {name} again, expected another name (line {other.line})"
-                errors.append(FormatError(name, what))
+            earlier = first.setdefault(name.scalar, name)
+            if earlier is not name:
+                message = f"found {name} again, expected another name (line {earlier.line})"
+                errors.append(FormatError(name, message))
     prefix, version = _prefix(root, path, errors)
     broken = frozenset(id(node) for error in errors for node in error.node.lineage())
     cases: list[Case] = []
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
-    # Shared by the many cases that have no file of their own.
-    alone: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
+    # Shared by the cases without data files.
+    only_file: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken, memory)
         try:
             with recorded() as opened:
                 declared = _declare(fields, root)
             outputs.update(declared.output_names)
-            if own := item.field("tolerance"):
-                fields.errors += _unknown_outputs(own, declared.output_names)
-            tolerance = own or common
+            if case_tolerance := item.field("tolerance"):
+                fields.errors += _unknown_outputs(case_tolerance, declared.output_names)
+            tolerance = case_tolerance or common
             fields.finish(tolerance)
         except Incomplete:
             incomplete = True
             continue
-        except Exception as error:  # noqa: BLE001 - a case may be anything, and others are right
+        except Exception as error:  # noqa: BLE001 - one case must not affect the others
             fields.complain(item, loading_failure(error))
             incomplete = True
             continue
@@ -221,7 +221,7 @@ def _cases(
                 source=fields.text("source"),
                 tags=tuple(str(tag.scalar) for tag in (item.field("tags") or item).items or ()),
                 suite_version=version,
-                files=partial(dict, file, **opened) if opened else alone,
+                files=partial(dict, file, **opened) if opened else only_file,
             )
             for ending, make in declared.contents.items()
         ]
@@ -231,26 +231,26 @@ def _cases(
 
 
 def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str]:
-    """Return suite and stem as they begin the ids, empty if one is no name; and the version."""
+    """Return the prefix of the ids, empty if it is invalid, and the suite's version."""
     suite = root.field("suite")
     if any(error.node is suite for error in errors):
         return "", ""
     name, _, version = str(suite.scalar).partition("@") if suite else ("", "", "")
     name = name or path.resolve().parent.name
-    right = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
-    for part, place, remedy in (
+    valid_name = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
+    for part, kind, remedy in (
         (name, "folder", "the file to say its suite"),
         (path.stem, "file", "another name of the file"),
     ):
-        if not right.fullmatch(part):
-            what = f"found the {place} {abbreviated(part)}, which no id can have, "
-            errors.append(FormatError(Node(1), f"{what}expected {remedy}"))
+        if not valid_name.fullmatch(part):
+            message = f"found the {kind} {abbreviated(part)}, which no id can have, "
+            errors.append(FormatError(Node(1), f"{message}expected {remedy}"))
             return "", ""
     return f"{name}/{path.stem}/", version
 
 
 def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatError]:
-    """Return what is wrong with a tolerance, of a case or of the file, for single outputs."""
+    """Return the errors about outputs of a tolerance that do not exist."""
     return [
         unknown_name(tolerance, name, outputs, "output")
         for name in tolerance.fields or {}
@@ -259,13 +259,13 @@ def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatErro
 
 
 def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
-    """Read what a case is about, from its own fields and those that it inherits from its file.
+    """Read a case from its own fields and those that it inherits from its file.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in the fields.
     """
-    # Most files are about operators with a formula and one step: the other readers are imported
-    # where they are needed.
+    # Most files contain single steps of operators with a formula, so that the other readers are
+    # imported lazily.
     steps, no_steps = fields.node.field("steps"), "expected them beside an operator with a formula"
     if fields.node.field("model") is not None:
         from onnxopt_cli.cases.yaml.model_case import model_case
@@ -281,20 +281,21 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         fields.complain(fields.node, "found neither operator nor model, expected one of them")
         raise Incomplete
     if domain is not None:
-        own = registry().find(str(domain.scalar), str(operator.scalar))
+        declared = registry().find(str(domain.scalar), str(operator.scalar))
     else:
-        own = next((it for it in registry().operators if it.name == operator.scalar), None)
+        by_name = {declared.name: declared for declared in reversed(registry().operators)}
+        declared = by_name.get(str(operator.scalar))
     with fields.collecting():
-        if own is not None:
-            if version is not None and version.scalar != own.version:
-                raise unexpected(version, f"{own.version}, the version of {own.domain}")
-            fields.refuse_inherited(opset, f"{own.name} is of {own.domain}")
+        if declared is not None:
+            if version is not None and version.scalar != declared.version:
+                raise unexpected(version, f"{declared.version}, the version of {declared.domain}")
+            fields.refuse_inherited(opset, f"{declared.name} is of {declared.domain}")
             if steps is None:
-                return formula_case(own, fields)
+                return formula_case(declared, fields)
             from onnxopt_cli.cases.yaml.trajectory_case import trajectory_case
 
             fields.refuse(["graph"], ", expected none beside steps")
-            return trajectory_case(own, fields)
+            return trajectory_case(declared, fields)
         if steps is not None:
             raise FormatError(steps, f"found steps, {no_steps}")
         from onnxopt_cli.cases.yaml.schema_case import find_schema, schema_case
@@ -305,26 +306,26 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
 
 
 def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a content that have the tolerance for all outputs and single ones.
+    """Return the tolerance for all outputs and for single ones, as arguments of a problem.
 
-    Each is ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``; the schema has made sure of it.
+    Each is ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``, as ensured by the schema.
     """
-    found: dict[str | None, Tolerance] = {}
-    for place in (tolerance, *filter(None, map(tolerance.field, outputs))):
-        name = None if place is tolerance else str(place.key)
+    tolerances: dict[str | None, Tolerance] = {}
+    for node in (tolerance, *filter(None, map(tolerance.field, outputs))):
+        name = None if node is tolerance else str(node.key)
         provenance = Provenance.CASE if name is None else Provenance.OUTPUT
-        fields = place.fields or {}
+        fields = node.fields or {}
         limits = {limit: number(fields[limit]) for limit in _LIMITS if limit in fields}
         if "ulp" in limits:
-            found[name] = Ulps(int(limits["ulp"]), provenance)
+            tolerances[name] = Ulps(int(limits["ulp"]), provenance)
         elif limits:
             rtol, atol = (float(limits.get(limit, 0)) for limit in ("rtol", "atol"))
-            found[name] = Relative(rtol, atol, provenance)
-    return {"tolerance": found.pop(None, None), "output_tolerances": found}
+            tolerances[name] = Relative(rtol, atol, provenance)
+    return {"tolerance": tolerances.pop(None, None), "output_tolerances": tolerances}
 
 
 def _read(path: Path, make: Callable[[], Problem], limits: dict[str, Any] | None) -> Problem:
-    """Return a case's content."""
+    """Load the content of a case."""
     try:
         with reading_at_most(MAX_CASE_BYTES):
             return replace(make(), **limits) if limits else make()
