@@ -80,6 +80,11 @@ class Author:
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
 
+    def slot_name(self, tensor: str, group: int, groups: int) -> str:
+        """Return the operator's name of a tensor in one of some groups."""
+        position = self.operator.tensors.index(tensor) * groups + group
+        return self.operator.input_names(groups)[len(self.operator.scalars) + position]
+
     def clipped(self, value: float) -> dict[str, float]:
         """Return the value for every numeric attribute, clipped to its limits."""
         limits = {name: self.limits.get(name, (value, value)) for name in self.numeric}

@@ -45,6 +45,7 @@ from onnxopt_cli.suites.pairwise import (
     LITERAL,
     whole_ranks,
 )
+from onnxopt_cli.suites.slots import slots
 from onnxopt_cli.suites.special_values import special_values
 from onnxopt_cli.suites.wirings import wirings
 
@@ -105,6 +106,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
         partial(doubles, author, thorough=False),
         partial(special_values, author, thorough=False),
         partial(far_ranks, author),
+        partial(slots, author, thorough=False),
     )
     return [template for section in sections for template in section()]
 
@@ -644,6 +646,7 @@ def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     yield from doubles(author, thorough=True)
     yield from special_values(author, thorough=True)
     yield from far_ranks(author)
+    yield from slots(author, thorough=True)
 
 
 def type_refusals(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:

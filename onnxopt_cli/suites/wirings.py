@@ -151,12 +151,12 @@ def _shared(author: Author, number: int) -> Iterator[CaseTemplate]:
         groups.append((f"{second}_{first}_across", [[(first, 1), (second, 0)]]))
     for word, alike in groups:
         size = 1 + max(group for places in alike for _, group in places)
-        yield _with_shared(author, f"wired_shared_{word}", [_SHAPE] * size, alike)
+        yield shared_values(author, f"wired_shared_{word}", [_SHAPE] * size, alike)
     for name, tensor in product(author.each, operator.tensors):
         for place, shares in enumerate(_SHARES_OF_EACH):
             pair = [(tensor, group) for group in range(len(shares))]
             template_name = f"wired_shared_{tensor}_of_each_{name}_{place}"
-            template = _with_shared(author, template_name, [_SHAPE] * len(shares), [pair])
+            template = shared_values(author, template_name, [_SHAPE] * len(shares), [pair])
             each = {name: tuple(author.within(name, share) for share in shares)}
             yield replace(template, attributes={**template.attributes, **each})
     if author.rate:
@@ -174,7 +174,7 @@ def _shared(author: Author, number: int) -> Iterator[CaseTemplate]:
             )
 
 
-def _with_shared(
+def shared_values(
     author: Author,
     name: str,
     shapes: Shapes,
@@ -185,7 +185,7 @@ def _with_shared(
     names: dict[str, str] = {}
     inputs = dict(template.inputs)
     for places in alike:
-        place_names = [_input_name(author, place, len(shapes)) for place in places]
+        place_names = [author.slot_name(*place, len(shapes)) for place in places]
         value = author.tensor(places[0][0], places[0][1], shapes[places[0][1]])
         if any(tensor in author.nonnegative for tensor, _ in places):
             value = np.abs(value)
@@ -198,9 +198,3 @@ def _with_shared(
     )
     about = f"{shared} are the same value: detects a missing input or an overwritten value."
     return replace(template, about=about, inputs=inputs, wiring=Wiring(names=names))
-
-
-def _input_name(author: Author, place: tuple[str, int], groups: int) -> str:
-    operator, (tensor, group) = author.operator, place
-    position = operator.tensors.index(tensor) * groups + group
-    return operator.input_names(groups)[len(operator.scalars) + position]

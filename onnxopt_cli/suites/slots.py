@@ -1,0 +1,295 @@
+"""Case templates that vary every operand slot of an operator, one after the other.
+
+A slot is a tensor of a node, in a group: the gradient of the second tensor, for instance. Code for
+shapes, types and shared values is often right for one slot and wrong for another, so each template
+below exists for every slot, or holds every slot in a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.cases.onnx.node_model import Wiring
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, TypedAttribute
+from onnxopt_cli.suites.case_template import COUNT, RATE, WIDE, Author, Shapes
+from onnxopt_cli.suites.wirings import shared_values
+
+#: The shape of the first tensor, and shapes of another operand that must be refused beside it.
+_UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "enlarges_scalar": ((), (2,)),
+    "enlarges_rank_0": ((), (1,)),
+    "enlarges_one": ((1,), (3,)),
+    "enlarges_axis": ((1, 3), (2, 3)),
+    "enlarges_rank": ((3,), (2, 3)),
+    "too_long": ((3,), (4,)),
+    "too_short": ((4,), (3,)),
+    "longer_multiple": ((3,), (6,)),
+    "unfit_row": ((3, 4), (5,)),
+    "unfit_column": ((3, 4), (2, 1)),
+    "transposed": ((3, 4), (4, 3)),
+    "flat": ((3, 4), (12,)),
+}
+#: The unfit shapes in the suites that run in seconds.
+_FEW_UNFIT = ("enlarges_scalar", "enlarges_axis", "too_long")
+#: Shapes of a first tensor, with shapes of two operands that broadcast to it in different ways.
+_APART: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
+    ((3, 4), (4,), (3, 1)),
+    ((2, 3, 4), (3, 1), (2, 1, 4)),
+    ((2, 3, 2, 3), (2, 1, 1, 3), (3, 2, 1)),
+)
+#: A shape of four axes without equal neighbours, for operands with every choice of axes of 1.
+_FOUR_AXES = (2, 3, 2, 3)
+_FEW_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
+#: Shapes of doubles to which operands of fewer axes, or axes of 1, broadcast.
+_DOUBLE_SHAPES: Shapes = ((3, 4), (2, 3, 4), (2, 1, 3), (2, 2, 3, 3))
+_LAST_COUNTS = (2**63 - 1, -(2**63))
+#: Sizes of doubles whose squares exceed float32, and attributes that keep the result small.
+_LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
+_SMALL_ATTRIBUTE = 1e-7
+#: Ranks beside NaN, as shares of the range of the attribute.
+_SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
+_FEW_SHARES = (0.6, 0.5)
+
+
+def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield the case templates.
+
+    Args:
+        author: of the operator.
+        thorough: whether to yield the product of slots and shapes, or a compact form of it.
+    """
+    yield from _unfit_operands(author, thorough=thorough)
+    yield from _numbers_for_each(author, thorough=thorough)
+    yield from _rates_shared(author, thorough=thorough)
+    yield from _shared_across(author, thorough=thorough)
+    yield from _broadcasts(author, thorough=thorough)
+    yield from _double_broadcasts(author, thorough=thorough)
+    yield from _beyond_float32(author, thorough=thorough)
+    yield from _last_counts(author, thorough=thorough)
+    yield from _zero_attributes(author)
+    yield from _delicate_ranks(author, thorough=thorough)
+
+
+def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield operands of every slot whose shape does not broadcast to the first tensor's."""
+    for word, (whole, unfit) in _UNFIT_SHAPES.items():
+        if not thorough and word not in _FEW_UNFIT:
+            continue
+        for number in (1, 2) if thorough else (1,):
+            template = author.template("refused", "", shapes=[whole] * number, turn=False)
+            for tensor, group in product(author.stepped, range(number)):
+                own = author.slot_name(tensor, group, number)
+                about = (
+                    f"{own} of shape {list(unfit)} does not broadcast to {list(whole)}: the node "
+                    "must be refused, whether or not the result depends on the values."
+                )
+                inputs = {**template.inputs, own: np.full(unfit, 0.5, np.float32)}
+                ending = f"_{group + 1}_of_2" if number > 1 else ""
+                yield _refused(
+                    template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs
+                )
+
+
+def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield scalars with an element for each tensor, and lists without a number."""
+    for number, scalar in product((2, 3)[: 1 + thorough], author.operator.scalars):
+        template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
+        value = np.resize(np.asarray(template.inputs[scalar.name]), number)
+        about = f"{scalar.name} has {number} elements for {number} tensors: it must be refused."
+        yield _refused(
+            template, f"refuses_{scalar.name}_for_each_of_{number}", about,
+            inputs={**template.inputs, scalar.name: value},
+        )  # fmt: skip
+    for name, number in product(author.each, (1, 2)[: 1 + thorough]):
+        template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
+        about = f"{name} is an empty list for {number} tensors: no number must be made up."
+        attributes = {**template.attributes, name: TypedAttribute("FLOATS", ())}
+        yield _refused(
+            template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes
+        )
+
+
+def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield the rate and a tensor of every slot as one value."""
+    if not author.rate:
+        return
+    for tensor, group in product(author.operator.tensors, range(1 + thorough)):
+        own = author.slot_name(tensor, group, 2)
+        template = author.template("", "", shapes=[(), ()])
+        yield replace(
+            template,
+            name=f"wired_shared_{author.rate}_{tensor}_{group + 1}_of_2",
+            about=f"{author.rate} and {own} are one value: catches one updated before it is read.",
+            inputs={**template.inputs, own: np.array(RATE, np.float32)},
+            wiring=Wiring(names={own: author.rate}),
+        )
+
+
+def _shared_across(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield tensors of the first group that are one value with another tensor of the second."""
+    names = author.operator.tensors
+    for shift in range(1, len(names)):
+        pairs = [
+            [(tensor, 0), (names[(place + shift) % len(names)], 1)]
+            for place, tensor in enumerate(names)
+        ]
+        yield shared_values(author, f"wired_across_by_{shift}", [(4,), (4,)], pairs)
+    for one, other in permutations(names, 2) if thorough else ():
+        pairs = [[(one, 0), (other, 1)]]
+        yield shared_values(author, f"wired_across_{one}_{other}", [(4,), (4,)], pairs)
+
+
+def _together(
+    author: Author,
+    name: str,
+    about: str,
+    whole: tuple[int, ...],
+    narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
+    **settings: Any,
+) -> Iterator[CaseTemplate]:
+    """Yield a case of a group for each way to broadcast, or a case for each where results add up.
+
+    Args:
+        author: of the operator.
+        name: of the case.
+        about: what it asks.
+        whole: the shape of the first tensor.
+        narrow: the shapes of operands that broadcast, by a word for each way.
+        settings: further arguments of :meth:`Author.template`.
+    """
+    if author.carried:
+        for word, shapes in narrow.items():
+            ways = {(tensor, 0): shape for tensor, shape in shapes.items()}
+            yield author.template(f"{name}_{word}", about, shapes=[whole], narrow=ways, **settings)
+    elif narrow:
+        ways = {
+            (tensor, group): shape
+            for group, shapes in enumerate(narrow.values())
+            for tensor, shape in shapes.items()
+        }
+        yield author.template(name, about, shapes=[whole] * len(narrow), narrow=ways, **settings)
+
+
+def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield operands with inner axes of 1, and two operands that broadcast in different ways."""
+    about = "Two operands broadcast in different ways: catches the strides of one for the other."
+    for whole, one_shape, other_shape in _APART:
+        pairs = {
+            f"{one}_{other}": {one: one_shape, other: other_shape}
+            for one, other in permutations(author.stepped, 2)
+        }
+        name = f"broadcast_apart_rank_{len(whole)}"
+        yield from _together(author, name, about, whole, pairs)
+    about = "Operands with axes of 1 between others: catches axes that are merged."
+    every = product(*((1, size) for size in _FOUR_AXES))
+    shapes = [*every][1:-1] if thorough else _FEW_AXES_OF_ONE
+    for tensor in author.stepped:
+        ways = {"_".join(map(str, shape)): {tensor: shape} for shape in shapes}
+        yield from _together(author, f"broadcast_axes_{tensor}", about, _FOUR_AXES, ways)
+    about = "An operand broadcasts in each of three groups: catches the first one used for all."
+    of_all: Mapping[str, tuple[int, ...]] = {"scalar": ()} | ({"row": (4,)} if thorough else {})
+    for tensor, (word, shape) in product(author.stepped, of_all.items()):
+        ways = {(tensor, group): shape for group in range(3)}
+        yield author.template(
+            f"broadcast_{word}_{tensor}_of_all", about, shapes=[(3, 4)] * 3, narrow=ways
+        )
+
+
+def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield doubles of every slot that broadcast, at every number of axes."""
+    about = "Doubles that broadcast to several axes: catches float32 in the code for them."
+    counts = (COUNT, 0) if author.operator.counts else (COUNT,)
+    wholes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
+    for whole, count, setting in product(wholes, counts, author.settings):
+        words = {
+            "last_axis": whole[-1:],
+            "one": (1,),
+            "first_axis": (whole[0], *(1,) * (len(whole) - 1)),
+        }
+        if thorough:
+            words |= {"scalar": (), "all_one": (1,) * len(whole), "last_axes": whole[1:]}
+        ways = {
+            f"{tensor}_{word}": {tensor: shape}
+            for tensor, (word, shape) in product(author.stepped, words.items())
+        }
+        ending = "_".join([*map(str, whole), *["T_0"] * (count == 0), *setting.values()])
+        yield from _together(
+            author, f"double_broadcast_{ending}", about, whole, {"same": {}} | ways,
+            count=count, setting=setting, wide=True,
+        )  # fmt: skip
+
+
+def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield doubles in every slot whose sums, differences or squares exceed float32."""
+    names = author.operator.tensors
+    for tensor, (word, size), attribute in product(
+        names, _LARGE_DOUBLES.items(), (1.0, _SMALL_ATTRIBUTE)
+    ):
+        if not thorough and (word != "1e30" or attribute == 1):
+            continue
+        about = f"{tensor} holds {word} in double: catches sums or squares cut off at float32."
+        value = np.array([size, 1.0, 2.0])
+        changed = dict.fromkeys(author.unlimited, attribute)
+        ending = f"{tensor}_{word}{'_small' * (attribute < 1)}"
+        yield author.template(
+            f"double_squares_{ending}", about, shapes=[(3,)], tensors={tensor: value},
+            changed=changed, wide=True,
+        )  # fmt: skip
+
+
+def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield the first and last 64-bit count, beside attributes whose powers show its sign."""
+    if not author.operator.counts:
+        return
+    for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):
+        about = f"T = {count}, {name} = 1, the others 0.5: catches a count that wraps around."
+        words = str(count).replace("-", "minus_")
+        changed = dict.fromkeys(author.unlimited, 0.5) | {name: 1.0}
+        yield author.template(f"count_{words}_{name}_one_others_half", about, count=count,
+                         changed=changed, turn=False)  # fmt: skip
+
+
+def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
+    """Yield each attribute 0 where other settings or T = 0 may skip it."""
+    for name in author.unlimited:
+        for setting in author.settings[1:]:
+            about = f"Doubles, {name} = 0: catches float32 in the code for it."
+            ending = "_".join(setting.values())
+            yield author.template(f"double_{name}_zero_{ending}", about, changed={name: 0.0},
+                             setting=setting, wide=True)  # fmt: skip
+        if author.operator.counts:
+            about = f"{name} = 0 and T = 0: catches a step that is left out."
+            yield author.template(f"T_0_{name}_zero", about, count=0, changed={name: 0.0}, turn=False)
+
+
+def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
+    """Yield ranks among magnitudes some of which are NaN, and beside empty tensors."""
+    layers = {
+        "nan": (1.0, np.nan, 3.0, 4.0, 5.0),
+        "nan_last": (1.0, -2.0, 3.0, 4.0, np.nan),
+    }
+    shares = _SHARES if thorough else _FEW_SHARES
+    for name, (word, values), share in product(author.limits, layers.items(), shares):
+        about = f"{name} at {share:g} of its range: catches NaN ranked as a number."
+        tensors: dict[str, TemplateInput] = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
+        tensors[author.first] = np.array(values)
+        number = f"{share:g}".replace(".", "_")
+        yield author.template(
+            f"{name}_{word}_{number}", about, changed={name: author.within(name, share)},
+            tensors=tensors,
+        )  # fmt: skip
+    for name in author.each:
+        about = f"{name} of tensors, some of them empty: catches numbers of another tensor."
+        changed = {name: tuple(author.within(name, share) for share in (0.1, 0.6, 0.9, 0.3))}
+        shapes: Shapes = [(0,), (9,), (2, 0), (7,)]
+        yield author.template(f"{name}_each_beside_empty", about, changed=changed, shapes=shapes)
+
+
+def _refused(template: CaseTemplate, name: str, about: str, **changed: Any) -> CaseTemplate:
+    tags = ("conformance", "refusal")
+    return replace(template, name=name, about=about, tags=tags, rejects=True, **changed)
