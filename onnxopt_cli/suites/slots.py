@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, TypedAttribute
-from onnxopt_cli.suites.case_template import COUNT, RATE, WIDE, Author, Shapes
+from onnxopt_cli.suites.case_template import COUNT, RATE, Author, Shapes
 from onnxopt_cli.suites.wirings import shared_values
 
 #: The shape of the first tensor, and shapes of another operand that must be refused beside it.
@@ -90,9 +90,7 @@ def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
                 )
                 inputs = {**template.inputs, own: np.full(unfit, 0.5, np.float32)}
                 ending = f"_{group + 1}_of_2" if number > 1 else ""
-                yield _refused(
-                    template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs
-                )
+                yield _refused(template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs)
 
 
 def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
@@ -109,9 +107,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
         about = f"{name} is an empty list for {number} tensors: no number must be made up."
         attributes = {**template.attributes, name: TypedAttribute("FLOATS", ())}
-        yield _refused(
-            template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes
-        )
+        yield _refused(template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes)
 
 
 def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
@@ -157,7 +153,7 @@ def _together(
     Args:
         author: of the operator.
         name: of the case.
-        about: what it asks.
+        about: the description of the case.
         whole: the shape of the first tensor.
         narrow: the shapes of operands that broadcast, by a word for each way.
         settings: further arguments of :meth:`Author.template`.
@@ -194,9 +190,9 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     about = "An operand broadcasts in each of three groups: catches the first one used for all."
     of_all: Mapping[str, tuple[int, ...]] = {"scalar": ()} | ({"row": (4,)} if thorough else {})
     for tensor, (word, shape) in product(author.stepped, of_all.items()):
-        ways = {(tensor, group): shape for group in range(3)}
+        of_groups = {(tensor, group): shape for group in range(3)}
         yield author.template(
-            f"broadcast_{word}_{tensor}_of_all", about, shapes=[(3, 4)] * 3, narrow=ways
+            f"broadcast_{word}_{tensor}_of_all", about, shapes=[(3, 4)] * 3, narrow=of_groups
         )
 
 
@@ -206,20 +202,21 @@ def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTempla
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
     wholes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
     for whole, count, setting in product(wholes, counts, author.settings):
-        words = {
+        words: dict[str, tuple[int, ...]] = {
             "last_axis": whole[-1:],
             "one": (1,),
             "first_axis": (whole[0], *(1,) * (len(whole) - 1)),
         }
         if thorough:
             words |= {"scalar": (), "all_one": (1,) * len(whole), "last_axes": whole[1:]}
-        ways = {
+        ways: dict[str, dict[str, tuple[int, ...]]] = {"same": {}}
+        ways |= {
             f"{tensor}_{word}": {tensor: shape}
             for tensor, (word, shape) in product(author.stepped, words.items())
         }
         ending = "_".join([*map(str, whole), *["T_0"] * (count == 0), *setting.values()])
         yield from _together(
-            author, f"double_broadcast_{ending}", about, whole, {"same": {}} | ways,
+            author, f"double_broadcast_{ending}", about, whole, ways,
             count=count, setting=setting, wide=True,
         )  # fmt: skip
 
@@ -264,7 +261,9 @@ def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
                              setting=setting, wide=True)  # fmt: skip
         if author.operator.counts:
             about = f"{name} = 0 and T = 0: catches a step that is left out."
-            yield author.template(f"T_0_{name}_zero", about, count=0, changed={name: 0.0}, turn=False)
+            yield author.template(
+                f"T_0_{name}_zero", about, count=0, changed={name: 0.0}, turn=False
+            )
 
 
 def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
@@ -276,7 +275,9 @@ def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
     shares = _SHARES if thorough else _FEW_SHARES
     for name, (word, values), share in product(author.limits, layers.items(), shares):
         about = f"{name} at {share:g} of its range: catches NaN ranked as a number."
-        tensors: dict[str, TemplateInput] = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
+        tensors: dict[str, TemplateInput] = dict.fromkeys(
+            author.operator.tensors, np.zeros(len(values))
+        )
         tensors[author.first] = np.array(values)
         number = f"{share:g}".replace(".", "_")
         yield author.template(
