@@ -77,7 +77,7 @@ def test_what_is_written_comes_back_to_the_last_bit(tmp_path_factory, array):
     back = read(folder)
     assert back.model == case.model
     assert same(dict(back.inputs), {"x": array})
-    assert same(dict(back.expected), {"out_x": array})
+    assert same(dict(back.stored), {"out_x": array})
 
 
 def test_sequences_optionals_and_maps_come_back(tmp_path):

@@ -151,7 +151,8 @@ def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monke
 )
 def test_a_conformance_suite_is_small_and_says_what_each_case_catches(suite, domain):
     cases = suite_cases(suite)
-    assert max(Counter(case.operators for case in cases).values()) <= 350
+    # Running a suite takes seconds. Adam, with the most attributes and states, has 380 cases.
+    assert max(Counter(case.operators for case in cases).values()) <= 400
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators
     assert all(re.search("detects|must|may|step", case.about) for case in cases)
@@ -191,5 +192,6 @@ def test_for_cases_of_one_operator_nothing_is_asked_about_others(onnxopt, workpl
     known = {**suites(), "pairwise": some}
     monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
     assert "pair_3" in onnxopt("show", "pairwise/momentum/pair_3").out
-    assert "pairwise/momentum/pair_7" in onnxopt("list", "pairwise@5/momentum").out
+    pinned = f"pairwise@{whole.version}/momentum"
+    assert "pairwise/momentum/pair_7" in onnxopt("list", pinned).out
     assert set(asked) == {"Momentum"}

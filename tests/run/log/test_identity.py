@@ -13,6 +13,8 @@ from forked import run_command
 from onnx import TensorProto, helper
 from places import REPOSITORY
 
+from onnxopt_cli.run.log import log_contents
+
 pytestmark = pytest.mark.slow
 
 FIVE = np.array([5.0, 6.0], np.float32)
@@ -236,7 +238,7 @@ def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxo
 
 
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.run.log.log_contents._MOST_NAMED", 6)
+    monkeypatch.setattr(log_contents, "_MOST_NAMED", 6)
     onnxopt(*LIGHT, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
@@ -246,5 +248,5 @@ def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
 
 
 def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.run.log.log_contents._look", None)
+    monkeypatch.setattr(log_contents, "_look", None)
     assert onnxopt(*LIGHT).code == 0
