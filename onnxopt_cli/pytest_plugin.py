@@ -1,7 +1,9 @@
-"""Cases as items of pytest: ``pytest --onnxopt conformance --onnxopt-backend onnxruntime``.
+"""pytest plugin that runs cases as tests.
 
-pytest loads this wherever onnxopt is installed; without ``--onnxopt`` it does nothing. Nothing of
-ours is imported before.
+Usage: ``pytest --onnxopt conformance --onnxopt-backend onnxruntime``.
+
+pytest loads this module wherever onnxopt is installed. Without ``--onnxopt`` it does nothing and
+imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
     from onnxopt_cli.core.result import Result
     from onnxopt_cli.errors import OnnxoptError
 
-    _Asked: TypeAlias = tuple[Sequence[Case], Sequence[str], Mapping[str, str]]
+    _Selection: TypeAlias = tuple[Sequence[Case], Sequence[str], Mapping[str, str]]
 
 _MARKER = "onnxopt"
-# How long to look for what explains failures: of one case, and of all together.
+# Time limits of the search for explanations: for one case, and for all together.
 _EXPLAIN_SECONDS, _EXPLAIN_SECONDS_IN_ALL = 5.0, 60.0
 
 
@@ -31,15 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("onnxopt", "conformance of ONNX operators")
     for name, metavar, about in (
         ("--onnxopt", "PATH|SUITE|ID", "Also run these cases, each as a test."),
-        ("--onnxopt-backend", "BACKEND", "What to test, as after onnxopt run -b. [numpy]"),
-        ("--onnxopt-expect", "FILE", "What is expected to fail: an expectation file."),
+        ("--onnxopt-backend", "BACKEND", "The backend, as for onnxopt run -b. [numpy]"),
+        ("--onnxopt-expect", "FILE", "Expectation file: cases that are expected to fail."),
     ):
-        words = f"{about} May be given several times."
-        group.addoption(name, action="append", default=[], metavar=metavar, help=words)
+        help_text = f"{about} May be given several times."
+        group.addoption(name, action="append", default=[], metavar=metavar, help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known; see pytest."""
+    """Register the markers; see pytest."""
     config.addinivalue_line("markers", f"{_MARKER}: a conformance case of onnxopt")
     if config.getoption("--onnxopt"):
         from onnxopt_cli.cases.select import CAPABILITIES
@@ -47,25 +49,26 @@ def pytest_configure(config: pytest.Config) -> None:
         for name, about in CAPABILITIES.items():
             config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
         if config.getoption("tx", None) and not hasattr(config, "workerinput"):
-            # A worker of xdist cannot say what is wrong, and the process above it collects nothing.
-            _asked(config)
+            # A worker of xdist cannot report usage errors, and its controller collects nothing.
+            _select(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the cases, before -k and -m choose among the items; see pytest."""
+    """Add the cases before -k and -m select among the items; see pytest."""
     if config.getoption("--onnxopt"):
-        root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, asked=_asked(config))
+        selection = _select(config)
+        root = _Cases.from_parent(session, name=_MARKER, nodeid=_MARKER, selection=selection)
         items += session.genitems(root)
 
 
-def _asked(config: pytest.Config) -> _Asked:
-    """Return the cases and backends asked for, and the capabilities left out, with why.
+def _select(config: pytest.Config) -> _Selection:
+    """Return the selected cases and backends, and the excluded capabilities with reasons.
 
     Raises:
-        pytest.UsageError: if one is wrong.
+        pytest.UsageError: if an option is invalid.
     """
     from onnxopt_cli import _api as api
     from onnxopt_cli.backends.configuration import find_configuration
@@ -78,7 +81,7 @@ def _asked(config: pytest.Config) -> _Asked:
         if find_configuration():
             configuration = api.load_configuration()
             api.add_operators(*configuration.operators)
-            backends = [configuration.backend(it) for it in backends]
+            backends = [configuration.backend(backend) for backend in backends]
         cases = api.load_cases(*config.getoption("--onnxopt"))
         expectations = Expectations.read(tuple(map(Path, expect)))
         expectations.require_suites(suite_versions(cases))
@@ -92,11 +95,11 @@ def _in_words(error: OnnxoptError) -> str:
 
 
 class _Cases(pytest.Collector):
-    """All cases, and what is known of them so far."""
+    """All selected cases, and the results of those that have run."""
 
-    def __init__(self, *, asked: _Asked, **others: Any) -> None:
+    def __init__(self, *, selection: _Selection, **others: Any) -> None:
         super().__init__(**others)
-        self.cases, self._backends, self._without = asked
+        self.cases, self._backends, self._without = selection
         self.results: list[Result] = []
         self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
 
@@ -138,10 +141,10 @@ class CaseItem(pytest.Item):
             self.parent.results.append(error.result)
             raise
         except api.OnnxoptError as error:
-            said = f"{self._backend}: {_in_words(error)}"
+            message = f"{self._backend}: {_in_words(error)}"
             if hasattr(self.config, "workerinput"):
-                pytest.fail(said, pytrace=False)
-            pytest.exit(said, returncode=error.exit_code)
+                pytest.fail(message, pytrace=False)
+            pytest.exit(message, returncode=error.exit_code)
         self.parent.results.append(result)
         if result.outcome is api.Outcome.SKIP:
             pytest.skip(result.message)
@@ -149,21 +152,26 @@ class CaseItem(pytest.Item):
             pytest.xfail(result.expectation or result.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the differences and what explains them; see pytest."""
+        """Return the differences and their explanations; see pytest."""
         from onnxopt_cli import _api as api
 
         error = excinfo.value
         if not isinstance(error, api.NotConformingError):
             return super().repr_failure(excinfo, style)
-        known, began = self.parent, monotonic()
-        passed = [it for it in known.results if it.backend == self._backend and not it.failing]
-        seconds = min(_EXPLAIN_SECONDS, known.explain_seconds)
-        found = api.explain([*passed, error.result], known.cases, seconds=seconds)
-        known.explain_seconds -= monotonic() - began
-        return "\n".join([str(error), *(it.text for it in found if it.known_mistakes)])
+        root, began = self.parent, monotonic()
+        passed = [
+            result
+            for result in root.results
+            if result.backend == self._backend and not result.failing
+        ]
+        seconds = min(_EXPLAIN_SECONDS, root.explain_seconds)
+        explanations = api.explain([*passed, error.result], root.cases, seconds=seconds)
+        root.explain_seconds -= monotonic() - began
+        texts = (item.text for item in explanations if item.known_mistakes)
+        return "\n".join([str(error), *texts])
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Return where the case stands; see pytest."""
+        """Return the location of the case; see pytest."""
         location = self._case.location
-        # pytest counts lines from 0, and needs one of what is skipped.
+        # pytest counts lines from 0, and requires a line for skipped items.
         return location.path, (location.line or 1) - 1, self.name

@@ -30,27 +30,27 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
-# The summaries stand here so that --help need not import what the commands import.
+# The summaries are kept here so that --help does not import the modules of the commands.
 _COMMANDS = {
     "run": "Run cases on a backend and judge every output.",
     "generate": "Write the specification's cases as files.",
     "list": "List cases.",
     "show": "Show an operator or a case.",
-    "audit": "Grade cases: which wrong implementations do they reject?",
-    "fuzz": "Look for examples on which a backend fails.",
-    "explain": "Say which known mistake reproduces a saved run's failures.",
+    "audit": "Show which wrong implementations the cases reject.",
+    "fuzz": "Search for examples on which a backend fails.",
+    "explain": "Find the known mistakes that reproduce a saved run's failures.",
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
-    "report": "Make reports of saved runs, join their logs, compare them.",
-    "config": "Show what the configuration file says, and where.",
+    "report": "Write reports of saved runs, merge logs, compare runs.",
+    "config": "Show the settings of the configuration file.",
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-_UNABLE = 2
+_USAGE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-# What they do is the same whatever operators there are.
+# These commands do not depend on the registered operators.
 _WITHOUT_OPERATORS = frozenset({"config", "report", "schema"})
 
 
@@ -58,7 +58,7 @@ class _Commands(click.Group):
     """Loads the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        # Not list(...): in this package that is the module of a command.
+        # list(...) would be wrong: in this package the name may refer to a command's module.
         return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -75,7 +75,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # click would print an empty line, and forget which signal it was.
+            # click would print an empty line and lose the number of the signal.
             return _interrupted(stop)
 
     def resolve_command(
@@ -83,13 +83,13 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             hint = nearest(args[0], _COMMANDS).capitalize()
-            raise click.UsageError(f"There is no command {args[0]!r}. {hint}".rstrip(), ctx)
-        for before, word in zip(["", *args], args, strict=False):
-            nothing = not word and before.startswith("-")
-            # With an empty pattern all cases are run, as pytest runs all tests.
-            if (nothing and before != "-k") or re.fullmatch("--[^=]+=", word):
-                what = f"what follows {before if nothing else word} is empty"
-                raise UsageError(what, hint="is a variable not set?")
+            raise click.UsageError(f"No such command {args[0]!r}. {hint}".rstrip(), ctx)
+        for option, value in zip(["", *args], args, strict=False):
+            is_empty = not value and option.startswith("-")
+            # An empty -k pattern selects all cases, as in pytest.
+            if (is_empty and option != "-k") or re.fullmatch("--[^=]+=", value):
+                message = f"the value of {option if is_empty else value} is empty"
+                raise UsageError(message, hint="is a variable not set?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -106,24 +106,24 @@ def group() -> None:
     """Test implementations of ONNX operators for conformance.
 
     \b
-    onnxopt run                       the reference on the cases in ./cases
-    onnxopt run cases/ -b onnxruntime ONNX Runtime on them
-    onnxopt show Adam                 the formula that all of it rests on
+    onnxopt run                       run the cases in ./cases on the reference
+    onnxopt run cases/ -b onnxruntime run them on ONNX Runtime
+    onnxopt show Adam                 show the formula of an operator
 
     \b
-    Completion of words in bash, likewise in zsh and fish:
+    Shell completion in bash (zsh and fish likewise):
     eval "$(_ONNXOPT_COMPLETE=bash_source onnxopt)"
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented code."""
-    # Importing makes many objects that all stay; looking among them for garbage only costs time.
+    # Imports create many long-lived objects, which the garbage collector would scan in vain.
     gc.set_threshold(50_000)
     guard_streams()
     try:
         if arguments is None:
-            # The command has this process for itself; a program that calls this function has not.
+            # Started as a command: the process belongs to onnxopt alone.
             stop_by_raising()
             from onnxopt_cli.core.ci_channels import withhold_ci_channels
             from onnxopt_cli.core.helper_process import claim_process
@@ -138,10 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _BROKEN_PIPE
     elif lost is not None:
         click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
-        code = _UNABLE
+        code = _USAGE
     if arguments is None:
-        # What is left goes with the process: Python need not look for garbage among it once more,
-        # and free it piece by piece, which takes almost a fifth of a short run.
+        # Skip the garbage collection at exit: it takes almost a fifth of a short run.
         gc.freeze()
     sys.exit(code)
 
@@ -151,26 +150,26 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    """Run the command, and turn what it raises into a message."""
-    # The command's registry of operators is in use until the message is made.
+    """Run the command and turn exceptions into messages."""
+    # The command's registry of operators stays in use until the message has been composed.
     with ExitStack() as stack:
         return _run(arguments, stack)
 
 
 def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     stream = sys.stdout
-    # NumPy says so of np.mean, which formulas may use, beside the NaN that is right.
+    # np.mean in a formula warns about an empty slice although NaN is the expected result.
     warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
         code = group.main(arguments, prog_name="onnxopt", standalone_mode=False, obj=stack)
     except click.ClickException as error:
         error.show()
-        return _UNABLE
+        return _USAGE
     except click.Abort:
         return _INTERRUPTED
     except SystemExit:
-        # click wraps the stream after a broken pipe and exits with 1, the code of a failed case.
+        # After a broken pipe, click wraps the stream and exits with 1, the code of a failed case.
         if sys.stdout is stream:
             raise
         return _BROKEN_PIPE
@@ -184,17 +183,17 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
             return _refused(refusal)
         if os.environ.get("ONNXOPT_DEBUG"):
             raise
-        # The case at which it was raised, if it was at one.
+        # A note names the case that was being processed.
         notes = (printable(note) for note in getattr(error, "__notes__", ()))
-        said = " ".join((exception_text(error), *dict.fromkeys(notes)))
-        click.echo(f"internal error: {said}", err=True)
-        click.echo("  this is a defect of onnxopt; ONNXOPT_DEBUG=1 shows where", err=True)
+        description = " ".join((exception_text(error), *dict.fromkeys(notes)))
+        click.echo(f"internal error: {description}", err=True)
+        click.echo("  this is a bug in onnxopt; ONNXOPT_DEBUG=1 shows the traceback", err=True)
         return _INTERNAL
     return code if isinstance(code, int) else 0
 
 
 def _fault_of_operator(error: Exception) -> UsageError | None:
-    """Return an error in the formula of a user's operator as one of usage."""
+    """Return a usage error if the exception was raised by the formula of a user's operator."""
     from onnxopt_cli.operators.operator_file import failing_line, fault_in
     from onnxopt_cli.operators.registry import registry
 

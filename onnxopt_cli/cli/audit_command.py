@@ -35,50 +35,49 @@ if TYPE_CHECKING:
 @option_of(
     Filters,
     "operators",
-    "Only this operator. Given several times: any of them.",
+    "Only this operator. May be given several times.",
     shell_complete=complete_our_operator,
 )
 @option_of(Judging, "tolerance")
-@option("--allow GLOB", "Let wrong implementations of this name survive.", "allowed", multiple=True)
+@option("--allow GLOB", "Let mutants whose names match survive.", "allowed", multiple=True)
 @option_of(Execution, "jobs")
 @option_of(
     RunConfig,
     "shard",
-    "Only part I of N of the implementations; --json writes what --join takes.",
+    "Only part I of N of the implementations; merge the JSON files with --join.",
 )
 @option(
     "--join JSON",
-    "Take the verdicts of this shard; give it for each.",
+    "Merge the JSON file of this shard; repeat for each.",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
 )
 @options_of(ClusterConfig)
 @option(
     "--json",
-    "Also write all of it as JSON.",
+    "Also write the results as JSON.",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
 )
 @option(
     "--injected",
-    "Put errors into right outputs instead, of any operators, and show what each tolerance "
-    "catches.",
+    "Inject errors into correct outputs, of any operators, and show which tolerance catches them.",
     is_flag=True,
 )
 @option("-v, --verbose", "Also list redundant and inconclusive cases; slow.", is_flag=True)
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
-    """Grade cases: which wrong implementations do they reject?
+    """Show which wrong implementations the cases reject.
 
-    Every case is put to named wrong implementations and to automatic mutants of the formula, which
-    it should reject, and to right implementations that round differently, which it must not.
+    Every case runs on known mistakes and on mutants of the formula, which it should reject, and on
+    reformulations (correct implementations that round differently), which it must accept.
 
     \b
     onnxopt audit cases/
     onnxopt audit spec --tolerance onnx
-    onnxopt audit onnx-node --injected   what do ONNX's tolerance and ours catch?
+    onnxopt audit onnx-node --injected   compare ONNX's tolerance with ours
 
-    Exits with 1 if a wrong implementation survives or a right one is rejected; with --injected, if
-    neighbours may be exchanged in an output that has to be exact.
+    Exits with 1 if a mutant survives or a reformulation is rejected; with --injected, if an
+    exchange of neighbouring elements goes undetected in an output that must be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import tell_problems, ticking
@@ -95,7 +94,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         return 2
     if options["injected"]:
         if options["cluster"] or options["shard"] or options["join"]:
-            raise click.UsageError("--injected is done here: no --cluster, --shard or --join")
+            raise click.UsageError("--injected excludes --cluster, --shard and --join")
         wrong, document = _injected(chosen, options)
     else:
         wrong, document = _scored(chosen, options, problems)
@@ -107,7 +106,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
 def _scored(
     chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Fault]
 ) -> tuple[int, str]:
-    """Show what implementations become of; return the exit code, and all of it as JSON."""
+    """Print the mutation scores; return the exit code and the JSON document."""
     from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import (
         stdout,
@@ -138,19 +137,23 @@ def _scored(
     tell_problems(problems[known:])
     if not scores:
         raise NothingSelected(
-            f"none of {len(chosen)} cases is one node of an operator with a formula"
+            f"none of {len(chosen)} cases is a single node of an operator with a formula"
         )
     for score in scores:
         for renderable in audit_page(score, verbose=verbose):
             stdout().print(renderable)
     survivors = {survivor.name for score in scores for survivor in score.survivors}
-    wrong = {it for it in survivors if not any(fnmatchcase(it, g) for g in options["allowed"])}
-    code = int(bool(wrong) or any(score.false_alarms for score in scores))
+    disallowed = {
+        name
+        for name in survivors
+        if not any(fnmatchcase(name, glob) for glob in options["allowed"])
+    }
+    code = int(bool(disallowed) or any(score.false_alarms for score in scores))
     return code, audit_json(scores, shard)
 
 
 def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
-    """Show which errors in right outputs are caught; return as :func:`_scored` does."""
+    """Print which injected errors are caught; return the exit code and the JSON document."""
     from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import printable
@@ -158,12 +161,13 @@ def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, 
     from onnxopt_cli.report.audit_report import injected_json, injected_page
 
     with ticking("injecting errors", "cases") as tick:
-        found = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
-    if not found:
-        raise NothingSelected(f"none of {len(chosen)} cases has outputs to put errors into")
-    for renderable in injected_page(found):
+        injections = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
+    if not injections:
+        raise NothingSelected(f"none of {len(chosen)} cases has outputs to inject errors into")
+    for renderable in injected_page(injections):
         stdout().print(renderable)
-    missed = [it for it in found if it.exchange_missed]
-    for it in missed:
-        stdout().print(f"not caught: {it.error} in {printable(it.case)}", soft_wrap=True)
-    return int(bool(missed)), injected_json(found)
+    missed = [injection for injection in injections if injection.exchange_missed]
+    for injection in missed:
+        line = f"not caught: {injection.error} in {printable(injection.case)}"
+        stdout().print(line, soft_wrap=True)
+    return int(bool(missed)), injected_json(injections)

@@ -14,12 +14,12 @@ from onnxopt_cli.core.text import printable
 @click.group("backends", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """List, check and begin backends that can be tested.
+    """List, check and create backends.
 
     \b
-    onnxopt backends                       what is installed, with versions
-    onnxopt backends check exec:./adapter  does it keep the rules of its protocol?
-    onnxopt backends new acme              a working plugin, to go on from
+    onnxopt backends                       list installed backends and versions
+    onnxopt backends check exec:./adapter  check that an adapter follows the protocol
+    onnxopt backends new acme              write a working plugin as a starting point
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return
@@ -28,11 +28,13 @@ def command(context: click.Context) -> None:
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report.listing import backend_table
 
-    found = configuration_here(context)
-    mine = found.backends if found else {}
-    known = [it for it in known_backends() if it.name not in mine]
-    known += [KnownBackend(printable(name), printable(text), "") for name, text in mine.items()]
-    stdout().print(backend_table(known))
+    configuration = configuration_here(context)
+    configured = configuration.backends if configuration else {}
+    rows = [backend for backend in known_backends() if backend.name not in configured]
+    rows += [
+        KnownBackend(printable(name), printable(text), "") for name, text in configured.items()
+    ]
+    stdout().print(backend_table(rows))
 
 
 @command.command("check")
@@ -44,10 +46,10 @@ def check(backend: str) -> int:
     onnxopt backends check python:my_package.backend:Backend
     onnxopt backends check "exec:./adapter --fast,timeout=5"
 
-    Where a backend raises an error for an operator that it does not know, it proposes the words by
-    which that is known, to be written as -b BACKEND,unsupported=REGEX.
+    If the backend raises an error for an unknown operator, the check proposes a pattern that
+    recognizes the error: -b BACKEND,unsupported=REGEX.
 
-    Ends with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
+    Exits with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.check.protocol_check import check_backend
     from onnxopt_cli.cli.console import stdout
@@ -67,12 +69,12 @@ def check(backend: str) -> int:
 @click.argument("folder", type=click.Path(path_type=Path))
 @option(
     "--language",
-    "A plugin in Python, a command in C++, or one that a program in any language completes.",
+    "A plugin in Python, an adapter in C++, or a shell adapter for a program in any language.",
     type=click.Choice(["python", "cpp", "shell"]),
     default="python",
 )
 def new(folder: Path, language: str) -> None:
-    """Write a working backend into a new folder, to go on from.
+    """Write a working backend into a new folder, as a starting point.
 
     \b
     onnxopt backends new acme
@@ -88,7 +90,7 @@ def new(folder: Path, language: str) -> None:
 
 @command.command("protocol")
 def protocol() -> None:
-    """Print how commands are spoken to, as Markdown.
+    """Print the protocol of exec: backends as Markdown.
 
     \b
     onnxopt backends protocol | less

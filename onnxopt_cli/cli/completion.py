@@ -1,4 +1,4 @@
-"""What a shell offers while a command is typed, beside commands and options."""
+"""Shell completion of the values of arguments and options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 
 
 def _offering(words: Callable[[click.Context], Iterable[str]]) -> _Completer:
-    """Make of words, looked up when they are asked for, what offers those that are being typed."""
+    """Return a completer that offers the words which begin with the typed text."""
     return lambda context, _parameter, typed: _beginning(words(context), typed)
 
 
@@ -29,7 +29,7 @@ def _beginning(words: Iterable[str], typed: str) -> list[str]:
 def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer suites and, beside a suite, what is here; other paths are for the shell to complete."""
+    """Offer suites, and files of the current folder beside them; else let the shell complete."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     suite, slash, _ = typed.partition("/")
@@ -37,8 +37,8 @@ def complete_target(
         return _beginning(_ids([suite]), typed)
     if not _beginning(suite_names(), typed):
         return click.Path().shell_complete(context, parameter, typed)
-    here = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
-    return _beginning([*suite_names(), *sorted(here)], typed)
+    files = [f"{path.name}/" if path.is_dir() else path.name for path in Path().iterdir()]
+    return _beginning([*suite_names(), *sorted(files)], typed)
 
 
 def complete_subject(
@@ -87,26 +87,27 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
 
     from onnxopt_cli.operators.registry import registry
 
-    return sorted({it.name for it in get_all_schemas()} | {it.name for it in registry().operators})
+    names = {schema.name for schema in get_all_schemas()}
+    return sorted(names | {operator.name for operator in registry().operators})
 
 
 @_offering
 def complete_backend(context: click.Context) -> Iterable[str]:
-    """Offer backends that have a name, here or in the configuration file."""
+    """Offer the named backends: built in, installed or in the configuration file."""
     from onnxopt_cli.backends.resolve import known_backends
     from onnxopt_cli.cli.configured_defaults import configuration_here
 
-    mine: Iterable[str] = ()
-    # A shell has no use for what is wrong with a file.
+    configured: Iterable[str] = ()
+    # Completion cannot report an invalid configuration file.
     with suppress(OnnxoptError):
-        found = configuration_here(context)
-        mine = found.backends if found else ()
-    return [*mine, *(backend.name for backend in known_backends()), "python:", "exec:"]
+        configuration = configuration_here(context)
+        configured = configuration.backends if configuration else ()
+    return [*configured, *(backend.name for backend in known_backends()), "python:", "exec:"]
 
 
 @_offering
 def complete_capability(_context: click.Context) -> Iterable[str]:
-    """Offer what cases can need."""
+    """Offer the capabilities that cases can need."""
     from onnxopt_cli._api import CAPABILITIES
 
     return CAPABILITIES

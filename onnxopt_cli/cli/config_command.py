@@ -11,9 +11,9 @@ from onnxopt_cli.cli.shared_options import option
 
 @click.command("config")
 @click.pass_context
-@option("--profile NAME", "Also what this profile says.")
+@option("--profile NAME", "Also show the settings of this profile.")
 def command(context: click.Context, profile: str | None) -> int:
-    """Show what the configuration file says, and where.
+    """Show the settings of the configuration file.
 
     \b
     onnxopt config --profile ci
@@ -29,23 +29,24 @@ def command(context: click.Context, profile: str | None) -> int:
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.terminal import plain_table
 
-    found = configuration_here(context, profile)
-    if found is None:
-        stdout().print("there is no configuration file: everything is as --help says")
+    configuration = configuration_here(context, profile)
+    if configuration is None:
+        stdout().print("no configuration file found: the defaults of --help apply")
         return 0
-    for each in configured_commands(context):
-        with click.Context(each, context.parent) as inner:
-            # Says which values are not what the options take.
-            apply_configuration(inner, found, profile)
-    chosen = found.chosen(profile)
-    for name, text in found.backends.items():
-        chosen[f"-b {name}"] = text, found.place("backends", name)
+    for configured in configured_commands(context):
+        with click.Context(configured, context.parent) as inner:
+            # Reports values that their options do not accept.
+            apply_configuration(inner, configuration, profile)
+    chosen = configuration.chosen(profile)
+    for name, text in configuration.backends.items():
+        chosen[f"-b {name}"] = text, configuration.place("backends", name)
     rows = [
         (name, ", ".join(map(str, value if isinstance(value, list) else [value])), Path(place).name)
         for name, (value, place) in chosen.items()
     ]
-    stdout().print(Text(f"configuration: {printable(str(found.path))}", "bold"))
+    stdout().print(Text(f"configuration: {printable(str(configuration.path))}", "bold"))
     stdout().print(plain_table(rows, ("option", "value", "from")))
-    if others := [name for name in found.profiles if name != profile]:
-        stdout().print(Text(f"other profiles: {printable(', '.join(others))}", "dim"))
+    if other_profiles := [name for name in configuration.profiles if name != profile]:
+        names = printable(", ".join(other_profiles))
+        stdout().print(Text(f"other profiles: {names}", "dim"))
     return 0

@@ -1,4 +1,4 @@
-"""What a configuration file says, as defaults of a command's options."""
+"""Settings of a configuration file as defaults of a command's options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Of other parameters whose values may be paths, or end in one after "=".
+# Metavars of further parameters whose values may be paths, or end in one after "=".
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
 def _names(parameter: click.Parameter) -> Iterator[str]:
-    """Yield the names by which a file may set a parameter."""
+    """Yield the names by which a configuration file may set a parameter."""
     if isinstance(parameter, click.Argument):
         yield str(parameter.name)
     elif parameter.name != "profile":
@@ -29,59 +29,66 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
 
 
 def configured_commands(context: click.Context) -> Iterator[click.Command]:
-    """Yield the commands of which the file may set all options; of others only operators."""
+    """Yield the commands whose options a file may all set; for other commands only operators."""
     root = context.find_root()
     if isinstance(root.command, click.Group):
-        found = [root.command.get_command(root, it) for it in ("run", "audit", "fuzz", "list")]
-        yield from filter(None, found)
+        for name in ("run", "audit", "fuzz", "list"):
+            if command := root.command.get_command(root, name):
+                yield command
 
 
 def configuration_here(context: click.Context, profile: str | None = None) -> Configuration | None:
-    """Return what the file says that holds in the current folder; None if there is none.
+    """Return the configuration that applies in the current folder; None without a file.
 
     Raises:
-        UsageError: with everything that is wrong with it; or if it should have a profile, and is
-            not there.
+        UsageError: listing everything invalid in the file; or if a profile was named and there is
+            no file.
     """
-    parameters = [it for command in configured_commands(context) for it in command.params]
-    found = known_configuration({name for it in parameters for name in _names(it)})
-    if found is None and profile:
+    option_names = {
+        name
+        for command in configured_commands(context)
+        for parameter in command.params
+        for name in _names(parameter)
+    }
+    configuration = known_configuration(option_names)
+    if configuration is None and profile:
         raise UsageError(
-            f"there is no profile {profile!r}: no configuration file is here",
+            f"no profile {profile!r}: no configuration file found",
             hint="onnxopt.toml, or [tool.onnxopt] in pyproject.toml",
         )
-    return found
+    return configuration
 
 
 def apply_configuration(
-    context: click.Context, found: Configuration, profile: str | None
+    context: click.Context, configuration: Configuration, profile: str | None
 ) -> Mapping[str, str]:
-    """Let a configuration file say what the options of a command are if nobody gives them.
+    """Use the settings of a configuration file as defaults of a command's options.
 
     Args:
-        context: the command's.
-        found: what the file says.
-        profile: of which it says what else holds; None for none.
+        context: context of the command.
+        configuration: contents of the file.
+        profile: name of the profile that overrides settings; None for no profile.
 
     Returns:
-        Where the value of each parameter stands that the file sets.
+        For each parameter that the file sets, the place of its value in the file.
 
     Raises:
-        UsageError: if a value is none that its option takes, or there is no such profile.
+        UsageError: if an option does not accept its value, or the profile does not exist.
     """
-    chosen = found.chosen(profile)
+    chosen = configuration.chosen(profile)
     defaults: dict[str, Any] = {}
     places: dict[str, str] = {}
-    whole = context.command in configured_commands(context)
+    sets_all_options = context.command in configured_commands(context)
     for parameter in context.command.params:
-        if not whole and parameter.name != "operator_files":
+        if not sets_all_options and parameter.name != "operator_files":
             continue
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             several = isinstance(value, list) and len(value) != 1
-            # Where a command takes one value it is for the user to choose among several.
+            # If a command accepts one value, the user has to choose among several.
             if value is not None and (_takes_many(parameter) or not several):
-                defaults[str(parameter.name)] = _checked(context, parameter, value, place, found)
+                default = _checked(context, parameter, value, place, configuration)
+                defaults[str(parameter.name)] = default
                 places[str(parameter.name)] = place
     context.default_map = {**(context.default_map or {}), **defaults}
     return places
@@ -92,29 +99,34 @@ def _takes_many(parameter: click.Parameter) -> bool:
 
 
 def _checked(
-    context: click.Context, parameter: click.Parameter, value: Any, place: str, found: Configuration
+    context: click.Context,
+    parameter: click.Parameter,
+    value: Any,
+    place: str,
+    configuration: Configuration,
 ) -> Any:
-    """Return a value as the command line would have it."""
-    values = value if isinstance(value, list) else [value]
+    """Return a setting in the form of a command-line value."""
+    elements = value if isinstance(value, list) else [value]
     flag = isinstance(parameter, click.Option) and parameter.is_flag
-    for it in values:
-        if not isinstance(it, (str, int, float)) or (isinstance(it, bool) and not flag):
-            what = "true or false" if isinstance(it, bool) else printable(str(it))
-            raise UsageError(f"{place}: found {what}, expected text or a number")
+    for element in elements:
+        is_bool = isinstance(element, bool)
+        if not isinstance(element, (str, int, float)) or (is_bool and not flag):
+            text = "true or false" if is_bool else printable(str(element))
+            raise UsageError(f"{place}: found {text}, expected text or a number")
     if parameter.metavar in _PATHS or isinstance(parameter.type, click.Path):
-        values = [_own_path(found.path.parent, it) for it in values]
-    # Numbers are written as such, and options are text.
-    values = [it if isinstance(it, bool) else str(it) for it in values]
-    given = values if _takes_many(parameter) else values[0]
+        elements = [_own_path(configuration.path.parent, element) for element in elements]
+    # TOML has numbers; click parses text.
+    elements = [element if isinstance(element, bool) else str(element) for element in elements]
+    setting = elements if _takes_many(parameter) else elements[0]
     try:
-        parameter.type_cast_value(context, given)
+        parameter.type_cast_value(context, setting)
     except click.BadParameter as error:
         raise UsageError(f"{place}: {error.message}") from None
-    return given
+    return setting
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Return a path, or ``FORMAT=PATH``, of the file; a suite or an id is not a path."""
+    """Resolve a path, or ``FORMAT=PATH``, against the file's folder; keep suites and ids."""
     before, equals, path = str(value).rpartition("=")
     if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)
@@ -122,8 +134,8 @@ def _own_path(folder: Path, value: object) -> str:
 
 
 def _is_of_suite(text: str) -> bool:
-    """Tell whether a text may name a suite, or is the id of a case of one."""
-    # Not worth importing for paths that are there.
+    """Return whether a text may be the name of a suite or the id of one of its cases."""
+    # Imported here: existing paths do not need it.
     from onnxopt_cli.suites.catalogue import suite_names
 
     name, slash, _ = text.partition("/")

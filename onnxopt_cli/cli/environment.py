@@ -1,7 +1,7 @@
-"""What the machine lacks or does not allow: memory, room on the disk, a stream that is open.
+"""Faults of the environment: missing memory or disk space, closed streams, unfit packages.
 
-It is neither our defect nor a verdict. That nobody reads what a command prints must neither cost
-what it writes to files nor change what it exits with, except to say so.
+Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output is lost, a
+command still writes its files, and only the exit code tells of the loss.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
-# What to do about what the system may lack, or not allow.
-_LACKS = {
+# Hints for errors of the operating system.
+_HINTS = {
     errno.EMFILE: "let more files be open at once: ulimit -n 256",
     errno.ENFILE: "let more files be open at once on this machine",
     errno.EAGAIN: "let more processes and threads run at once: ulimit -u; or use -j 1",
@@ -37,18 +37,18 @@ _LACKS = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
-# What most commands load: what a run does, and the schemas of onnx.
-_LOADS = (
+# Code that loads the libraries of most commands and the schemas of onnx.
+_LOAD_LIBRARIES = (
     "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"
 )
 
 
 def require_memory() -> None:
-    """Refuse limits under which the libraries that every command needs cannot be loaded.
+    """Check that memory limits allow the required libraries to be loaded.
 
-    Some of them end the process where they get no memory, with an exit code that means another
-    thing, so they are tried in one of its own.
+    Some libraries end the process if they get no memory, with an exit code that has another
+    meaning here. Therefore a separate process tries to load them.
 
     Raises:
         UsageError: if they cannot be loaded.
@@ -58,64 +58,64 @@ def require_memory() -> None:
     except ImportError:
         return
     if {"numpy", "onnx"} <= sys.modules.keys():
-        # A program that calls the command has loaded them.
+        # A calling program has loaded them already.
         return
     limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
     try:
-        limited = any(resource.getrlimit(it)[0] != resource.RLIM_INFINITY for it in limits)
+        limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
     except OSError:
-        # Nobody may ask, as in some containers.
+        # Some containers forbid the query.
         return
     if limited:
         import subprocess
 
         done = subprocess.run(  # noqa: S603 - our own interpreter
-            [sys.executable, "-c", _LOADS],
+            [sys.executable, "-c", _LOAD_LIBRARIES],
             stdin=subprocess.DEVNULL, capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode:
             raise UsageError(
-                "the limits on memory here are too low to load numpy and onnx",
-                hint="raise them: ulimit -d and -v show what they are",
+                "the memory limits are too low to load numpy and onnx",
+                hint="raise the limits: ulimit -d and -v show them",
             )
 
 
 def fault_of_environment(error: Exception) -> UsageError | None:
-    """Return in words what the system lacks for which an error was raised; None if nothing."""
+    """Return a usage error for an exception that the environment caused; None for others."""
     if isinstance(error, MemoryError):
         return UsageError(f"{OUT_OF_MEMORY} to go on")
     text = str(error)
     if isinstance(error, OSError):
         if error.errno == errno.ENOENT and not working_folder():
-            return UsageError("the current folder is gone", hint="change to one that is there")
+            return UsageError("the current folder is gone", hint="change to an existing folder")
         if "temporary directory" in text:
             return UsageError(
-                "there is no folder for temporary files that takes any",
-                hint="set TMPDIR to a folder with room",
+                "no writable temporary directory",
+                hint="set TMPDIR to a folder with free space",
             )
         if error.filename == sys.executable:
             return UsageError(
                 f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
-                hint="backends run in processes of it; --isolation none runs them in this one",
+                hint="backends run in Python processes; --isolation none runs them in this one",
             )
-        hint = _LACKS.get(error.errno or 0)
+        hint = _HINTS.get(error.errno or 0)
         if hint is None:
             return None
         where = f" ({clipped(printable(str(error.filename)), 200)})" if error.filename else ""
         return UsageError(f"the system says: {error.strerror}{where}", hint=hint)
-    for number, hint in _LACKS.items():
-        # What comes of it where a library is loaded or a thread is started.
+    for number, hint in _HINTS.items():
+        # Loading a library or starting a thread raises these types with the system's text.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
             return UsageError(f"the system says: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
-        return UsageError("the system starts no more threads", hint=_LACKS[errno.EAGAIN])
+        return UsageError("the system starts no more threads", hint=_HINTS[errno.EAGAIN])
     return _unfit_package(error)
 
 
 def _unfit_package(error: Exception) -> UsageError | None:
-    """Return in words that a package is missing, or does not fit the others; None if it is ours."""
+    """Return a usage error for a missing or incompatible package; None for other errors."""
     ours = isinstance(error, ImportError) and (error.name or "").startswith("onnxopt_cli")
-    # protobuf has a kind of error of its own for a runtime that is too old.
+    # protobuf raises VersionError for a runtime that is too old.
     if ours or not (isinstance(error, ImportError) or type(error).__name__ == "VersionError"):
         return None
     return UsageError(
@@ -125,14 +125,14 @@ def _unfit_package(error: Exception) -> UsageError | None:
 
 
 class _Stream(io.FileIO):
-    """A stream that keeps its first error and may go on in silence after it.
+    """A stream that records its first error and optionally discards all output after it.
 
     Args:
-        descriptor: where bytes go; it stays open.
-        silent: whether to go on; else the error is raised.
+        descriptor: file descriptor to write to; it is not closed.
+        silent: whether to discard output after an error; else the error is raised.
 
     Attributes:
-        error: the first error; None as long as there is none.
+        error: the first error; None before.
     """
 
     def __init__(self, descriptor: int, *, silent: bool) -> None:
@@ -152,27 +152,29 @@ class _Stream(io.FileIO):
 
 
 class _Lines(io.TextIOWrapper):
-    """Lines for people, of which a CI server takes none for a command to itself.
+    """Text for people in which CI servers recognize no commands.
 
-    This is the last place that they pass, after all wrapping. What is for programs, such as a
-    report, is written as bytes.
+    The lines are changed here, after all wrapping. Data for programs, such as a report, is written
+    as bytes and does not pass through this class.
     """
 
-    _goes_on = False
+    _line_is_open = False
 
     def write(self, text: str, /) -> int:
-        super().write(without_ci_commands(text, goes_on=self._goes_on))
+        super().write(without_ci_commands(text, goes_on=self._line_is_open))
         if text:
-            rest = text.rpartition("\n")[2]
-            self._goes_on = bool(rest.strip()) or (self._goes_on and rest == text)
+            last_line = text.rpartition("\n")[2]
+            continues = self._line_is_open and last_line == text
+            self._line_is_open = bool(last_line.strip()) or continues
         return len(text)
 
 
 def guard_streams() -> None:
-    """Let standard error never fail and standard output remember that it has, and neither command.
+    """Replace the standard streams by guarded ones.
 
-    A character that the locale's encoding lacks is shown as an escape. A stream that is closed is
-    opened to nothing, so that no file of ours gets its number.
+    Standard error ignores errors, and standard output records the first one. CI servers recognize
+    no commands in either. A character that the locale's encoding lacks is shown as an escape. A
+    closed stream is opened to the null device, so that no other file gets its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -182,7 +184,7 @@ def guard_streams() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         stream.reconfigure(errors="backslashreplace")
-        # Under python -u there is no buffer in between. A console of Windows is no file.
+        # python -u omits the buffer. A Windows console is not a FileIO.
         raw = getattr(stream.buffer, "raw", stream.buffer)
         if stream is getattr(sys, f"__{name}__") and isinstance(raw, io.FileIO):
             guarded = _Lines(
@@ -196,7 +198,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """Let what is printed from now on go nowhere if nobody takes it: files are to be written."""
+    """From now on discard standard output after an error, so that files are still written."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None
@@ -205,9 +207,9 @@ def silence_output() -> _Stream | None:
 
 
 def lost_output() -> OSError | None:
-    """Put out what is still held of standard output; return why not all of it was taken."""
+    """Flush standard output; return the first error that it met, None if all was written."""
     output = silence_output()
-    # A user's operator file is code, and may have closed it.
+    # Code of a user's operator file may have closed the stream.
     if sys.stdout and not sys.stdout.closed:
         sys.stdout.flush()
     return None if output is None else output.error

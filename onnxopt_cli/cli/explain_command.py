@@ -18,12 +18,12 @@ from onnxopt_cli.config.run_config import Judging, RunConfig
     RunConfig,
     "explain_time",
     "Time limit of the search for known mistakes.  "
-    "[default: a fifth of the saved run's time, 10 at least]",
+    "[default: a fifth of the saved run's time, at least 10]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
-    """Say which known mistake reproduces the failures of a saved run.
+    """Find the known mistakes that reproduce the failures of a saved run.
 
-    The cases are read again from where they stood; what the backend returned is in the file.
+    The cases are loaded again from their files; the outputs of the backend are in the saved run.
 
     \b
     onnxopt run cases/ -b onnx-reference --no-explain --log run.jsonl
@@ -37,7 +37,7 @@ def command(saved: Path, explain_time: float | None) -> int:
     from onnxopt_cli.report.terminal import explanation_lines
 
     record = read_saved_run(saved)
-    if not any(it.failing for it in record.results):
+    if not any(result.failing for result in record.results):
         click.echo("no failing case to explain")
         return 0
     with stderr().status("looking for known mistakes") as status:
@@ -49,12 +49,16 @@ def command(saved: Path, explain_time: float | None) -> int:
         )
     if not explanations:
         click.echo(
-            "nothing to say: only wrong values of a model that is one node of an operator with a "
-            "formula can be explained, and none were kept"
+            "no failure can be explained: that takes wrong values, kept in the saved run, of a "
+            "model that is a single node of an operator with a formula"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)
     explained = {
-        (it.backend, case) for it in explanations if it.known_mistakes for case in it.cases
+        (explanation.backend, case)
+        for explanation in explanations
+        if explanation.known_mistakes
+        for case in explanation.cases
     }
-    return int(any(it.failing and (it.backend, it.case) not in explained for it in record.results))
+    failing = {(result.backend, result.case) for result in record.results if result.failing}
+    return int(not failing <= explained)

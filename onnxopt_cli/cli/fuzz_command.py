@@ -25,12 +25,12 @@ from onnxopt_cli.config.run_config import (
 )
 from onnxopt_cli.errors import NothingSelected, UsageError
 
-#: Tried where neither a number nor a time is given.
+#: Number of examples if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: An example is small, and a hang is waited for many times over to make it smaller.
+#: Examples are small, and shrinking a hang waits for this time again and again.
 _TIMEOUT = 10.0
-#: More than a finding takes; what explains one decides which failures are like it, so that the same
-#: seed gives the same findings only where the time is enough.
+#: More than a finding takes. Failures with the same explanation are grouped, so the same seed gives
+#: the same findings only if the search for explanations is not cut short.
 _EXPLAIN_TIME = 60.0
 
 
@@ -38,7 +38,7 @@ _EXPLAIN_TIME = 60.0
 @option_of(
     RunConfig,
     "backends",
-    "What to test.",
+    "The backend to test.",
     "backend",
     required=True,
     multiple=False,
@@ -47,7 +47,7 @@ _EXPLAIN_TIME = 60.0
 @option_of(
     Filters,
     "operators",
-    "Only this operator. Given several times: any of them.",
+    "Only this operator. May be given several times.",
     shell_complete=complete_our_operator,
 )
 @option(
@@ -59,19 +59,24 @@ _EXPLAIN_TIME = 60.0
 )
 @option(
     "--single-nodes",
-    "Draw no models of several nodes: for a backend that runs nodes one by one.",
+    "Generate no models of several nodes: for a backend that runs nodes one by one.",
     is_flag=True,
 )
 @option(
     "--examples N",
-    f"Try so many examples.  [default: {_EXAMPLES}, or no limit beside --time]",
+    f"Number of examples.  [default: {_EXAMPLES}; no limit with --time]",
     type=click.IntRange(min=1),
 )
-@option("--time SECONDS", "Search for so long.", "seconds", type=FiniteNumber(min=0, min_open=True))
-@option("--seed", "The same seed tries the same examples.", type=click.IntRange(min=0), default=0)
+@option(
+    "--time SECONDS",
+    "Time limit of the search.",
+    "seconds",
+    type=FiniteNumber(min=0, min_open=True),
+)
+@option("--seed", "Seed of the examples.", type=click.IntRange(min=0), default=0)
 @option(
     "-o, --output DIR",
-    "Where failures are kept, as cases; those of earlier runs are replayed first.",
+    "Folder where failures are kept as cases; earlier ones are replayed first.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
 )
@@ -87,11 +92,11 @@ _EXPLAIN_TIME = 60.0
 @options_of(Limits)
 @options_of(ClusterConfig)
 def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: Any) -> int:
-    """Look for examples on which a backend fails.
+    """Search for examples on which a backend fails.
 
-    Attributes, shapes, types and numbers are drawn, also such that a right backend must refuse. A
-    failure is made as small as possible, explained and kept as a case; then the search goes on for
-    failures of other kinds.
+    Attributes, shapes, types and values are random; some examples are invalid, and a correct
+    backend must reject them. A failure is shrunk, explained and kept as a case; then the search
+    continues for failures of other kinds.
 
     \b
     onnxopt fuzz -b onnxruntime --examples 10000
@@ -144,21 +149,22 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
         with open_search(task, interruption, note) as search, display:
             for finding in search.run():
                 broken = finding.trial.example.breach
-                said = ": ".join(filter(None, (headline(finding.result), broken)))
-                display.found(finding, said, keep(finding, options["output"], said, source))
+                title = ": ".join(filter(None, (headline(finding.result), broken)))
+                display.found(finding, title, keep(finding, options["output"], title, source))
             incidents = search.outside()
             for incident in incidents:
                 display.outside(incident)
     display.finish(search.tried, options)
     failed = interruption.exit_code or int(bool(search.findings.all or incidents))
-    # A shard of few examples may have none, as one of few cases.
+    # A shard may be empty if there are few examples.
     if not (failed or search.tried or shard):
         raise NothingSelected("no example was tried", hint="--time is too short")
     return failed
 
 
 def _require_folder(folder: Path) -> None:
-    """Refuse a folder in which no failure could be kept, before one is looked for."""
-    above = next(it for it in (folder.absolute(), *folder.absolute().parents) if it.exists())
+    """Check before the search that failures can be written to the folder."""
+    path = folder.absolute()
+    above = next(parent for parent in (path, *path.parents) if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"-o {folder}: nothing can be written in {above}")
+        raise UsageError(f"-o {folder}: cannot write in {above}")

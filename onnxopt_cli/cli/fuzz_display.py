@@ -1,4 +1,4 @@
-"""What ``onnxopt fuzz`` prints while it searches and after."""
+"""Output of ``onnxopt fuzz`` during and after the search."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class FuzzDisplay:
-    """Prints findings to standard output; a progress bar too where that is a terminal.
+    """Prints findings to standard output, with a progress bar if that is a terminal.
 
     Args:
-        examples: how many will be tried; None for no limit.
-        seconds: how long the search may take; None for no limit.
-        cluster: the machines that search; None for this one.
+        examples: number of examples; None for no limit.
+        seconds: time limit of the search; None for no limit.
+        cluster: cluster that runs the search; None for this machine.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FuzzDisplay:
         self._pace.stop()
 
     def tried(self, examples: int) -> None:
-        """Show how far the search is."""
+        """Show the progress of the search."""
         self._tried = examples
         self._show("searching")
 
@@ -59,11 +59,11 @@ class FuzzDisplay:
 
     def _show(self, doing: str) -> None:
         self._pace.doing = doing
-        found = f"{self._found} failure{'s' * (self._found != 1)}"
-        self._pace.tell(self._tried, self._examples, found)
+        failures = f"{self._found} failure{'s' * (self._found != 1)}"
+        self._pace.tell(self._tried, self._examples, failures)
 
     def found(self, finding: Finding, headline: str, path: Path) -> None:
-        """Print a finding, in lines that a pipe gets whole."""
+        """Print a finding; lines are not wrapped in a pipe."""
         self._found += 1
         result = finding.result
         notes = ["seen before"] * finding.replayed + ["flaky"] * finding.flaky
@@ -79,25 +79,25 @@ class FuzzDisplay:
         self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))
 
     def outside(self, incident: Incident) -> None:
-        """Print what the backend did outside of the examples."""
+        """Print a failure of the backend outside of the examples."""
         place = f"worker/{incident.place}"
         head = Text.assemble((f"{incident.outcome} ", "bold red"), (place, "bold"))
         self._console.print_line(head.append(f"  {printable(incident.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any]) -> None:
-        """Print how much was tried, and how to see the failures again."""
+        """Print the summary, and the command that runs the failures again."""
         seconds = monotonic() - self._began
-        what = f"{self._found} distinct failure{'s' * (self._found != 1)}"
+        summary = f"{self._found} distinct failure{'s' * (self._found != 1)}"
         pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
-        what += f" in {tried} examples, seed {options['seed']}, {seconds:.1f} s ({pace})"
-        self._console.print_line(Text(what, "bold red" if self._found else "bold green"))
+        summary += f" in {tried} examples, seed {options['seed']}, {seconds:.1f} s ({pace})"
+        self._console.print_line(Text(summary, "bold red" if self._found else "bold green"))
         if self._found > 1:
-            for cause, kept in sorted(self._causes.items(), key=lambda it: -len(it[1])):
-                names = printable(", ".join(kept))
-                self._console.print_line(Text(f"{printable(cause)}: {len(kept)} ({names})"))
+            by_count = sorted(self._causes.items(), key=lambda item: len(item[1]), reverse=True)
+            for cause, cases in by_count:
+                names = printable(", ".join(cases))
+                self._console.print_line(Text(f"{printable(cause)}: {len(cases)} ({names})"))
         if self._found:
             words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
-            again = command_line(
-                [*words, *operator_options(it.name for it in registry().operators)]
-            )
-            self._console.print_line(Text(f"run them again: {printable(again)}"))
+            operator_names = (operator.name for operator in registry().operators)
+            rerun_command = command_line([*words, *operator_options(operator_names)])
+            self._console.print_line(Text(f"run them again: {printable(rerun_command)}"))

@@ -16,7 +16,7 @@ from onnxopt_cli.cli.shared_options import option
 @click.argument("suites", metavar="[SUITE]...", nargs=-1, shell_complete=complete_suite)
 @option(
     "-o, --output",
-    "The folder to write to.",
+    "Folder to write to.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("cases"),
 )
@@ -50,19 +50,19 @@ def command(
     for suite in dict.fromkeys(suites or ("spec",)):
         with stderr().status(f"generating {suite}"):
             generated[suite] = suite_files(suite, form)
-    # Two suites may be one folder, too.
-    distinct_files(chain.from_iterable(it.files.items() for it in generated.values()))
-    for suite, made in generated.items():
+    # Two suites may write to the same folder.
+    distinct_files(chain.from_iterable(tree.files.items() for tree in generated.values()))
+    for suite, tree in generated.items():
         look = find_drift if check else partial(write_tree, force=force)
-        drift = look(output, made.files)
-        cases = f"{made.cases} case{'s' * (made.cases != 1)}"
+        drift = look(output, tree.files)
+        cases = f"{tree.cases} case{'s' * (tree.cases != 1)}"
         if check:
             click.echo(f"{suite}: {drift.same} files as generated, {cases}")
         else:
             changed = len(drift.missing) + len(drift.different)
             files = f"{changed} file{'s' * (changed != 1)}"
             click.echo(f"{suite}: wrote {files}, {drift.same} were there already; {cases}")
-        for reason, count in made.left_out.items():
+        for reason, count in tree.left_out.items():
             click.echo(f"  left out: {count} {reason}")
         for word, paths in (("missing", drift.missing), ("different", drift.different)):
             for path in paths if check else ():

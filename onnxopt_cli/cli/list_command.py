@@ -14,9 +14,9 @@ from onnxopt_cli.config.run_config import Filters
 @targets_argument
 @options_of(Filters)
 def command(targets: tuple[str, ...], **filters: Any) -> int:
-    """List cases: id, operator and what each asks.
+    """List cases: id, operator and description.
 
-    Without a target the cases are those in ./cases or, without it, our suites.
+    Without a target the cases are those in ./cases or, without that folder, our suites.
 
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'

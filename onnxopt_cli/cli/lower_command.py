@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.argument("source", metavar="MODEL.onnx", type=PATH)
 @option(
     "-o, --output OUT.onnx",
-    "Where the lowered model goes; never MODEL.onnx itself.",
+    "File for the lowered model; not MODEL.onnx itself.",
     "target",
     type=PATH,
     required=True,
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def command(source: Path, target: Path) -> None:
     """Replace training operators by primitive ones, so that any backend can run the model.
 
-    Tensors that MODEL.onnx keeps in files beside it are written into OUT.onnx, which is complete
-    in itself.
+    External data of MODEL.onnx is written into OUT.onnx, which needs no other files.
 
     \b
     onnxopt lower train_step.onnx -o train_step_lowered.onnx
@@ -54,14 +53,14 @@ def command(source: Path, target: Path) -> None:
     except NodeError as error:
         problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
-    # A failure here is a defect of ours; no file comes of it.
+    # A failure here is a bug of onnxopt; no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)
 
 
 def _writable(source: Path, target: Path) -> Path:
-    """Return where a link leads; refuse what must not be replaced by a model."""
+    """Return the target with links resolved; reject the source and non-regular files."""
     from onnxopt_cli.errors import UsageError
 
     try:
@@ -77,10 +76,10 @@ def _writable(source: Path, target: Path) -> Path:
 
 
 def _check(model: onnx.ModelProto) -> None:
-    """Have onnx check a model.
+    """Check a model with onnx's checker.
 
     Raises:
-        NodeError: saying what is wrong with it.
+        NodeError: if the model is invalid.
     """
     from onnxopt_cli.errors import NodeError
     from onnxopt_cli.operators.native_onnx import (
@@ -103,27 +102,28 @@ def _summary(lowering: LoweredModel) -> str:
     from collections import Counter
 
     counts = Counter(lowering.replaced)
-    said = "nothing to lower: no operator with a formula occurs; written as it was"
+    summary = "nothing to lower: no operator with a formula occurs; model written unchanged"
     if counts:
         opset = max(e.version for e in lowering.model.opset_import if e.domain in ("", "ai.onnx"))
         operators = ", ".join(f"{name} {count}" for name, count in counts.items())
         nodes = f"{counts.total()} node{'s' * (counts.total() != 1)} ({operators})"
-        said = f"lowered {nodes} with {lowering.primitives} primitive nodes, opset {opset}"
-    return said + _undefined_operators(lowering.model)
+        summary = f"lowered {nodes} with {lowering.primitives} primitive nodes, opset {opset}"
+    return summary + _undefined_operators(lowering.model)
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Say which operators neither onnx nor the model itself nor a formula defines, if any."""
+    """Return a line that names operators without schema, function or formula; empty if none."""
     from onnx import defs
 
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.operators.nodes import all_nodes
 
-    ours = {(it.domain, it.name) for it in model.functions}
-    strange = dict.fromkeys(
-        f"{it.domain}:{it.op_type}"
-        for it in all_nodes(model)
-        if (it.domain, it.op_type) not in ours and not defs.has(it.op_type, domain=it.domain)
+    functions = {(function.domain, function.name) for function in model.functions}
+    undefined = dict.fromkeys(
+        f"{node.domain}:{node.op_type}"
+        for node in all_nodes(model)
+        if (node.domain, node.op_type) not in functions
+        and not defs.has(node.op_type, domain=node.domain)
     )
-    names = printable(", ".join(strange))
-    return f"\nno formula for {names}: --operators FILE brings one" if strange else ""
+    names = printable(", ".join(undefined))
+    return f"\nno formula for {names}: --operators FILE can add one" if undefined else ""

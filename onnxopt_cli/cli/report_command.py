@@ -19,7 +19,7 @@ _SAVED = "LOG|REPORT.json"
 
 @click.group("report")
 def command() -> None:
-    """Make reports of saved runs, join their logs, compare them.
+    """Write reports of saved runs, merge logs, compare runs.
 
     \b
     onnxopt run --log run.jsonl
@@ -32,7 +32,7 @@ def command() -> None:
 @option_of(
     RunConfig,
     "reports",
-    "What to write, as for onnxopt run; may be given several times.",
+    "Report to write, as for onnxopt run. May be given several times.",
     required=True,
 )
 def render(saved: Path, reports: tuple[str, ...]) -> int:
@@ -49,10 +49,10 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
     )
     from onnxopt_cli.report.saved_run import read_saved_run
 
-    wanted = parse_reports(reports)
-    require_apart(wanted, [saved])
+    requests = parse_reports(reports)
+    require_apart(requests, [saved])
     record = read_saved_run(saved)
-    write_all(partial(write_report, *it, record) for it in wanted)
+    write_all(partial(write_report, form, path, record) for form, path in requests)
     return 0
 
 
@@ -60,14 +60,14 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
 @click.argument("logs", type=PATH, nargs=-1, required=True, metavar="LOG...")
 @option("-o, --output OUT", "The log to write.", type=PATH, required=True)
 def merge(logs: tuple[Path, ...], output: Path) -> int:
-    """Join the logs of all shards of a run, and judge the whole.
+    """Merge the logs of all shards of a run and judge the run.
 
     \b
     onnxopt run --shard 1/2 --log 1.jsonl
     onnxopt run --shard 2/2 --log 2.jsonl
     onnxopt report merge 1.jsonl 2.jsonl -o run.jsonl
 
-    Exits as the whole run would have; with 2 if a shard is missing, given twice, not finished or of
+    Exits as the unsharded run would; with 2 if a shard is missing, duplicate, unfinished or of
     another run.
     """  # noqa: D301 - likewise
     from onnxopt_cli import _api as api
@@ -87,11 +87,11 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 @option("--old-again LOG", "A repeat of the old run.", type=PATH, multiple=True)
 @option("--new-again LOG", "A repeat of the new run.", type=PATH, multiple=True)
 def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Path, ...]) -> int:
-    """Say what got better and what got worse from one run to another.
+    """Compare two runs: improvements and regressions.
 
-    Outcomes are compared and, where they are the same, the errors of every output: as share of the
-    tolerance, and in ulp. With repeats of both runs, which show how much times vary by themselves,
-    it also says where the backend became slower.
+    Compares outcomes and, where they are equal, the errors of every output, as a share of the
+    tolerance and in ulp. Given repeats of both runs, which show the natural variation of times, it
+    also reports slower cases.
 
     \b
     onnxopt report diff before.jsonl after.jsonl
@@ -112,10 +112,11 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
     from onnxopt_cli.report.verdict import verdict
     from onnxopt_cli.workers.interruption import INTERRUPTED
 
-    before, after = ([*map(read_saved_run, it)] for it in ((old, *old_again), (new, *new_again)))
+    before = [*map(read_saved_run, (old, *old_again))]
+    after = [*map(read_saved_run, (new, *new_again))]
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
-    if said := other_options(before[0], after[0]):
-        stdout().print_line(said)
+    if difference := other_options(before[0], after[0]):
+        stdout().print_line(difference)
     if changes:
         stdout().print_table(comparison_table(changes))
         stdout().print()
@@ -123,4 +124,4 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:
         stdout().print_line(f"{printable(str(new))} {verdict(after[0])}; it lacks cases")
-    return int(unfinished or any(it.direction is Direction.WORSE for it in changes))
+    return int(unfinished or any(change.direction is Direction.WORSE for change in changes))

@@ -17,7 +17,7 @@ from onnxopt_cli.core.text import (
     printable,
 )
 
-# Characters that are shown of a command.
+# Longer commands are cut when shown.
 _MAX_COMMAND_CHARS = 2000
 
 
@@ -32,9 +32,9 @@ class _Parts(click.Command):
             part = sections.get(parameter.name or "", "Others")
             if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)):
                 rows.setdefault(part, []).append(row)
-        for part, mine in rows.items():
+        for part, part_rows in rows.items():
             with formatter.section(part):
-                formatter.write_dl(mine)
+                formatter.write_dl(part_rows)
 
 
 @click.command("run", cls=_Parts)
@@ -43,7 +43,7 @@ class _Parts(click.Command):
 def command(context: click.Context, **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
-    Without a target the cases are those in ./cases or, without it, our suites.
+    Without a target the cases are those in ./cases or, without that folder, our suites.
 
     \b
     onnxopt run cases/ -b onnxruntime
@@ -57,24 +57,24 @@ def command(context: click.Context, **options: Any) -> int:
     named = context.get_parameter_source("targets") is ParameterSource.COMMANDLINE
     # Targets of the configuration file are not those of the run to resume.
     if config.resume and not (config.targets and named):
-        config = RunConfig.of(options | _said_by_log(context, config.resume))
+        config = RunConfig.of(options | _options_of_log(context, config.resume))
     return execute(config)
 
 
-def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
-    """Return the options that a log says and the command line does not.
+def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
+    """Return the options that the log records and the command line does not set.
 
-    Anybody may have written the log. So it chooses no code that runs: no backend but a built-in one
-    by its bare name, no operators, no weaker isolation, and no file that is written. What it does
-    choose is parsed as if the user had typed it, and shown.
+    A log is not trusted: it must not choose code to run or files to write. Of backends it may name
+    built-in ones only, and it cannot load operators or weaken the isolation. The options that it
+    does choose are parsed as if they had been typed, and shown.
 
     Args:
-        context: of the command ``run``, without targets.
+        context: context of the command ``run``, without targets.
         path: the log.
 
     Raises:
-        UsageError: if it cannot be read, says what no option can be, or is of a backend that it
-            must not choose.
+        UsageError: if the log cannot be read, contains an invalid option, or names a backend that
+            is not built in.
     """
     from onnxopt_cli import _api as api
     from onnxopt_cli.backends.resolve import BUILT_IN
@@ -84,12 +84,12 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
     log = api.read_log(path)
     if log is None:
         raise UsageError(
-            f"the log {printable(str(path))} is empty: it does not say what to run",
+            f"the log {printable(str(path))} is empty: it records no options of a run",
             hint="name the cases and the backend, too",
         )
     header = log.header
     backends = [backend.name for backend in header.backends]
-    taken = [
+    from_log = [
         declared
         for declared in RunConfig.declared()
         if declared.option.from_log
@@ -98,19 +98,19 @@ def _said_by_log(context: click.Context, path: Path) -> dict[str, Any]:
             or context.get_parameter_source(declared.name) is not ParameterSource.COMMANDLINE
         )
     ]
-    if any(declared.name == "backends" for declared in taken):
+    if any(declared.name == "backends" for declared in from_log):
         for name in backends:
             if name not in BUILT_IN:
                 raise UsageError(
                     f"the log is of the backend {printable(name)}, which runs code that a log must "
                     "not choose",
-                    hint="name it again, if you trust it: -b BACKEND",
+                    hint="if you trust the backend, name it: -b BACKEND",
                 )
-    words = words_of(taken, {**header.options, "backends": backends, "shard": header.shard})
-    said = clipped(command_line(words), _MAX_COMMAND_CHARS)
-    stderr().print(f"as the log says: onnxopt run {said}", soft_wrap=True)
+    words = words_of(from_log, {**header.options, "backends": backends, "shard": header.shard})
+    shown_words = clipped(command_line(words), _MAX_COMMAND_CHARS)
+    stderr().print(f"options from the log: onnxopt run {shown_words}", soft_wrap=True)
     try:
         options = context.command.make_context("run", words, parent=context.parent).params
     except click.UsageError as error:
         raise UsageError(f"{printable(str(path))}: {printable(error.message)}") from error
-    return {declared.name: options[declared.name] for declared in taken}
+    return {declared.name: options[declared.name] for declared in from_log}

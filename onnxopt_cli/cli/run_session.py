@@ -1,4 +1,4 @@
-"""From the options of ``onnxopt run`` to a session, what it prints, and its exit code."""
+"""``onnxopt run``: opens a session, prints its results, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Causes that are shown by an example, and reasons that are said.
+# Without -v: number of causes shown with an example, and of reasons shown.
 _EXAMPLES = 3
 _REASONS = 5
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
-# What leaves open whether an operator is known.
-_OPEN = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
+# These outcomes do not show whether the backend knows the operator.
+_UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
 class Display:
-    """Prints the run to standard output; a progress bar too where that is a terminal."""
+    """Prints the run to standard output, with a progress bar if that is a terminal."""
 
     def __init__(
         self, session: api.Session, targets: Sequence[str], cluster: Cluster | None
@@ -88,13 +88,13 @@ class Display:
         return max(12, min(longest, room))
 
     def begin(self) -> None:
-        """Say what will run, and what is wrong with case files."""
+        """Print the number of cases and backends, and the problems of case files."""
         tell_problems(self._plan.problems)
         names = [backend.name for backend in self._plan.backends]
         if not self._quiet:
             count = len(self._plan.cases)
-            of = f" of {self._found}" if self._found > count else ""
-            cases = f"{count}{of} case{'s' * (self._found != 1)}"
+            of_all = f" of {self._found}" if self._found > count else ""
+            cases = f"{count}{of_all} case{'s' * (self._found != 1)}"
             targets = some_of(self._targets, 5)
             self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
         if self._verbose and self._plan.cases:
@@ -104,8 +104,8 @@ class Display:
         """Count a case, and under -v print its line and its outputs."""
         self._done += 1
         self._nonconforming += not all(result.conforms for result in results)
-        said = f"{self._nonconforming} not conforming" if self._nonconforming else ""
-        self.pace.tell(self._done, len(self._plan.cases), Text(said, "red"))
+        status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
+        self.pace.tell(self._done, len(self._plan.cases), Text(status, "red"))
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
@@ -115,20 +115,20 @@ class Display:
                     self.print(line)
 
     def show_rerun(self, result: Result) -> None:
-        """Print what running a case again has shown."""
+        """Print the result of a rerun if it is flaky."""
         if result.flaky and not self._quiet:
             self.print(terminal.case_line([result], self._id_width))
 
     def finish(self, record: RunRecord, seconds: float, explaining: float) -> None:
-        """Print the failures, the summary, the verdict and what explains it.
+        """Print the failures, the summary, the verdict and the explanations.
 
         Args:
             record: the run.
-            seconds: how long it took.
-            explaining: how long it then took to look for what explains the failures.
+            seconds: duration of the run.
+            explaining: duration of the search for explanations.
         """
         results = record.results
-        passed = all(it.outcome is Outcome.PASS and it.conforms for it in results)
+        passed = all(result.outcome is Outcome.PASS and result.conforms for result in results)
         if self._quiet:
             for line in terminal.failing_lines(record):
                 self.print(line)
@@ -138,7 +138,7 @@ class Display:
         counts = [terminal.summary_table(results)]
         if not passed:
             counts.append(terminal.capability_table(results))
-        # Side by side where both fit.
+        # Side by side if both fit.
         beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
         tables: list[RenderableType | None] = [beside]
         if self._verbose:
@@ -151,18 +151,18 @@ class Display:
             self._console.print()
             self._console.print(table)
         self._console.print()
-        said = scope(record)
-        # A misspelt backend may keep entries of expectation files from being used.
-        failing = not all(it.conforms for it in results)
-        near = self._expectations.near_misses(record.backends) if failing else ()
+        scope_line = scope(record)
+        # An entry of an expectation file may be unused because its backend is misspelt.
+        failing = not all(result.conforms for result in results)
+        near_misses = self._expectations.near_misses(record.backends) if failing else ()
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
             *terminal.verdict(record, seconds, explaining),
-            *([Text(said, "dim")] if said else []),
+            *([Text(scope_line, "dim")] if scope_line else []),
             *(Text(line, "yellow") for line in agreements(record)),
             *(self._explained(record.explanations) if record.explanations else ()),
-            *(Text(f"{printable(it.where)}: {it.what}", "yellow") for it in near),
+            *(Text(f"{printable(fault.where)}: {fault.what}", "yellow") for fault in near_misses),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
             self.print(line)
@@ -171,18 +171,19 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
-        """Return lines for explanations that say more than the causes which are named above."""
+        """Return lines for the explanations that the printed causes do not cover."""
         if not (self._verbose or self._quiet):
             explanations = [
-                it
-                for it in explanations
-                if not (it.causes and it.complete) or any(it.others.values())
+                explanation
+                for explanation in explanations
+                if not (explanation.causes and explanation.complete)
+                or any(explanation.others.values())
             ]
         return terminal.explanation_lines(explanations)
 
     def _failures(self, record: RunRecord) -> None:
         """Print the causes of failures and an example of each; with -v all failures."""
-        failed = [it for it in failures(record) if it.outcome not in _BRIEF]
+        failed = [result for result in failures(record) if result.outcome not in _BRIEF]
         if not failed:
             return
         groups = group_failures(failed, record.explanations)
@@ -193,8 +194,8 @@ class Display:
         self._console.print()
         for number, group in enumerate(groups[:examples], start=1):
             for result in group.results if self._verbose else group.results[:1]:
-                others = len(group.results) > 1 and not self._verbose
-                more = f", the plainest of {len(group.results)}" if others else ""
+                is_example = len(group.results) > 1 and not self._verbose
+                more = f", the simplest of {len(group.results)}" if is_example else ""
                 panel = terminal.failure_panel(
                     result,
                     record.options,
@@ -207,45 +208,49 @@ class Display:
                 self._console.print(panel)
         if not self._verbose and len(failed) > min(len(groups), examples):
             self._console.print(Text("-v shows all failures, -q names them", "dim"))
-        known = {it.operators for it in record.results if it.lowered or it.outcome not in _OPEN}
-        only = {it.operators for it in failed if it.outcome is Outcome.ERROR} - known
-        if unknown := [it.name for it in registry().operators if (it.name,) in only]:
-            said = (
-                f"{some_of(unknown, 4)}: nothing but errors. If one says that the operator is not "
-                "known, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
+        supported = {
+            result.operators
+            for result in record.results
+            if result.lowered or result.outcome not in _UNDECIDED
+        }
+        errors = {result.operators for result in failed if result.outcome is Outcome.ERROR}
+        errors -= supported
+        if only_errors := [op.name for op in registry().operators if (op.name,) in errors]:
+            advice = (
+                f"{some_of(only_errors, 4)}: only errors. If the backend does not know the "
+                "operator, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
             )
-            self._console.print(Text(said, "yellow"))
+            self._console.print(Text(advice, "yellow"))
 
     def _reasons(self, results: Sequence[Result]) -> None:
         """Print once each reason for which cases are unsupported, do not apply or did not run."""
         reasons: Counter[tuple[Outcome, str, str]] = Counter()
-        told = [
+        results_with_reason = [
             result
             for result in results
             if result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}
             or (result.outcome is Outcome.UNSUPPORTED and not result.conforms)
         ]
-        texts = reasons_alike(told)
-        for result, text in zip(told, texts, strict=True):
-            said = printable(result.message, lines=True) if self._verbose else text
-            reasons[result.outcome, result.backend, said] += 1
-        shown = reasons.most_common(None if self._verbose else _REASONS)
-        for (outcome, backend, reason), count in shown:
+        texts = reasons_alike(results_with_reason)
+        for result, text in zip(results_with_reason, texts, strict=True):
+            reason = printable(result.message, lines=True) if self._verbose else text
+            reasons[result.outcome, result.backend, reason] += 1
+        most_common = reasons.most_common(None if self._verbose else _REASONS)
+        for (outcome, backend, reason), count in most_common:
             style = terminal.STYLES[outcome]
             head = Text.assemble((f"{outcome} ", style), f"{count} on {printable(backend)}: ")
             self._console.print(head.append(reason))
-        if len(reasons) > len(shown):
-            rest = len(reasons) - len(shown)
-            self.print(Text(f"{rest} more reasons; -v shows all", "dim"))
+        if hidden := len(reasons) - len(most_common):
+            self.print(Text(f"{hidden} more reasons; -v shows all", "dim"))
 
 
 def execute(config: RunConfig) -> int:
-    """Run what the settings of ``onnxopt run`` name, and return the exit code.
+    """Run ``onnxopt run`` with these settings and return the exit code.
 
     Raises:
-        OnnxoptError: if an option or a file is wrong, a backend cannot be started, nothing is
-            selected, or a file cannot be written; by then the verdict has been shown, and every
-            other file is written.
+        OnnxoptError: if an option or a file is invalid, a backend cannot be started, nothing is
+            selected, or a file cannot be written. In the last case the verdict has been shown and
+            the other files have been written.
     """
     reports = parse_reports(config.reports) if config.reports else []
     if summary := step_summary():
@@ -254,22 +259,23 @@ def execute(config: RunConfig) -> int:
     targets = config.targets or default_targets()
     execution, memory = config.execution, config.execution.limits.memory
     each = None
-    # Backends in this process, and programs that call us, may have threads.
+    # Forking is unsafe if a backend in this process or a calling program may have threads.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
     find = partial(collect, targets, memory, each, ticking)
-    found = None
+    collection = None
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
         cluster = None
         if config.machines.cluster:
-            # Before it has threads, with which no process can be forked. Contents are read there.
+            # The client starts threads, after which forking is unsafe: collect the cases before.
+            # The workers read the contents of the cases.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
-                found = collect(targets, memory, each_unread, ticking)
+                collection = collect(targets, memory, each_unread, ticking)
             cluster = stack.enter_context(opened_cluster(config.machines, interruption))
         session = stack.enter_context(
-            api.open_session(config, lambda: found or find(), interruption, note, cluster)
+            api.open_session(config, lambda: collection or find(), interruption, note, cluster)
         )
         if reports:
             require_apart(reports, {case.location.path for case in session.plan.cases})
@@ -284,7 +290,7 @@ def execute(config: RunConfig) -> int:
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
-    """Refuse files that cannot be written, before the run."""
+    """Check before the run that its files can be written."""
     if config.artifacts:
         from onnxopt_cli.report.artifacts import check_folder
 
@@ -298,7 +304,7 @@ def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> N
 
 
 def _files_beside(config: RunConfig) -> Iterator[Path]:
-    """Yield the files that settings name, which a run reads or writes beside its reports."""
+    """Yield the files other than reports that the run reads or writes."""
     from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.backends.source_snapshot import snapshot_files
 
@@ -310,7 +316,7 @@ def _files_beside(config: RunConfig) -> Iterator[Path]:
 
 
 def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[str, Path]]) -> int:
-    """End a session, show the verdict, write what was asked for, and return the exit code."""
+    """End a session, show the verdict, write all files, and return the exit code."""
     config = session.config
     seconds = perf_counter() - session.began
     failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
@@ -326,11 +332,11 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         judged = session.plan.judging
         writes.append(partial(write_artifacts, config.artifacts, record, cases, judged))
     if config.update_expect:
-        path, known = config.update_expect, session.expectations
+        path, expectations = config.update_expect, session.expectations
         writes.append(
-            lambda: display.print(api.update_expectations(path, known, record, session.ids))
+            lambda: display.print(api.update_expectations(path, expectations, record, session.ids))
         )
-    writes += [partial(write_report, *it, record) for it in reports]
+    writes += [partial(write_report, form, path, record) for form, path in reports]
     if config.log_file:
         writes.append(session.require_log)
     if writes:
@@ -341,8 +347,8 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
 def _explanations(session: api.Session) -> list[Explanation]:
     """Explain the failures of a run.
 
-    After Ctrl-C nothing is explained: whoever wants the run to end does not want to wait for what
-    ``onnxopt explain`` can say later.
+    After Ctrl-C nothing is explained: the command should end soon, and ``onnxopt explain`` can
+    explain the saved run later.
     """
     interruption, seconds = session.plan.interruption, session.config.explain_time
     if interruption.signal or not session.config.explain or seconds == 0:

@@ -1,4 +1,4 @@
-"""Options of several commands: which operators, how cases get to a backend, how many processes."""
+"""Options that several commands share, made from the declarations of the settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a type of click from a function that raises ValueError."""
+    """Return a click type from a parser that raises ValueError."""
 
     def convert(written: str) -> int:
         try:
@@ -51,7 +51,7 @@ def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range; NaN is neither below nor above any, and so in each."""
+    """A finite number in a range. click's range check accepts NaN."""
 
     name = "number"
 
@@ -69,7 +69,7 @@ _Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _together(*options: _Option) -> _Option:
-    """Return what adds options to a command, in their order."""
+    """Return a decorator that adds the options to a command in this order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -80,13 +80,13 @@ def _together(*options: _Option) -> _Option:
 
 
 def option(written: str, about: str, name: str | None = None, **others: Any) -> _Option:
-    """Return an option, given as the help shows it: ``-o, --output DIR``, and what it does.
+    """Return an option from its form in the help, such as ``-o, --output DIR``.
 
     Args:
-        written: its spellings; and what its value is called, unless its type says it.
-        about: what it does.
-        name: of the command's parameter, if not the longest spelling.
-        others: what click takes beside these.
+        written: the spellings, with the metavar of the value unless click derives it from the type.
+        about: help text.
+        name: name of the command's parameter; by default that of the longest spelling.
+        others: further arguments of :func:`click.option`.
     """
     *short, last = written.split(", ")
     spelling, _, metavar = last.partition(" ")
@@ -94,7 +94,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# What completes a text in a shell, by what it names.
+# Shell completion by the kind of thing that a text names.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,
@@ -111,46 +111,48 @@ def option_of(
     """Return the option of a setting.
 
     Args:
-        settings: the group that declares it.
-        name: of the setting.
-        about: what it does; empty for what the declaration says.
+        settings: the group that declares the setting.
+        name: name of the setting.
+        about: help text; empty for that of the declaration.
         parameter: name of the command's parameter; empty for that of the setting.
-        others: arguments of :func:`click.option` that precede those of the declaration.
+        others: arguments of :func:`click.option` that override those of the declaration.
     """
-    (declared,) = (one for one in settings.declared() if one.name == name)
-    chosen = declared.option
-    given = _given_to_click(chosen.kind, declared.default)
-    if chosen.typed_default is not None:
-        given["default"] = chosen.typed_default
-    given |= others
-    if chosen.many is True:
-        given.setdefault("multiple", True)
-    elif chosen.many:
-        given |= {"nargs": chosen.many}
-    if chosen.written.startswith("["):
-        complete = given["shell_complete"]
-        return click.argument(name, metavar=chosen.written, nargs=-1, shell_complete=complete)
-    made = option(chosen.written, about or chosen.about, parameter or name, **given)
-    if chosen.shorthand is None:
-        return made
-    spelling, value, meaning = chosen.shorthand
-    return _together(option(spelling, meaning, name, flag_value=value), made)
+    (declared,) = (setting for setting in settings.declared() if setting.name == name)
+    declaration = declared.option
+    arguments = _click_arguments(declaration.kind, declared.default)
+    if declaration.typed_default is not None:
+        arguments["default"] = declaration.typed_default
+    arguments |= others
+    if declaration.many is True:
+        arguments.setdefault("multiple", True)
+    elif declaration.many:
+        arguments |= {"nargs": declaration.many}
+    if declaration.written.startswith("["):
+        complete = arguments["shell_complete"]
+        return click.argument(name, metavar=declaration.written, nargs=-1, shell_complete=complete)
+    main_option = option(
+        declaration.written, about or declaration.about, parameter or name, **arguments
+    )
+    if declaration.shorthand is None:
+        return main_option
+    spelling, value, meaning = declaration.shorthand
+    return _together(option(spelling, meaning, name, flag_value=value), main_option)
 
 
-def _given_to_click(kind: Text, default: Any) -> dict[str, Any]:
-    """Return what click is told of a kind of value and its default."""
+def _click_arguments(kind: Text, default: Any) -> dict[str, Any]:
+    """Return the arguments of :func:`click.option` for a kind of value and its default."""
     if isinstance(kind, Flag):
         return {"default": True} if default else {"is_flag": True}
-    given: dict[str, Any] = {"type": _click_type(kind)}
+    arguments: dict[str, Any] = {"type": _click_type(kind)}
     if kind.of:
-        given["shell_complete"] = _COMPLETE[kind.of]
+        arguments["shell_complete"] = _COMPLETE[kind.of]
         if kind.of == "backend":
-            given["callback"] = expand_backend
+            arguments["callback"] = expand_backend
     if isinstance(default, tuple):
-        given |= {"default": default} if default else {}
+        arguments |= {"default": default} if default else {}
     elif default is not None:
-        given["default"] = kind.word(default)
-    return given
+        arguments["default"] = kind.word(default)
+    return arguments
 
 
 def _click_type(kind: Text) -> Any:
@@ -165,7 +167,7 @@ def _click_type(kind: Text) -> Any:
         case OneOf():
             return click.Choice([*map(str, kind.members)])
         case File():
-            # An error of a file that need not exist is reported where the file is opened.
+            # Files that need not exist are checked where they are opened.
             return click.Path(
                 exists=kind.exists, dir_okay=kind.folder, readable=kind.exists, path_type=Path
             )
@@ -184,74 +186,76 @@ targets_argument = option_of(RunConfig, "targets")
 
 @contextmanager
 def opened_cluster(
-    chosen: ClusterConfig, interruption: Interruption, *packages: str
+    config: ClusterConfig, interruption: Interruption, *packages: str
 ) -> Iterator[Cluster | None]:
-    """Open the cluster that the options name, if they do.
+    """Open the cluster that the options name; yield None without one.
 
     Args:
-        chosen: the options.
-        interruption: set when the user wants to end.
-        packages: what workers must have in our version beside what all have.
+        config: the options.
+        interruption: set when the user interrupts the command.
+        packages: further packages whose versions on the workers must equal the local ones.
 
     Raises:
-        UsageError: if it cannot be used.
-        BackendUnavailable: if no scheduler answers there.
+        UsageError: if the cluster cannot be used.
+        BackendUnavailable: if no scheduler answers.
     """
-    if chosen.cluster is None:
+    if config.cluster is None:
         yield None
         return
     from onnxopt_cli.cli.console import note
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-    tls = [*map(str, chosen.tls)]
-    found = Cluster(chosen.cluster, interruption, note, chosen.ship, tls, chosen.insecure, packages)
-    with closing(found) as cluster:
+    tls = [*map(str, config.tls)]
+    with closing(
+        Cluster(config.cluster, interruption, note, config.ship, tls, config.insecure, packages)
+    ) as cluster:
         yield cluster
 
 
-# The keys, among what a command's context holds, of what the configuration file says, and of where
-# it says what.
+# Keys of a click context's `meta`: the configuration file's contents, the places of its settings,
+# and the registry that the command uses.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
-# The key of the registry that the command uses.
 _REGISTRY = "onnxopt registry"
 
 
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
     from onnxopt_cli.backends.configuration import find_configuration
 
-    # Not where a word is being completed.
+    # resilient_parsing is set during shell completion.
     if context.resilient_parsing or not (profile or find_configuration()):
         return
     from onnxopt_cli.cli.configured_defaults import apply_configuration, configuration_here
 
-    found = configuration_here(context, profile)
-    if found is not None:
-        context.meta[_CONFIGURATION] = found
-        context.meta[_PLACES] = apply_configuration(context, found, profile)
+    configuration = configuration_here(context, profile)
+    if configuration is not None:
+        context.meta[_CONFIGURATION] = configuration
+        context.meta[_PLACES] = apply_configuration(context, configuration, profile)
 
 
 def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-    """Put the specification of a backend in place of its name in the configuration file."""
-    found: Configuration | None = context.meta.get(_CONFIGURATION)
-    if found is None or not value:
+    """Replace the name of a backend in the configuration file by its specification."""
+    configuration: Configuration | None = context.meta.get(_CONFIGURATION)
+    if configuration is None or not value:
         return value
-    return found.backend(value) if isinstance(value, str) else tuple(map(found.backend, value))
+    if isinstance(value, str):
+        return configuration.backend(value)
+    return tuple(map(configuration.backend, value))
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     """Use a registry of the environment's operators and those of files until the command ends."""
-    # Importing it takes a while, which help and completion of options need not wait for.
+    # Imported here because the import is slow, and help and completion do not need it.
     from onnxopt_cli.operators.registry import Registry, registry
 
     try:
         if not context.meta.get(_REGISTRY):
-            # A second context of the command, for what a log says, uses the same registry.
-            context.meta[_REGISTRY] = made = Registry.of_environment()
+            # A second context of the command, which parses options from a log, shares the registry.
+            context.meta[_REGISTRY] = new_registry = Registry.of_environment()
             root = context.find_root()
             enter = (
                 root.obj.enter_context if isinstance(root.obj, ExitStack) else root.with_resource
             )
-            enter(made.in_use())
+            enter(new_registry.in_use())
         if registry().files or files:
             from onnxopt_cli import _api as api
 
@@ -263,14 +267,14 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Of every command that knows operators. Both come first, as the others are checked against what
-# there is.
+# Options of every command that uses operators. They are processed first, because other options are
+# checked against the operators and the configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),
     option(
         "--operators FILE",
-        "Also know the operators of this Python file. Its code runs. Again for more.",
+        "Load operators from this Python file; its code is executed. May be given several times.",
         "operator_files",
         type=PATH,
         multiple=True,
@@ -281,7 +285,7 @@ _configured = (
 
 
 def with_operators_option(command: click.Command) -> click.Command:
-    """Give a command the options that choose operators, or each command of a group."""
+    """Add the options that choose operators to a command, or to each command of a group."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             with_operators_option(inner)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 )
 @option(
     "--mistake NAME",
-    "Show a known mistake of the operator: what it changes, who has it, an input that shows "
-    "it. Given more than once: all at once.",
+    "Show a known mistake of the operator: the change, implementations that have it, an input that "
+    "exposes it. If given several times, the mistakes are combined.",
     "mistakes",
     multiple=True,
 )
 def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
-    """Show an operator (formula, inputs, attributes), a mistake in one, or a case.
+    """Show an operator (formula, inputs, attributes), a known mistake of it, or a case.
 
     \b
     onnxopt show Adam
@@ -58,13 +58,14 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         if mistakes:
             raise UsageError(
                 f"{printable(name)} is not an operator with known mistakes",
-                hint=f"operators are {', '.join(it.name for it in registry().operators)}",
+                hint=f"operators are {', '.join(op.name for op in registry().operators)}",
             )
         try:
             collection = collect([name], telling=ticking)
         except UsageError as error:
-            known = [operator.name for operator in registry().operators]
-            hint = nearest(name, known, f"operators are {', '.join(known)}; {error.hint}")
+            names_of_operators = [operator.name for operator in registry().operators]
+            fallback = f"operators are {', '.join(names_of_operators)}; {error.hint}"
+            hint = nearest(name, names_of_operators, fallback)
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)
@@ -74,26 +75,27 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
 
 
 def _mistake(operator: Operator, names: tuple[str, ...]) -> Implementation:
-    """Return the implementation that has all mistakes of these names.
+    """Return the implementation that has all named mistakes.
 
     Raises:
-        UsageError: if there is no such mistake, or they do not go together.
+        UsageError: if a mistake is unknown, or the mistakes cannot be combined.
     """
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.errors import UsageError
     from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, named
 
-    known = {it.name.lower(): it.name for it in all_known_mistakes(operator)}
+    by_lower_name = {mistake.name.lower(): mistake.name for mistake in all_known_mistakes(operator)}
     for name in names:
-        if name.lower() not in known:
-            near = [it for it in known if name.lower() in it][:3]
-            near = near or get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-            hint = f"did you mean {', '.join(repr(known[it]) for it in near)}?" if near else None
+        if name.lower() not in by_lower_name:
+            similar = [lower for lower in by_lower_name if name.lower() in lower][:3]
+            similar = similar or get_close_matches(name.lower(), by_lower_name, n=3, cutoff=0.4)
+            suggestions = ", ".join(repr(by_lower_name[lower]) for lower in similar)
+            hint = f"did you mean {suggestions}?" if similar else None
             raise UsageError(
                 f"{operator.name} has no known mistake {printable(repr(name))}",
                 hint=hint or f"onnxopt show {operator.name} lists them",
             )
-    found = named(operator, *(known[name.lower()] for name in names))
-    if found is None:
-        raise UsageError("these mistakes do not go together: both are around the formula")
-    return found
+    implementation = named(operator, *(by_lower_name[name.lower()] for name in names))
+    if implementation is None:
+        raise UsageError("these mistakes cannot be combined: both wrap the formula")
+    return implementation

@@ -43,7 +43,7 @@ def test_exchanged_neighbours_are_caught_wherever_data_are_moved(injected):
 def test_errors_cannot_be_injected_into_integer_outputs(onnxopt):
     result = onnxopt("audit", "onnx-node/test_and2d/0", "--injected")
     assert result.code == 5
-    assert "has outputs to put errors into" in result.err
+    assert "has outputs to inject errors into" in result.err
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
 def test_a_profile_that_is_not_there_is_named(place, onnxopt):
     assert "did you mean ci?" in onnxopt("run", "--profile", "cii").err
     (place / "onnxopt.toml").unlink()
-    assert "no configuration file is here" in onnxopt("run", "--profile", "ci").err
+    assert "no configuration file found" in onnxopt("run", "--profile", "ci").err
 
 
 def test_a_file_may_begin_with_the_mark_that_some_editors_write(workplace, onnxopt):

@@ -149,7 +149,7 @@ def test_a_log_says_what_to_go_on_with(demo, onnxopt):
     assert answer.code == 0, answer.text
     assert "2 of 5 cases from demo.yaml on numpy" in answer.out
     assert {"-k plain", "--rtol 0.5", "--memory none"} <= set(
-        re.findall(r"--?[a-z]+ [\w.]+", answer.err.partition("as the log says: ")[2])
+        re.findall(r"--?[a-z]+ [\w.]+", answer.err.partition("options from the log: ")[2])
     )
     assert json.loads((demo / "run.jsonl").read_text().splitlines()[-1])["exit_code"] == 0
 

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.parametrize(
     ("arguments", "code", "says", "next_step"),
     [
-        ("rnu", 2, "There is no command 'rnu'", "Did you mean run?"),
+        ("rnu", 2, "No such command 'rnu'", "Did you mean run?"),
         ("run --bakend numpy", 2, "No such option '--bakend'", "Did you mean '--backend'?"),
         ("backends chek", 2, "No such command 'chek'", "Did you mean 'check'?"),
         ("run specs", 2, "no path, suite or case specs", "did you mean spec?"),
@@ -25,11 +25,11 @@ import pytest
         ("run spec --report foo=bar", 2, "FORMAT=PATH, not 'foo=bar'", "--report json=run.json"),
         ("run spec --report json=no/such/x", 2, "cannot write no/such/x", "the folder must exist"),
         ("run spec --update-expect empty", 2, "cannot write empty: it is a folder", ""),
-        ("run spec --log=", 2, "what follows --log= is empty", "is a variable not set?"),
+        ("run spec --log=", 2, "the value of --log= is empty", "is a variable not set?"),
         ("audit spec --json no/such/x", 2, "cannot write no/such/x", "the folder must exist"),
-        ("fuzz -b numpy -o notes.txt/x", 2, "-o notes.txt/x: nothing can be written in", "notes"),
+        ("fuzz -b numpy -o notes.txt/x", 2, "-o notes.txt/x: cannot write in", "notes"),
         ("fuzz -b numpy --time 1e-9", 5, "no example was tried", "--time is too short"),
-        ("config --profile x", 2, "there is no profile 'x': no configuration", "onnxopt.toml"),
+        ("config --profile x", 2, "no profile 'x': no configuration", "onnxopt.toml"),
         ("run spec --expect missing.yaml", 2, "the file is missing", "onnxopt schema expect"),
         ("run spec --shard 3/2", 2, "invalid --shard 3/2", "1 <= I <= N"),
         ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
@@ -58,7 +58,7 @@ def test_a_mistake_is_named_with_the_next_step(
 def test_an_option_whose_variable_is_not_set_is_not_left_out_in_silence(workplace, onnxopt):
     for option in ("--log", "--cluster", "--report", "--profile", "-b"):
         answer = onnxopt("run", "spec", option, "")
-        assert (answer.code, f"what follows {option} is empty" in answer.err) == (2, True)
+        assert (answer.code, f"the value of {option} is empty" in answer.err) == (2, True)
     assert onnxopt("generate", "spec", "-o", "").code == 2
     assert not any(workplace.iterdir())
     # A name may end so, and pytest runs all tests for an empty -k.

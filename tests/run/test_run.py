@@ -315,7 +315,7 @@ def test_verbose_shows_all_failures_and_otherwise_the_plainest_of_a_cause(demo, 
     brief, verbose = onnxopt(*failing).out, onnxopt(*failing, "-v").out
     assert (brief.count("─ FAIL "), verbose.count("─ FAIL ")) == (1, 25)
     assert "25 failures on python:vendor.py:Off, by cause:" in brief
-    assert "the plainest of 25" in brief
+    assert "the simplest of 25" in brief
     assert "-v shows all failures, -q names them" in brief
     assert "-v shows" not in verbose
     assert onnxopt(*failing, "-q").out.count("FAIL ") == 25
