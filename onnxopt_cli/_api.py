@@ -1,6 +1,6 @@
-"""The commands as functions: the public ones, and those that only the command line needs.
+"""The commands as functions: the Python API, and functions for the command line.
 
-The public names are those of :data:`onnxopt_cli.__all__`.
+The names in :data:`onnxopt_cli.__all__` are public.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ __all__ = [
     "update_expectations",
 ]
 
-# Imported on first use: a run that passes needs none of them, and importing them takes a while.
+# Imported on first use: a passing run needs none of these, and their imports are slow.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
@@ -142,20 +142,20 @@ def __getattr__(name: str) -> Any:
 
 
 def _ignore(*_: object) -> None:
-    """Take no note of progress."""
+    """Ignore messages and progress."""
 
 
 def _refuse(problems: _Problems) -> None:
     raise InvalidCase(problems)
 
 
-def _all(kind: type[T], values: Iterable[T], which: str) -> tuple[T, ...]:
-    """Return values; a TypeError says which are wanted where one is of another kind."""
-    found = tuple(values)
-    for value in found:
+def _all(kind: type[T], values: Iterable[T], expected: str) -> tuple[T, ...]:
+    """Return the values as a tuple; raise a TypeError if one has another type."""
+    checked = tuple(values)
+    for value in checked:
         if not isinstance(value, kind):
-            raise TypeError(f"expected {which}, found {type(value).__name__}")
-    return found
+            raise TypeError(f"expected {expected}, found {type(value).__name__}")
+    return checked
 
 
 def _cases(cases: Iterable[Case]) -> tuple[Case, ...]:
@@ -167,20 +167,20 @@ def _backends(backends: Iterable[str]) -> tuple[str, ...]:
 
 
 def _several(items: Any) -> tuple[Any, ...]:
-    """Return names or paths, of which one alone may be given."""
+    """Return names or paths as a tuple; a single one need not be in a sequence."""
     return (items,) if isinstance(items, str | Path) else tuple(items)
 
 
 class NotConformingError(AssertionError):
-    """A case does not conform; the message has the differences.
+    """A case does not conform; the message contains the differences.
 
     Attributes:
         result: the result of the case.
     """
 
     def __init__(self, result: Result) -> None:
-        words = f"{result.case} on {result.backend}: {headline(result) or result.outcome}"
-        super().__init__(f"{words}\n{failure_text(result)}".rstrip())
+        title = f"{result.case} on {result.backend}: {headline(result) or result.outcome}"
+        super().__init__(f"{title}\n{failure_text(result)}".rstrip())
         self.result = result
 
 
@@ -199,11 +199,11 @@ def load_cases(
 
     Args:
         targets: by default the folder ``cases`` or, if it does not exist, the suites of onnxopt.
-        patterns: ids, globs or pieces of ids, one of which a case must match.
-        operators: names, one of which the model of a case must contain.
-        tags: words, one of which a case must carry.
-        without: capabilities that no case may need.
-        memory: bytes that a case of a case file may take; 0 for no limit.
+        patterns: ids, globs or parts of ids; a case must match one.
+        operators: names of operators; the model of a case must contain one.
+        tags: tags; a case must have one.
+        without: capabilities; cases that need one are excluded.
+        memory: limit in bytes on the memory of a case of a case file; 0 for no limit.
         invalid: called with the faults of case files, which are left out.
         tell: called with a message on each pattern without a match.
         telling: opens a display of progress.
@@ -230,26 +230,28 @@ def run(
     judging: Judging = _JUDGING,
     expect: Sequence[Path | str] = (),
 ) -> Iterator[Result]:
-    """Yield the results of cases, those of a case on all backends together, in order.
+    """Yield results in the order of the cases, and for each case in the order of the backends.
 
     Failures of backends outside of any case are yielded last, as results of the suite ``worker``.
     The backends end when the iterator ends or is closed.
 
     Args:
         cases: from :func:`load_cases`.
-        backends: as after ``-b``; none means ``numpy``.
+        backends: specifications as for ``-b``; by default ``numpy``.
         execution: where and within which limits backends run.
         judging: how outputs are judged.
-        expect: expectation files, later ones before earlier ones; results then have a standing.
+        expect: expectation files; later files take precedence. Results then have a standing.
 
     Raises:
-        UsageError: if a backend, an expectation file or a setting is wrong.
-        BackendUnavailable: if no backend starts; cases of one that does not are not run.
+        UsageError: if a backend, an expectation file or a setting is invalid.
+        BackendUnavailable: if no backend starts. If only some start, the cases of the others are
+            not run.
         TypeError: if an argument is not a case, or not a backend.
     """
-    found, named = Collection(_cases(cases), ()), _backends(backends) or ("numpy",)
-    config = RunConfig(backends=named, execution=execution, judging=judging, expect=_files(expect))
-    with open_session(config, lambda: found, Interruption()) as session:
+    collection = Collection(_cases(cases), ())
+    names = _backends(backends) or ("numpy",)
+    config = RunConfig(backends=names, execution=execution, judging=judging, expect=_files(expect))
+    with open_session(config, lambda: collection, Interruption()) as session:
         for row in run_plan(session.plan):
             yield from row
 
@@ -268,27 +270,27 @@ def check(
         The result, which conforms.
 
     Raises:
-        NotConformingError: if it does not; with ``expect``, if that was not expected.
-        UsageError: if the backend, an expectation file or a setting is wrong.
+        NotConformingError: if the result does not conform, or not to the ``expect`` files.
+        UsageError: if the backend, an expectation file or a setting is invalid.
         BackendUnavailable: if the backend does not start.
         TypeError: if an argument is not a case, or not a backend.
     """
     __tracebackhide__ = True  # pytest shows the line of the test.
-    (one,), (name,) = _cases([case]), _backends([backend])
+    (case,), (name,) = _cases([case]), _backends([backend])
     config = RunConfig(
         backends=(name,), execution=execution, judging=judging, expect=_files(expect)
     )
-    session = _kept(config)
-    session.expectations.require_suites(suite_versions([one]))
-    (result,) = run_case(session.plan, one)
+    session = _cached_session(config)
+    session.expectations.require_suites(suite_versions([case]))
+    (result,) = run_case(session.plan, case)
     if not result.conforms:
         raise NotConformingError(result)
     return result
 
 
 @cache
-def _kept(config: RunConfig) -> Session:
-    """Open a backend until this process ends."""
+def _cached_session(config: RunConfig) -> Session:
+    """Return a session that stays open until this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(open_session(config, lambda: Collection((), ()), Interruption()))
@@ -306,13 +308,14 @@ def explain(
     seconds: float | None = 10.0,
     progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
-    """Return which known mistakes reproduce the failures among results.
+    """Return explanations of failures: known mistakes that reproduce them, and conditions.
 
     Args:
-        results: of a run, passing ones too: a mistake that fails a passing case is ruled out.
+        results: the results of a run, including passing ones: a mistake that fails a passing case
+            is ruled out.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged them.
-        seconds: how long to look; None for a fifth of the run's time, 10 at least.
+        seconds: time limit of the search; None for a fifth of the run's time, at least 10.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
@@ -323,7 +326,7 @@ def explain(
     if cases is None:
         cases_by_id = find_again({result.case: result.location for result in results})
     if seconds is None:
-        seconds = least_seconds(sum(it.seconds for it in results))
+        seconds = least_seconds(sum(result.seconds for result in results))
     explanations = explain(results, cases_by_id, judging, seconds=seconds, progress=progress)
     return [*explanations, *explain_by_attributes(results, cases_by_id, _formula_names())]
 
@@ -333,11 +336,11 @@ def explain_session(
     seconds: float | None = None,
     progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
-    """Return which known mistakes reproduce the failures of a session, which may ask its backends.
+    """Return explanations of a session's failures; the search may submit models to its backends.
 
     Args:
-        session: which has run.
-        seconds: how long to look; None for a fifth of the time that it took, 10 at least.
+        session: a session whose cases have run.
+        seconds: time limit of the search; None for a fifth of the run's time, at least 10.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
@@ -372,22 +375,22 @@ def audit(
     shard: Shard | None = None,
     join: Sequence[Path] = (),
 ) -> list[MutationScore]:
-    """Return which wrong implementations cases catch, a grade for each operator with a formula.
+    """Return the mutation score of cases for each operator with a formula.
 
     Args:
         cases: from :func:`load_cases`.
         judging: how outputs are judged.
         jobs: number of processes.
-        thorough: whether to look for redundant cases, too, which takes many times as long.
-        progress: called with how many implementations are done, and how many there are.
+        thorough: whether to find redundant cases, too, which takes many times as long.
+        progress: called with the number of finished implementations and of all.
         invalid: called with the faults of cases, which are left out.
-        cluster: the machines that do it; None for this one.
-        shard: the part of the implementations to look at; None for all.
-        join: what audits of all shards have written: nothing else is looked at.
+        cluster: cluster that runs the audit; None for this machine.
+        shard: the part of the implementations to test; None for all.
+        join: JSON files of audits of all shards, which are merged instead of testing anything.
 
     Raises:
-        InvalidCase: if a case contradicts itself or the formula, and nothing else is to be done.
-        UsageError: if what is to be joined is not of these cases, or not all.
+        InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
+        UsageError: if a file to join belongs to other cases, or a shard is missing.
         BackendUnavailable: if the cluster is lost.
     """
     from onnxopt_cli.analysis.audit import audit, find_trials
@@ -411,7 +414,7 @@ def audit(
 def inject_errors(
     cases: Iterable[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
 ) -> list[InjectedErrors]:
-    """Return which errors, put into right outputs of cases of any operators, tolerances catch."""
+    """Inject errors into correct outputs of any operators; return which tolerances catch them."""
     from onnxopt_cli.analysis.injected_errors import inject_errors
 
     return inject_errors(_cases(cases), jobs, progress)
@@ -426,18 +429,18 @@ def fuzz(
     seconds: float | None = None,
     execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
-    """Yield failures of a backend on drawn examples, each of another kind and as small as found.
+    """Yield shrunk failures of a backend on random examples, one of each kind.
 
     Args:
-        backend: as after ``-b``.
-        operators: names; none means all with a formula.
-        seed: of all choices.
-        examples: how many to try.
-        seconds: how long to search; None for no limit.
+        backend: specification as for ``-b``.
+        operators: names of operators; by default all with a formula.
+        seed: seed of the random examples.
+        examples: number of examples.
+        seconds: time limit of the search; None for no limit.
         execution: where and within which limits the backend runs.
 
     Raises:
-        UsageError: if the backend or a number is wrong, or hypothesis is not installed.
+        UsageError: if the backend or a number is invalid, or hypothesis is not installed.
         NothingSelected: if an operator has no formula.
         BackendUnavailable: if the backend does not start.
     """
@@ -446,7 +449,7 @@ def fuzz(
     from onnxopt_cli.fuzz.search import chosen_operators
 
     if examples < 1 or seed < 0:
-        raise UsageError(f"examples={examples}, seed={seed}: expected 1 or more, and 0 or more")
+        raise UsageError(f"examples={examples}, seed={seed}: expected examples >= 1, seed >= 0")
     chosen = chosen_operators(_several(operators))
     (backend,) = _backends([backend])
     with tempfile.TemporaryDirectory() as memory:
@@ -459,49 +462,53 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
     """Return the content of a configuration file, which does not affect other functions.
 
     Args:
-        path: of the file; None for that of the current folder, or in a repository of the nearest
-            above it.
+        path: path of the file; None for the file of the current folder or, in a repository, of the
+            nearest folder above it.
 
     Raises:
-        UsageError: with all faults of the file, if there is no file, or if another user may have
-            written it and it is not named explicitly.
+        UsageError: listing all faults of the file; if no file exists; or if another user may have
+            written a file that is not named explicitly.
     """
-    found = known_configuration() if path is None else read_configuration(Path(path))
-    if found is None:
-        raise UsageError("there is no configuration file here")
-    return found
+    configuration = known_configuration() if path is None else read_configuration(Path(path))
+    if configuration is None:
+        raise UsageError("no configuration file found")
+    return configuration
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:
-    """Make the operators of files known, here and to the processes to come; return the new ones.
+    """Register the operators of files, also for later child processes; return the new operators.
 
     Args:
-        paths: Python files; their code runs.
+        paths: Python files; their code is executed.
 
     Raises:
-        UsageError: naming file and line, if one defines no operator, or one that is wrong.
+        UsageError: naming file and line, if a file defines no operator or an invalid one.
     """
     from onnxopt_cli.suites.case_template import unreadable
 
     for path in map(os.path.realpath, paths):
         if os.pathsep in path:
-            raise UsageError(f"{printable(path)}: its path must not have {os.pathsep}")
-    known = registry()
-    added = [operator for path in paths for operator in known.add_file(Path(path))]
-    known.export()
-    # Those of the files that the variable names are checked, too.
-    of_files = [operator for operator in known.operators if operator.file in known.files]
-    for wrong in filter(None, map(unreadable, of_files)):
+            raise UsageError(f"{printable(path)}: the path must not contain {os.pathsep}")
+    operators = registry()
+    added = [operator for path in paths for operator in operators.add_file(Path(path))]
+    operators.export()
+    # Operators of files that an environment variable names are checked, too.
+    of_files = [operator for operator in operators.operators if operator.file in operators.files]
+    for message in filter(None, map(unreadable, of_files)):
         hint = "a formula takes tensors of any rank; functions of whole tensors take no axis"
-        raise UsageError(wrong, hint=hint)
+        raise UsageError(message, hint=hint)
     return added
 
 
 def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a suite, relative path and content; ``form`` is ``yaml`` or ``onnx``.
+    """Yield the relative path and content of each file of a suite.
+
+    Args:
+        suite: name of the suite.
+        form: ``yaml``, ``onnx``, or None for the suite's own form.
 
     Raises:
-        UsageError: if there is no such suite, or it is not written in that form.
+        UsageError: if there is no such suite, or it cannot be written in that form.
     """
     from onnxopt_cli.suites.catalogue import suite_files
 

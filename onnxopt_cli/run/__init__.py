@@ -1,1 +1,1 @@
-"""Running cases: what is expected, what the backend did, what that means."""
+"""Running cases: expected results, responses of backends, outcomes, logs and expectations."""

@@ -364,7 +364,7 @@ class Session:
 
     def _take(self, log: Log) -> None:
         """Take the results of cases that ran on all backends, or all of a finished log."""
-        from onnxopt_cli.run.log.log_rules import whole_row
+        from onnxopt_cli.run.log.log_rules import complete_row
 
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(self._record, started=started, hostname=hostname)
@@ -377,7 +377,7 @@ class Session:
         if log.finished:
             taken = [*results]
         else:
-            rows = [whole_row(log.results, case.id, self._backends) for case in self.plan.cases]
+            rows = [complete_row(log.results, case.id, self._backends) for case in self.plan.cases]
             taken = [it for row in rows for it in row]
             taken += [it for it in results if it.case in OUTSIDE_IDS]
         self.results |= {(it.case, it.backend): self._review(it) for it in taken}

@@ -67,7 +67,7 @@ def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
         monkeypatch.setattr(module, "MAX_BYTES", limit)
     answer = onnxopt(*run_arguments("OffAtC", "--log", "off.jsonl"))
     assert answer.code == 2
-    assert f"would have more than {limit} bytes" in " ".join(answer.err.split())
+    assert f"would exceed {limit} bytes" in " ".join(answer.err.split())
     assert records(demo / "off.jsonl")[-1]["record"] == "end"
     again = onnxopt("report", "render", "off.jsonl", "--report", "badge=-")
     assert "did not finish" in again.out

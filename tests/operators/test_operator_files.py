@@ -177,7 +177,7 @@ def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
     (place / "a:b").mkdir()
     (place / "a:b" / "lion.py").write_text(LION)
     done = call(place, "list company --operators a:b/lion.py")
-    assert (done.returncode, "its path must not have :" in done.stderr) == (2, True)
+    assert (done.returncode, "the path must not contain :" in done.stderr) == (2, True)
 
 
 SIGNS = """\

@@ -65,7 +65,7 @@ def test_an_expectation_file_that_another_run_updated_is_not_overwritten(demo, b
     answer, code, err = beside("RaisesAtB", "--update-expect", "e.yaml")
     assert answer.code in {0, 1}
     assert code == 2
-    assert "e.yaml is not written: it changed while the run went on" in err
+    assert "e.yaml is not written: it changed during the run" in err
     assert f'backend: "{backend("RaisesAtB")}"' in Path("e.yaml").read_text()
 
 

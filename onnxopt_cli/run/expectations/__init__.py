@@ -1,1 +1,1 @@
-"""What a vendor expects of a run, and what its results amount to."""
+"""Expectation files: parsing, editing, updating, and the standing of results."""

@@ -1,7 +1,7 @@
-"""Changing the text of an expectation file entry by entry, and nothing else of it.
+"""Editing single entries in the text of an expectation file.
 
-Everything that is not changed keeps its place, its comments and its form, which a library that
-writes YAML anew does not promise.
+The rest of the text keeps its order, comments and formatting, which a YAML library that writes the
+whole document would not preserve.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from onnxopt_cli.run.expectations.expectation_file import Layer
 
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
-# A field of the file itself.
+# A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
 
 
 class FlowStyle(Exception):
-    """Entries do not stand on lines of their own."""
+    """Several entries or fields share a line."""
 
 
 class Edit:
-    """Changes of one file, gathered and then made at once.
+    """Changes of one file, which are collected and then applied together.
 
     Attributes:
-        changes: first line, the line after the last, and what stands there then.
+        changes: first line, the line after the last, and the new lines.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -36,10 +36,10 @@ class Edit:
         self.changes: list[tuple[int, int, list[str]]] = []
 
     def remove(self, index: int) -> None:
-        """Remove an entry, and the comment right above it unless that is also about the next one.
+        """Remove an entry, and the comment above it unless another entry follows directly.
 
         Raises:
-            FlowStyle: if the entry does not stand on lines of its own.
+            FlowStyle: if the entry shares a line with another.
         """
         start, end = self._span(index)
         if end == len(self._lines) or not self._says(end):
@@ -51,12 +51,12 @@ class Edit:
         self.changes.append((start, end, []))
 
     def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
-        """Give an entry another value of a field that it has: a word, a list of them, or none.
+        """Replace the value of an existing field by one word or a list of words.
 
-        A field without a value is taken from the entry.
+        Without words, the field is removed.
 
         Raises:
-            FlowStyle: if the field does not stand on a line of its own.
+            FlowStyle: if the field shares a line with another.
         """
         start, end = self._field_span(index, name)
         head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
@@ -73,7 +73,7 @@ class Edit:
         """Add entries after the last one.
 
         Raises:
-            FlowStyle: if the list of entries does not stand on lines of its own.
+            FlowStyle: if entries share a line.
         """
         indent = "  "
         head: list[str] = []
@@ -90,27 +90,28 @@ class Edit:
         self.changes.append((place, place, head + block))
 
     def pin(self, suites: Sequence[str]) -> None:
-        """Let the file say which versions of suites it was written for."""
-        line = f"suites: [{', '.join(map(json.dumps, suites))}]"
-        keys = [number for number, it in enumerate(self._lines) if _TOP.match(it)]
-        start = next((it for it in keys if self._lines[it].startswith("suites")), len(self._lines))
-        end = next((it for it in keys if it > start), len(self._lines))
+        """Set the versions of suites for which the file was written."""
+        new_line = f"suites: [{', '.join(map(json.dumps, suites))}]"
+        count = len(self._lines)
+        keys = [number for number, line in enumerate(self._lines) if _TOP.match(line)]
+        start = next((key for key in keys if self._lines[key].startswith("suites")), count)
+        end = next((key for key in keys if key > start), count)
         if start == end:
             # After the version of the format.
             start = end = (keys[0] if keys else -1) + 1
-        self.changes.append((start, end, [line]))
+        self.changes.append((start, end, [new_line]))
 
     def text(self) -> str:
         """Return the changed text."""
         lines = list(self._lines)
-        # From the end, so that the numbers of the lines before stay right.
-        for start, end, new in sorted(self.changes, key=lambda it: it[:2], reverse=True):
+        # Backwards, so that the numbers of earlier lines stay valid.
+        for start, end, new in sorted(self.changes, key=lambda change: change[:2], reverse=True):
             lines[start:end] = new
         line_end = "\r\n" if "\r\n" in self._layer.text else "\n"
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return where entries can begin in a file that has none, and the line before them."""
+        """Return where to insert entries in a file without any, and lines to insert before."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):
@@ -119,7 +120,7 @@ class Edit:
         return len(self._lines), [f"{_LIST}:"]
 
     def _span(self, index: int) -> tuple[int, int]:
-        """Return the first line of an entry, counted from 0, and the one after its last."""
+        """Return the first line of an entry, counted from 0, and the line after its last."""
         starts = [entry.node.line - 1 for entry in self._layer.entries]
         start = starts[index]
         if not self._lines[start].lstrip().startswith("- ") or starts.count(start) > 1:
@@ -143,13 +144,13 @@ class Edit:
         return start, self._end(start, next((line for line in lines if line > start), end))
 
     def _end(self, start: int, following: int) -> int:
-        """Return the line after the last that says something, of those before a line."""
+        """Return the line after the last content line of a range."""
         while following > start + 1 and not self._says(following - 1):
             following -= 1
         return following
 
     def _says(self, line: int) -> bool:
-        """Tell whether a line is neither blank nor a comment."""
+        """Return whether a line is neither blank nor a comment."""
         return bool(self._lines[line].strip()) and not self._is_comment(line)
 
     def _is_comment(self, line: int) -> bool:

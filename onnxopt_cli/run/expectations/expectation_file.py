@@ -1,4 +1,4 @@
-"""An expectation file: its entries, and reading it with all that is wrong reported at once."""
+"""The entries of an expectation file, and a parser that reports all errors at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxopt_cli.errors import Fault
 
 T = TypeVar("T")
 
-#: The word for an outcome that cannot be relied on.
+#: The word for an unstable outcome.
 FLAKY = "flaky"
 
 _GLOB = frozenset("*?[")
@@ -30,35 +30,35 @@ _GLOB = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An id, or a glob over ids, and the line where it stands."""
+    """An id or a glob over ids, and its line in the file."""
 
     text: str
     line: int
 
     @property
     def exact(self) -> bool:
-        """True if this is no glob."""
+        """True if the text is an id, not a glob."""
         return not _GLOB & set(self.text)
 
     def matches(self, case: str) -> bool:
-        """Tell whether an id is meant; letter case matters."""
+        """Return whether the pattern matches an id; letter case matters."""
         return case == self.text or (not self.exact and fnmatchcase(case, self.text))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is expected of some cases on some backends.
+    """The expected outcomes of some cases on some backends.
 
     Attributes:
         where: the file and line.
-        node: where it stands in the file.
+        node: node of the entry in the parsed file.
         patterns: the cases.
         backend: a glob over names of backends.
-        version: a range of versions of the backend, as ``packaging`` has it; empty for all.
-        outcomes: words that are allowed: outcomes, and :data:`FLAKY`.
-        reason: why, in words.
-        issue: where it is dealt with.
-        expires: the first day on which the entry does not count.
+        version: a version specifier of ``packaging`` for the backend; empty for all versions.
+        outcomes: allowed words: outcomes, and :data:`FLAKY`.
+        reason: the reason, as text.
+        issue: link to an issue.
+        expires: the first day on which the entry is no longer valid.
     """
 
     where: str
@@ -73,34 +73,34 @@ class Entry:
 
     @property
     def sole(self) -> bool:
-        """True if this speaks of one case by its id; such an entry precedes others of its file."""
+        """True if the entry names a single id; it then precedes other entries of its file."""
         return len(self.patterns) == 1 and self.patterns[0].exact
 
     def speaks_of(self, case: str) -> bool:
-        """Tell whether an id is one of the cases."""
+        """Return whether an id matches one of the patterns."""
         return any(pattern.matches(case) for pattern in self.patterns)
 
     def applies_to(self, backend: BackendIdentity) -> bool:
-        """Tell whether a backend is meant; one whose version is unknown is in no range."""
+        """Return whether the entry applies to a backend; unknown versions are in no range."""
         if not self.names(backend):
             return False
         if not self.version:
             return True
         from packaging.specifiers import SpecifierSet
 
-        known = version_number(backend)
-        return bool(known) and SpecifierSet(self.version).contains(known, prereleases=True)
+        number = version_number(backend)
+        return bool(number) and SpecifierSet(self.version).contains(number, prereleases=True)
 
     def names(self, backend: BackendIdentity) -> bool:
-        """Tell whether a backend is meant by name."""
+        """Return whether the name of a backend matches."""
         return backend.name == self.backend or fnmatchcase(backend.name, self.backend)
 
     def expired(self, today: date) -> bool:
-        """Tell whether the entry no longer counts."""
+        """Return whether the entry has expired."""
         return self.expires is not None and today >= self.expires
 
     def allows(self, result: Result) -> bool:
-        """Tell whether a result is one of those expected; what may be flaky may also pass."""
+        """Return whether a result is expected; a case that may be flaky may also pass."""
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
@@ -129,11 +129,11 @@ class Layer:
     Attributes:
         path: the file.
         text: its content.
-        entries: in the order of the file.
-        must_pass: cases of which nothing else is allowed.
-        suites: the versions that it was written for, as in ``conformance@2``.
-        without: what backends are not asked for, and why.
-        errors: everything that is wrong; what is wrong is not among the entries.
+        entries: the entries in the order of the file; empty if the file has errors.
+        must_pass: cases that must pass.
+        suites: the suite versions that the file was written for, as in ``conformance@2``.
+        without: excluded capabilities, with the reason.
+        errors: all errors of the file.
     """
 
     path: Path
@@ -146,25 +146,25 @@ class Layer:
 
 
 def parse_layer(text: str, path: Path) -> Layer:
-    """Read the text of an expectation file that stands, or would stand, at a path."""
+    """Parse the text of an expectation file; the path is used in messages only."""
     root, errors = read_document(text, "onnxopt_cli.run.expectations", "onnxopt-expect")
-    # Nothing is taken from a file with something wrong.
-    sound = root if root and not errors else Node(1)
+    # A file with errors has no entries.
+    valid_root = root if root and not errors else Node(1)
     entries: list[Entry] = []
-    for node in _items(sound.field("expect")):
+    for node in _items(valid_root.field("expect")):
         try:
             entries.append(_entry(node, path))
         except FormatError as error:
             errors.append(error)
-    left_out = sound.field("without") or Node(1)
+    left_out = valid_root.field("without") or Node(1)
     problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
     return Layer(
         path,
         text,
         tuple(entries),
-        must_pass=_patterns(sound.field("must-pass")),
+        must_pass=_patterns(valid_root.field("must-pass")),
         errors=tuple(dict.fromkeys(problems)),
-        suites=_patterns(sound.field("suites")),
+        suites=_patterns(valid_root.field("suites")),
         without={name: _text(left_out, name) for name in left_out.fields or ()},
     )
 
@@ -173,7 +173,7 @@ def _entry(node: Node, path: Path) -> Entry:
     """Return the entry at a node that the schema accepts.
 
     Raises:
-        FormatError: if its versions or its date mean nothing.
+        FormatError: if its version range or date is invalid.
     """
     version = _read(node.field("version"), _range, 'a range of versions, as in ">=1.20,<1.32"')
     day = "a day of the calendar, as in 2031-12-31"
@@ -195,7 +195,7 @@ def _patterns(node: Node | None) -> tuple[Pattern, ...]:
 
 
 def _items(node: Node | None) -> Iterator[Node]:
-    """Yield the items of a list, or the one value that stands there instead."""
+    """Yield the items of a list, or a single value as one item."""
     if node is not None and node.items is not None:
         yield from node.items
     elif node is not None and node.scalar is not None:
@@ -203,15 +203,15 @@ def _items(node: Node | None) -> Iterator[Node]:
 
 
 def _text(node: Node, name: str) -> str:
-    found = node.field(name)
-    return "" if found is None else " ".join(str(found.scalar).split())
+    field_node = node.field(name)
+    return "" if field_node is None else " ".join(str(field_node.scalar).split())
 
 
 def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | None:
-    """Return what a text means; None if there is none.
+    """Return the parsed text of a node; None without a node.
 
     Raises:
-        FormatError: if it means nothing; says what was expected.
+        FormatError: if the text is invalid, naming what was expected.
     """
     if node is None:
         return None

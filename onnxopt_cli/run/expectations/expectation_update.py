@@ -1,4 +1,4 @@
-"""Making an expectation file say what a run has shown."""
+"""Updating an expectation file from the results of a run."""
 
 from __future__ import annotations
 
@@ -38,30 +38,32 @@ _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 def update_expectations(
     path: Path, expectations: Expectations, record: RunRecord, ids: Sequence[str]
 ) -> str:
-    """Write the entries that a run calls for into an expectation file, and say what was done.
+    """Update the entries of an expectation file to match a run, and return a summary.
 
-    Entries that still hold stay as they are. Stale and repeated ones are removed, an expired one
-    loses its date if it is still needed, one that no longer holds is removed or gets another
-    outcome, and what no entry speaks of gets an entry of its own.
+    Valid entries are kept. Stale and duplicate entries are removed; an expired entry loses its date
+    if it is still needed; an entry that no longer holds is removed or gets another outcome; an
+    unexpected result without an entry gets a new one.
 
     Args:
-        path: the file; where it exists it is the last layer of the expectations.
-        expectations: what the run was judged by.
+        path: the file; if it exists, it is the last layer of the expectations.
+        expectations: the expectations of the run.
         record: the run.
-        ids: of all cases that the run's targets hold.
+        ids: ids of all cases of the run's targets.
 
     Raises:
-        UsageError: if the file cannot be written, or its entries do not stand on lines of their
-            own.
+        UsageError: if the file cannot be written, or several entries or fields share a line.
     """
     name = printable(str(path))
-    unread = any(it.outcome is Outcome.INVALID and not it.conforms for it in record.results)
-    if record.problems or unread or any(it.outcome is Outcome.NOT_RUN for it in record.results):
+    invalid = any(
+        result.outcome is Outcome.INVALID and not result.conforms for result in record.results
+    )
+    not_run = any(result.outcome is Outcome.NOT_RUN for result in record.results)
+    if record.problems or invalid or not_run:
         return f"{name} is not written: not every case could be run"
     others = tuple(layer for layer in expectations.layers if layer.path != path)
-    known = next((layer for layer in expectations.layers if layer.path == path), None)
-    before = known.text if known else ""
-    update = _Update(others, known or parse_layer(_EMPTY, path), expectations, record, ids)
+    existing = next((layer for layer in expectations.layers if layer.path == path), None)
+    before = existing.text if existing else ""
+    update = _Update(others, existing or parse_layer(_EMPTY, path), expectations, record, ids)
     try:
         update.tidy()
         update.adjust()
@@ -72,23 +74,23 @@ def update_expectations(
             hint="write each entry as a list item with one field a line",
         ) from None
     if update.own.text == before:
-        return f"{name} already says so"
-    # The folder, since the file is replaced; whoever holds it for long does something else with it.
+        return f"{name} is up to date"
+    # Lock the folder: the file itself is replaced.
     with locked(path.absolute().parent, _LOCK_SECONDS):
         now = yaml_text(path) if path.exists() else ""
         if now != before:
             raise UsageError(
-                f"{name} is not written: it changed while the run went on",
-                hint="run it again; it then starts from what the file says now",
+                f"{name} is not written: it changed during the run",
+                hint="run again to update the new content",
             )
         write_atomically(path, update.own.text.encode())
-    done = ", ".join(f"{count} {what}" for what, count in update.done.items() if count)
-    return f"{name} written: {done or 'the versions of the suites'}"
+    counts = ", ".join(f"{count} {change}" for change, count in update.done.items() if count)
+    return f"{name} written: {counts or 'the versions of the suites'}"
 
 
 @dataclass(slots=True)
 class _Update:
-    """An expectation file on its way to what the run has shown."""
+    """The update of one expectation file."""
 
     others: tuple[Layer, ...]
     own: Layer
@@ -98,48 +100,49 @@ class _Update:
     done: Counter[str] = field(default_factory=lambda: Counter(added=0, changed=0, removed=0))
 
     def tidy(self) -> None:
-        """Remove what is stale, repeated, or expired and not needed."""
+        """Remove stale and duplicate entries, and expired ones that are not needed."""
         edit = Edit(self.own)
         seen: set[tuple[str, str, str]] = set()
         for index, entry in enumerate(self.own.entries):
-            meant = any(map(entry.applies_to, self.record.backends))
-            kept = []
+            applies = any(map(entry.applies_to, self.record.backends))
+            cases = []
             for pattern in entry.patterns:
                 key = pattern.text, entry.backend, entry.version
-                stale = meant and not any(map(pattern.matches, (*self.ids, *OUTSIDE_IDS)))
+                stale = applies and not any(map(pattern.matches, (*self.ids, *OUTSIDE_IDS)))
                 if key not in seen and not stale:
-                    kept.append(pattern.text)
+                    cases.append(pattern.text)
                 seen.add(key)
-            expired = meant and entry.expired(self.expectations.today)
-            if not kept or (expired and not self._needed(entry)):
+            expired = applies and entry.expired(self.expectations.today)
+            if not cases or (expired and not self._needed(entry)):
                 edit.remove(index)
                 self.done["removed"] += 1
                 continue
-            if len(kept) < len(entry.patterns):
-                edit.set_field(index, "case", kept)
+            if len(cases) < len(entry.patterns):
+                edit.set_field(index, "case", cases)
             if expired:
                 edit.set_field(index, "expires", [])
-            self.done["changed"] += expired or len(kept) < len(entry.patterns)
+            self.done["changed"] += expired or len(cases) < len(entry.patterns)
         self._apply(edit)
 
     def adjust(self) -> None:
-        """Let every result be expected that may be."""
+        """Change and add entries so that all results are expected, as far as possible."""
         edit = Edit(self.own)
-        asked = replace(self.expectations, layers=(*self.others, self.own))
-        spoken: dict[int, list[Result]] = {}
+        current = replace(self.expectations, layers=(*self.others, self.own))
+        places = {id(entry): place for place, entry in enumerate(self.own.entries)}
+        by_place: dict[int, list[Result]] = {}
         missing: list[Result] = []
         for result in self.record.results:
-            entry = asked.entry(result.case, self._backend(result))
-            place = next((n for n, it in enumerate(self.own.entries) if it is entry), None)
+            entry = current.entry(result.case, self._backend(result))
+            place = places.get(id(entry))
             if place is not None:
-                spoken.setdefault(place, []).append(result)
-            elif self._wrong(result, asked):
+                by_place.setdefault(place, []).append(result)
+            elif self._is_unexpected(result, current):
                 missing.append(result)
-        for place, results in spoken.items():
-            wrong = [result for result in results if self._wrong(result, asked)]
+        for place, results in by_place.items():
+            unexpected = [result for result in results if self._is_unexpected(result, current)]
             words = {_word(result) for result in results}
-            if len(wrong) < len(results) or len(words) > 1:
-                missing += wrong
+            if len(unexpected) < len(results) or len(words) > 1:
+                missing += unexpected
             elif all(self._conforms_without(place, result) for result in results):
                 edit.remove(place)
                 self.done["removed"] += 1
@@ -148,14 +151,17 @@ class _Update:
                 self.done["changed"] += 1
         if missing:
             edit.append(
-                [{"case": it.case, "backend": it.backend, "outcome": _word(it)} for it in missing]
+                [
+                    {"case": result.case, "backend": result.backend, "outcome": _word(result)}
+                    for result in missing
+                ]
             )
             self.done["added"] += len(missing)
         self._apply(edit)
 
     def pin(self) -> None:
-        """Say which versions of suites the file is now written for."""
-        pins = dict(it.text.split("@", 1) for it in self.own.suites)
+        """Set the versions of suites for which the file is now written."""
+        pins = dict(pattern.text.split("@", 1) for pattern in self.own.suites)
         now = pins | {
             name.removeprefix(SUITE): version
             for name, version in self.record.versions.items()
@@ -174,7 +180,7 @@ class _Update:
                 raise FlowStyle
 
     def _needed(self, entry: Entry) -> bool:
-        """Tell whether an expired entry would still make a result expected."""
+        """Return whether an expired entry would still make a result expected."""
         return any(
             entry.speaks_of(result.case)
             and entry.applies_to(self._backend(result))
@@ -183,20 +189,21 @@ class _Update:
             for result in self.record.results
         )
 
-    def _wrong(self, result: Result, asked: Expectations) -> bool:
-        """Tell whether a result does not conform, and an entry could change that."""
-        if asked.must_pass(result.case):
+    def _is_unexpected(self, result: Result, current: Expectations) -> bool:
+        """Return whether a result does not conform, and an entry could change that."""
+        if current.must_pass(result.case):
             return False
-        return not asked.review(result, self._backend(result)).conforms
+        return not current.review(result, self._backend(result)).conforms
 
     def _conforms_without(self, place: int, result: Result) -> bool:
-        entries = tuple(it for index, it in enumerate(self.own.entries) if index != place)
+        entries = tuple(entry for index, entry in enumerate(self.own.entries) if index != place)
         layers = (*self.others, replace(self.own, entries=entries))
-        asked = replace(self.expectations, layers=layers)
-        return asked.review(result, self._backend(result)).conforms
+        expectations = replace(self.expectations, layers=layers)
+        return expectations.review(result, self._backend(result)).conforms
 
     def _backend(self, result: Result) -> BackendIdentity:
-        return next(it for it in self.record.backends if it.name == result.backend)
+        backends = self.record.backends
+        return next(backend for backend in backends if backend.name == result.backend)
 
 
 def _word(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""What is expected of a run: how each result stands to it, and what the run exits with."""
+"""Expectations on a run: the standing of each result, and the exit code of the run."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from onnxopt_cli.suites.collect import require_version
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """Expectation files, and the day on which they are asked.
+    """Expectation files, and the day that decides which entries have expired.
 
-    Of the entries that speak of a result, one of a later file precedes; in one file one that names
-    the case alone by its id, then the last. An expired entry does not count.
+    If several entries apply to a result, those of later files take precedence; within a file, an
+    entry that names only this case by its id, else the last entry. Expired entries are ignored.
     """
 
     layers: tuple[Layer, ...]
@@ -47,10 +47,10 @@ class Expectations:
 
     @classmethod
     def read(cls, paths: tuple[Path, ...]) -> Expectations:
-        """Read files, later ones before earlier ones, as of today in UTC.
+        """Read files, in order of increasing precedence, as of today in UTC.
 
         Raises:
-            UsageError: with everything that is wrong with the files.
+            UsageError: listing all errors of the files.
         """
         layers: list[Layer] = []
         problems: list[Fault] = []
@@ -79,14 +79,14 @@ class Expectations:
         return blake2b(digests, digest_size=16).hexdigest()
 
     def require_suites(self, suites: Mapping[str, str], beside: Path | None = None) -> None:
-        """See that the files were written for these versions of suites.
+        """Require that the files were written for these versions of suites.
 
         Args:
-            suites: the versions of those that run.
-            beside: a file that need not, as it is going to be updated.
+            suites: versions of the suites that run.
+            beside: a file that is not checked, because it is going to be updated.
 
         Raises:
-            UsageError: naming the first that were not, and what to do.
+            UsageError: naming the first suite with another version.
         """
         for layer in self.layers:
             for pin in layer.suites if layer.path != beside else ():
@@ -94,11 +94,11 @@ class Expectations:
 
     @property
     def without(self) -> dict[str, str]:
-        """What the backends are not asked for, and why."""
-        return {name: why for layer in self.layers for name, why in layer.without.items()}
+        """The excluded capabilities, with the reason."""
+        return {name: reason for layer in self.layers for name, reason in layer.without.items()}
 
     def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
-        """Yield entries that are for none of the backends, but for one that is called nearly so."""
+        """Yield a fault for each entry whose backend is nearly the name of a tested backend."""
         seen: set[tuple[Path, str]] = set()
         for layer in self.layers:
             for entry in layer.entries:
@@ -107,13 +107,13 @@ class Expectations:
                 seen.add((layer.path, entry.backend))
                 for backend in backends:
                     if pattern := _like(entry.backend, backend.name):
-                        what = f"{entry.backend} is not {backend.name}; write {pattern}"
-                        yield Fault(entry.where, printable(what))
+                        message = f"{entry.backend} is not {backend.name}; write {pattern}"
+                        yield Fault(entry.where, printable(message))
 
     def review(self, result: Result, backend: BackendIdentity) -> Result:
-        """Return the result with its standing, and with the entry that speaks of it.
+        """Return the result with its standing, and with the entry that applies to it.
 
-        Without any file only what is flaky has a standing; what was not run never has.
+        Without any file, only flaky results have a standing. Cases that were not run have none.
         """
         if result.outcome is Outcome.NOT_RUN:
             return result
@@ -139,21 +139,21 @@ class Expectations:
         return replace(result, standing=standing, expectation=must_pass or str(entry or ""))
 
     def entry(self, case: str, backend: BackendIdentity) -> Entry | None:
-        """Return the entry that speaks of a case on a backend, None if none does."""
+        """Return the entry that applies to a case on a backend; None if there is no such entry."""
         for layer in reversed(self.layers):
-            found = [
+            applicable = [
                 entry
                 for entry in layer.entries
                 if entry.speaks_of(case)
                 and not entry.expired(self.today)
                 and entry.applies_to(backend)
             ]
-            if found:
-                return next((entry for entry in reversed(found) if entry.sole), found[-1])
+            if applicable:
+                return next((entry for entry in reversed(applicable) if entry.sole), applicable[-1])
         return None
 
     def must_pass(self, case: str) -> str:
-        """Say where it stands that a case must pass; empty if it may do something else."""
+        """Return the place that requires a case to pass; empty if there is none."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):
@@ -163,48 +163,48 @@ class Expectations:
     def findings(
         self, cases: Sequence[str], backends: Sequence[BackendIdentity]
     ) -> tuple[Fault, ...]:
-        """Return every entry that no longer holds, whatever the results are.
+        """Return a fault for every entry that is invalid independent of the results.
 
         Args:
-            cases: ids of all cases that the run's targets hold, whether -k, --operator, --tag or
-                --shard let them run or not. An entry of which none of them is meant is stale, so
-                the targets have to be those that the files were written for.
-            backends: what is under test; entries for other backends are not looked at.
+            cases: ids of all cases of the run's targets, selected or not. An entry that matches
+                none of them is stale, so the targets must be those that the files were written for.
+            backends: the tested backends; entries for other backends are not checked.
         """
-        found: list[Fault] = []
-        known = (*cases, *OUTSIDE_IDS)
+        faults: list[Fault] = []
+        ids = (*cases, *OUTSIDE_IDS)
         for layer in self.layers:
-            found += _repeated(layer)
+            faults += _duplicates(layer)
             for entry in layer.entries:
                 named = [backend for backend in backends if entry.names(backend)]
-                found += _unknown_versions(entry, named)
+                faults += _unknown_versions(entry, named)
                 if any(entry.applies_to(backend) for backend in named):
                     if entry.expired(self.today):
-                        found.append(Fault(entry.where, f"expired on {entry.expires}"))
-                    found += _unmatched(layer.path, entry.patterns, known)
-            found += _unmatched(layer.path, layer.must_pass, known)
-        return tuple(found)
+                        faults.append(Fault(entry.where, f"expired on {entry.expires}"))
+                    faults += _unmatched(layer.path, entry.patterns, ids)
+            faults += _unmatched(layer.path, layer.must_pass, ids)
+        return tuple(faults)
 
 
-def _like(wanted: str, name: str) -> str:
-    """Return what to write for a backend instead of a name that is nearly its own; empty if none.
+def _like(written: str, name: str) -> str:
+    """Return the pattern to write instead of a name similar to a backend's; empty if not similar.
 
-    Where both are of one kind and end alike, as ``exec:./adapter`` and ``exec:/opt/x/adapter`` do,
-    a glob for both.
+    For commands or modules with the same last component, such as ``exec:./adapter`` and
+    ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
     """
     kind, colon, place = name.partition(":")
-    same_kind, _, other = wanted.partition(":")
-    last, its_last = (_SEPARATORS.split(it)[-1] for it in (place, other))
-    if colon and kind == same_kind and last and last == its_last.lstrip("*"):
+    written_kind, _, written_place = written.partition(":")
+    last = _SEPARATORS.split(place)[-1]
+    written_last = _SEPARATORS.split(written_place)[-1]
+    if colon and kind == written_kind and last and last == written_last.lstrip("*"):
         return f"{kind}:*{last}"
-    return name if nearest(name, [wanted], cutoff=0.9) else ""
+    return name if nearest(name, [written], cutoff=0.9) else ""
 
 
 _SEPARATORS = re.compile(r"[/\\]")
 
 
-def _repeated(layer: Layer) -> Iterator[Fault]:
-    """Yield patterns that stand twice in a file, for the same backends and versions."""
+def _duplicates(layer: Layer) -> Iterator[Fault]:
+    """Yield a fault for each pattern that is repeated for the same backends and versions."""
     first: dict[tuple[str, str, str], int] = {}
     keyed = [
         ((pattern.text, entry.backend, entry.version), pattern)
@@ -214,8 +214,8 @@ def _repeated(layer: Layer) -> Iterator[Fault]:
     keyed += [((pattern.text, "must-pass", ""), pattern) for pattern in layer.must_pass]
     for key, pattern in keyed:
         if key in first:
-            what = f"duplicate of line {first[key]}: {printable(pattern.text)}"
-            yield Fault(f"{layer.path}:{pattern.line}", what)
+            message = f"duplicate of line {first[key]}: {printable(pattern.text)}"
+            yield Fault(f"{layer.path}:{pattern.line}", message)
         else:
             first[key] = pattern.line
 
@@ -223,19 +223,19 @@ def _repeated(layer: Layer) -> Iterator[Fault]:
 def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
     for backend in backends:
         if entry.version and not version_number(backend):
-            what = f"limited to {entry.version}, but {backend.name} does not say its version"
-            yield Fault(entry.where, printable(what))
+            message = f"limited to {entry.version}, but {backend.name} does not say its version"
+            yield Fault(entry.where, printable(message))
 
 
 def _unmatched(path: Path, patterns: Sequence[Pattern], cases: Sequence[str]) -> Iterator[Fault]:
     for pattern in patterns:
         if any(map(pattern.matches, cases)):
             continue
-        what = f"stale: {pattern.text} matches no case"
+        message = f"stale: {pattern.text} matches no case"
         if pattern.exact:
-            near = nearest(pattern.text, cases, cutoff=0.8)
-            what = f"stale: no case is {pattern.text}{near and f'; {near}'}"
-        yield Fault(f"{path}:{pattern.line}", printable(what))
+            suggestion = nearest(pattern.text, cases, cutoff=0.8)
+            message = f"stale: no case is {pattern.text}{suggestion and f'; {suggestion}'}"
+        yield Fault(f"{path}:{pattern.line}", printable(message))
 
 
 def exit_code(
@@ -245,17 +245,17 @@ def exit_code(
     *,
     part: bool = False,
 ) -> int:
-    """Return 0 only if every result conforms or is expected, and every expectation holds.
+    """Return the exit code of a run: 0 if all results conform and all expectations hold.
 
     Args:
-        results: of all cases on all backends; what was not run does not conform.
-        problems: what was wrong with case files that gave no case.
+        results: results of all cases on all backends; a case that was not run does not conform.
+        problems: faults of case files that contain no valid case.
         findings: entries of expectation files that no longer hold.
-        part: whether they are those of a shard, which may hold nothing that applies.
+        part: whether the results are those of a shard, which may contain no applicable case.
 
     Returns:
-        4 if a backend could not be started, 2 if a case is invalid that is not expected to be, 1 if
-        something else does not conform, 5 if no case applies to some backend, or there is none.
+        4 if a backend could not be started, 2 if a case is unexpectedly invalid, 1 if another
+        result does not conform, 5 if no case applies to some backend or there are no results.
     """
     if any(result.not_started for result in results):
         return BackendUnavailable.exit_code

@@ -1,1 +1,1 @@
-"""Runs as files: written, read, resumed, merged."""
+"""Logs of runs: writing, reading, resuming, merging."""

@@ -1,7 +1,7 @@
-"""What the files held that a run is of, and whether they still do.
+"""Digests of the files that a run depends on, and detection of changes during the run.
 
-A file's digest is computed once. Later its signature is looked at, and only where that is another
-one is the file read again; so a file that was touched but not changed is the same.
+A file's digest is computed once. Later the file is read again only if its signature differs, so a
+file that was touched but not modified counts as unchanged.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.operators.registry import registry
 
 _CHUNK_BYTES = 1 << 20
-# A log names so many files; of more it has the folders.
-_MOST_NAMED = 5_000
-#: Larger files count by size and the time of their last change; so do those that come after so many
-#: bytes of others.
+# A log lists files individually up to this number; beyond, it has one digest for each folder.
+_MAX_LISTED_FILES = 5_000
+#: Larger files are identified by size and modification time instead of content.
 MAX_FILE_BYTES = 4 << 30
+#: After this number of bytes in total, further files are identified by size and time, too.
 MAX_HASHED_BYTES = 16 << 30
-_LISTED = 5
-_MEANWHILE = "changed while the run went on"
+# Number of files that a message names.
+_MAX_NAMED_FILES = 5
+_CHANGED = "changed during the run"
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What files held, to be compared with what they hold another time.
+    """Digests of the files of a run, for comparison with another run.
 
     Attributes:
         backends: a hash of the files of all backends.
-        files: a short digest of each file, backends' and cases', by a path to show; of very many
-            files one of each folder.
+        files: a short digest of each file of backends and cases, by displayed path; with very many
+            files, one for each folder.
     """
 
     backends: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Contents) -> list[str]:
-        """Name the files that are not the same; none if the two have no path in common."""
+        """Name the files that differ; nothing if the two have no path in common."""
         if not self.files.keys() & other.files.keys():
             return []
         names = [
@@ -68,26 +69,26 @@ class Contents:
             for name in {**self.files, **other.files}
             if self.files.get(name) != other.files.get(name)
         ]
-        more = len(names) - _LISTED
-        found = [f"the content of {name}" for name in names[:_LISTED]]
-        return found + ([f"and of {more} more files"] if more > 0 else [])
+        more = len(names) - _MAX_NAMED_FILES
+        texts = [f"the content of {name}" for name in names[:_MAX_NAMED_FILES]]
+        return texts + ([f"and of {more} more files"] if more > 0 else [])
 
 
 class FileSnapshot:
-    """Knows what files held when the run began."""
+    """Digests and signatures of files when the run began."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Signature, bytes]] = {}
         self._backends = ""
         self._left = MAX_HASHED_BYTES
-        # Files that are not read for their size.
+        # Files that are too large to be read.
         self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:
-        """Take note of the files of backends, before any of their code runs, and of operators.
+        """Record the files of backends, before any of their code runs, and of operators.
 
         Raises:
-            UsageError: if a backend is not written as backends are.
+            UsageError: if the specification of a backend is invalid.
         """
         digest = blake2b(digest_size=16)
         for text in backends:
@@ -100,14 +101,14 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file, the first one if it is asked for again.
+        """Return the digest of a file as it was at the first call.
 
         Args:
-            path: the file; one that cannot be read has a digest, too.
-            seen: its signature when it was read before; empty if it was not.
+            path: the file; an unreadable file has a digest, too.
+            seen: signature of the file when it was read before; empty if it was not read.
 
         Raises:
-            UsageError: if it has changed since.
+            UsageError: if the file has changed since.
         """
         if path not in self._known:
             self._known[path] = self._first_look(path)
@@ -115,7 +116,7 @@ class FileSnapshot:
         if seen not in ((), known):
             raise UsageError(
                 f"{printable(shown_path(Path(path)))} changed while the run began",
-                hint="run it again when nobody writes to it",
+                hint="run again when no other program writes to the file",
             )
         return digest
 
@@ -124,8 +125,8 @@ class FileSnapshot:
         if size > min(self._left, MAX_FILE_BYTES):
             if not self._unread:
                 logging.getLogger(__name__).warning(
-                    "%s has %d bytes: in the log it counts by size and time, as do further files "
-                    "that are so large or come after %d bytes",
+                    "%s has %d bytes: the log identifies it by size and time, and likewise further "
+                    "large files and all files after the first %d bytes",
                     *(printable(shown_path(Path(path))), size, MAX_HASHED_BYTES),
                 )
             self._unread.add(path)
@@ -138,57 +139,59 @@ class FileSnapshot:
 
     @property
     def contents(self) -> Contents:
-        """All that was seen."""
+        """The digests of all recorded files."""
         digests = {path: digest for path, (_, digest) in self._known.items()}
-        while len(digests) > _MOST_NAMED:
+        while len(digests) > _MAX_LISTED_FILES:
             folders: dict[str, blake2b] = {}
             for path, digest in sorted(digests.items()):
                 parent = str(PurePath(path).parent)
                 folders.setdefault(parent, blake2b(digest_size=16)).update(digest)
             if len(folders) == len(digests):
                 break
-            digests = {path: it.digest() for path, it in folders.items()}
-        shown = {shown_path(Path(path)): digest.hex()[:16] for path, digest in digests.items()}
-        return Contents(self._backends, {printable(path): it for path, it in shown.items()})
+            digests = {path: folder.digest() for path, folder in folders.items()}
+        files = {
+            printable(shown_path(Path(path))): digest.hex()[:16] for path, digest in digests.items()
+        }
+        return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
-        """Return a case that is invalid if it is read from other files than were seen."""
+        """Return a case that is invalid if its files have changed when it is loaded."""
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:
-        """Yield each file that is no longer what it was."""
+        """Yield a fault for each file that has changed."""
         for path, (known, digest) in self._known.items():
             if _signature(path) != known and self._look(path)[1] != digest:
-                yield Fault(shown_path(Path(path)), _MEANWHILE)
+                yield Fault(shown_path(Path(path)), _CHANGED)
 
     def _load(self, load: Callable[[], Problem]) -> Problem:
         with recorded() as opened:
             problem = load()
-        others = [path for path, now in opened.items() if self._other(path, now)]
-        if others:
-            raise InvalidCase([Fault(shown_path(Path(path)), _MEANWHILE) for path in others])
+        changed = [path for path, now in opened.items() if self._has_changed(path, now)]
+        if changed:
+            raise InvalidCase([Fault(shown_path(Path(path)), _CHANGED) for path in changed])
         return problem
 
-    def _other(self, path: str, now: Signature) -> bool:
+    def _has_changed(self, path: str, now: Signature) -> bool:
         if path not in self._known or now is None:
             return True
         known, digest = self._known[path]
         if now == known:
             return False
-        found, content = self._look(path)
-        if found != now or content != digest:
+        signature_now, digest_now = self._look(path)
+        if signature_now != now or digest_now != digest:
             return True
-        # Only touched.
+        # The file was touched, not modified.
         self._known[path] = now, digest
         return False
 
 
 def _look(path: str, most: int) -> tuple[Signature, bytes]:
-    """Return a file's signature and digest, or of one that cannot be read, the reason's.
+    """Return a file's signature and digest; for an unreadable file, the digest of the reason.
 
     Args:
         path: the file.
-        most: bytes that are read; of a larger file its size and time count.
+        most: size up to which the content is hashed; else the size and time are.
     """
     digest = blake2b(digest_size=16)
     try:

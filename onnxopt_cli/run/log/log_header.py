@@ -1,4 +1,4 @@
-"""The first record of a log: what runs, which part of it, and whether another run is the same."""
+"""The first record of a log, which identifies the run and its shard."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ SCHEMA = "onnxopt.log/1"
 
 @dataclass(frozen=True, slots=True)
 class CaseList:
-    """How many cases there are, and a hash of them."""
+    """The number of cases, and a hash of them."""
 
     count: int
     hash: str
 
     @classmethod
     def of(cls, cases: Sequence[Case], snapshot: FileSnapshot) -> CaseList:
-        """Describe cases by their ids and by all files that they are read from.
+        """Identify cases by their ids and the contents of their files.
 
-        Where the files stand does not count, so that shards may run on several machines. Cases
-        that come with onnx or with onnxopt count with the version of those.
+        The folders of the files are ignored, so that shards may run on several machines. Cases
+        that come with onnx or onnxopt are identified by the version of the package.
 
         Raises:
             UsageError: if a file has changed since the cases were found.
         """
         digest = blake2b(digest_size=16)
         for case in cases:
-            one = blake2b(digest_size=16)
-            one.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
-            one.update(case.source.encode("utf-8", "surrogatepass"))
-            # Of files that cannot be looked for, reading the case says so.
+            case_digest = blake2b(digest_size=16)
+            case_digest.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
+            case_digest.update(case.source.encode("utf-8", "surrogatepass"))
+            # Loading the case reports files that cannot be listed.
             with suppress(OSError):
                 for path, seen in case.files().items():
-                    one.update(PurePath(path).name.encode("utf-8", "surrogateescape") + b"\0")
-                    one.update(snapshot.digest(path, seen))
-            digest.update(one.digest())
+                    file_name = PurePath(path).name
+                    case_digest.update(file_name.encode("utf-8", "surrogateescape") + b"\0")
+                    case_digest.update(snapshot.digest(path, seen))
+            digest.update(case_digest.digest())
         return cls(len(cases), digest.hexdigest())
 
     def __str__(self) -> str:
@@ -55,19 +56,20 @@ class CaseList:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What runs, on what, and how.
+    """Description of a run: cases, backends, versions and options.
 
     Attributes:
-        started: when, in UTC: ``2026-01-31T23:59:59.012345Z``; by the second in older logs.
-        versions: of onnxopt, Python, the packages that matter, and the machine.
-        backends: what is under test.
-        cases: the selected cases, those of other shards too.
-        shard: which part of them runs; None for all.
+        started: start time in UTC, as in ``2026-01-31T23:59:59.012345Z``; older logs omit the
+            fraction.
+        versions: versions of onnxopt, Python and relevant packages, and the machine.
+        backends: the backends under test.
+        cases: the selected cases of all shards.
+        shard: the part of the cases that runs; None for all.
         expectations: a hash of the expectation files; empty if there are none.
-        options: the settings of the run, as RunConfig.to_json writes them.
-        hostname: of the machine that runs it; empty in older logs.
-        contents: what the files of the backends and the cases held.
-        left_out: for each capability that is left out, how many cases need it, and why.
+        options: the settings of the run in the form of RunConfig.to_json.
+        hostname: name of the machine; empty in older logs.
+        contents: digests of the files of backends and cases.
+        left_out: for each excluded capability, the number of cases that need it and the reason.
     """
 
     started: str
@@ -87,53 +89,56 @@ class Header:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Header:
-        """Return the header that a record, checked by the schema, holds.
+        """Return the header of a record that conforms to the schema.
 
         Raises:
-            ValueError: if it says what no header can say.
+            ValueError: if the shard or the backends are invalid.
         """
         shard = data["shard"]
         if shard is not None and shard["index"] > shard["count"]:
             raise ValueError(f"found shard {shard['index']} of {shard['count']}")
-        require_once(it["name"] for it in data["backends"])
-        as_they_are = ("started", "versions", "expectations", "options")
+        require_once(backend["name"] for backend in data["backends"])
         return cls(
-            **{name: data[name] for name in as_they_are},
-            backends=tuple(BackendIdentity(**it) for it in data["backends"]),
+            started=data["started"],
+            versions=data["versions"],
+            expectations=data["expectations"],
+            options=data["options"],
+            backends=tuple(BackendIdentity(**backend) for backend in data["backends"]),
             cases=CaseList(**data["cases"]),
             shard=None if shard is None else Shard(**shard),
-            # Older logs lack them.
+            # Older logs lack these fields.
             left_out=data.get("left_out", {}),
             hostname=data.get("hostname", ""),
             contents=Contents(**data.get("contents", {})),
         )
 
     def differences(self, other: Header) -> list[str]:
-        """Say in what another run is not this one; nothing about their shards."""
-        found = _change("the cases", self.cases, other.cases)
+        """List the differences from the header of another run, except the shard."""
+        differences = _change("the cases", self.cases, other.cases)
         if self.backends != other.backends:
-            found.append(f"the backends ({_backends(self)}, now {_backends(other)})")
+            differences.append(f"the backends ({_backends(self)}, now {_backends(other)})")
         elif self.contents.backends != other.contents.backends:
-            found.append("the files of the backends")
-        if found:
-            found += self.contents.differences(other.contents)
+            differences.append("the files of the backends")
+        if differences:
+            differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
-            found.append("the content of the expectation files")
-        # Each of them may move a verdict. Only the host may be another one.
-        for what in sorted(self.versions.keys() | other.versions.keys()):
-            versions = (it.versions.get(what, "none") for it in (self, other))
-            found += _change(what, *versions)
-        flags = {it.name: it.option.flag for it in RunConfig.declared()}
-        may_differ = {it.name for it in RunConfig.declared() if it.option.may_differ}
+            differences.append("the content of the expectation files")
+        # Every version may affect a verdict. Only the host may differ.
+        for name in sorted(self.versions.keys() | other.versions.keys()):
+            versions = (header.versions.get(name, "none") for header in (self, other))
+            differences += _change(name, *versions)
+        settings = RunConfig.declared()
+        flags = {setting.name: setting.option.flag for setting in settings}
+        may_differ = {setting.name for setting in settings if setting.option.may_differ}
         for name in sorted((self.options.keys() | other.options.keys()) - may_differ):
-            what = f"the option {flags.get(name, name)}"
-            found += _change(what, self.options.get(name), other.options.get(name))
-        return [printable(text) for text in found]
+            option = f"the option {flags.get(name, name)}"
+            differences += _change(option, self.options.get(name), other.options.get(name))
+        return [printable(text) for text in differences]
 
 
-def _change(what: str, before: object, now: object) -> list[str]:
-    return [] if before == now else [f"{what} ({before}, now {now})"]
+def _change(name: str, before: object, now: object) -> list[str]:
+    return [] if before == now else [f"{name} ({before}, now {now})"]
 
 
 def _backends(header: Header) -> str:
-    return ", ".join(f"{it.name} [{it.version}]" for it in header.backends)
+    return ", ".join(f"{backend.name} [{backend.version}]" for backend in header.backends)

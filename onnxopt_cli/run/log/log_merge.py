@@ -1,4 +1,4 @@
-"""Joining the logs of all shards of a run into the log of the whole run."""
+"""Merging the logs of all shards of a run into the log of the run."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ from onnxopt_cli.run.log.log_writer import (
     record_line,
 )
 
-_LISTED = 20
+_MAX_LISTED_SHARDS = 20
 
 
 def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
-    """Join finished logs of all shards of one run, and write the log that it would have had.
+    """Merge the finished logs of all shards of a run, and write the log of the unsharded run.
 
     Raises:
-        UsageError: naming every shard that is missing, given twice, not finished or of another
-            run; if a log cannot be read, or the output not written or too long.
+        UsageError: naming every shard that is missing, duplicate, unfinished or of another run; if
+            a log cannot be read; if the output cannot be written or is too long.
     """
     if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
     if output.is_file() and not _is_log(output):
-        said = f"{printable(str(output))} exists, and is not a log that a merge has written"
-        raise UsageError(said, hint="name another file")
+        raise UsageError(
+            f"{printable(str(output))} exists, and is not a log that a merge has written",
+            hint="name another file",
+        )
     read = [(path, read_log(path, keep_lines=True)) for path in paths]
     logs = [log for _, log in read if log is not None]
     wrong = [
@@ -65,8 +67,7 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     data = b"".join(_lines(header, record, logs))
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"the log of the whole run would have {len(data)} bytes, and no more than {MAX_BYTES} "
-            "are ever read",
+            f"the merged log would have {len(data)} bytes; the limit is {MAX_BYTES}",
             hint="report on the shards one by one, or run with fewer cases",
         )
     write_atomically(output, data)
@@ -80,62 +81,65 @@ def _is_log(path: Path) -> bool:
 
 
 def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:
-    """Yield the lines of a log; those of results as they were read, where they are of no rerun."""
-    read = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
+    """Yield the lines of a log; results that no rerun changed keep their lines."""
+    lines = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
     yield record_line(header.to_json())
-    for it in record.results:
-        yield record_line({"record": "start", "case": it.case, "backend": it.backend})
-        yield read.get(id(it)) or record_line({"record": "end", "result": result_to_json(it)})
+    for result in record.results:
+        yield record_line({"record": "start", "case": result.case, "backend": result.backend})
+        end = {"record": "end", "result": result_to_json(result)}
+        yield lines.get(id(result)) or record_line(end)
     yield record_line(footer(record))
 
 
 def _refusals(logs: Sequence[Log]) -> Iterator[str]:
-    """Yield what keeps logs from being all shards of one run."""
+    """Yield the reasons why logs are not all shards of one run."""
     first = logs[0]
     shards: dict[int, Log] = {}
     for log in logs:
         name = printable(str(log.path))
         shard = log.header.shard
         if not log.finished:
-            yield f"{name} is not finished: --resume goes on with it"
+            yield f"{name} is not finished: complete it with --resume"
         if shard is None:
             yield f"{name} is of a whole run, not of a shard"
             continue
-        found = first.header.differences(log.header)
+        differences = first.header.differences(log.header)
         if first.header.shard and first.header.shard.count != shard.count:
-            found.append(f"the number of shards ({first.header.shard.count}, now {shard.count})")
-        if found:
-            other = printable(str(first.path))
-            yield f"{name} is of another run than {other}; what differs: {'; '.join(found)}"
+            counts = f"{first.header.shard.count}, now {shard.count}"
+            differences.append(f"the number of shards ({counts})")
+        if differences:
+            first_name = printable(str(first.path))
+            listed = "; ".join(differences)
+            yield f"{name} is of another run than {first_name}; differences: {listed}"
         if shards.setdefault(shard.index, log) is not log:
             yield f"{name} is shard {shard}, and so is {printable(str(shards[shard.index].path))}"
-        strangers = [case for case in _cases(log) if not shard.holds(case)]
-        if strangers:
-            yield f"{name} is shard {shard}, to which {printable(strangers[0])} does not belong"
+        misplaced = [case for case in _cases(log) if not shard.holds(case)]
+        if misplaced:
+            yield f"{name} is shard {shard}, to which {printable(misplaced[0])} does not belong"
     count = first.header.shard.count if first.header.shard else 0
     missing = [index for index in range(1, count + 1) if index not in shards]
     ran = {case for log in logs for case in _cases(log)}
     if missing:
-        listed = ", ".join(f"{index}/{count}" for index in missing[:_LISTED])
-        yield f"missing: {listed}{' and more' * (len(missing) > _LISTED)}"
+        listed = ", ".join(f"{index}/{count}" for index in missing[:_MAX_LISTED_SHARDS])
+        yield f"missing: {listed}{' and more' * (len(missing) > _MAX_LISTED_SHARDS)}"
     elif len(ran) != first.header.cases.count:
         yield f"the shards have results of {len(ran)} cases, the run has {first.header.cases.count}"
 
 
 def _cases(log: Log) -> list[str]:
-    found = dict.fromkeys(case for case, _ in log.results)
-    return [case for case in found if case not in OUTSIDE_IDS]
+    ids = dict.fromkeys(case for case, _ in log.results)
+    return [case for case in ids if case not in OUTSIDE_IDS]
 
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
-    # Only what workers did outside of cases can be in several shards.
+    # Only failures of workers outside of cases can be in several shards.
     results: dict[tuple[str, str], Result] = {}
     for log in logs:
         for key, result in log.results.items():
             results[key] = worse(results.get(key), result)
-    problems = tuple(dict.fromkeys(it for record in records for it in record.problems))
-    findings = tuple(dict.fromkeys(it for record in records for it in record.findings))
+    problems = tuple(dict.fromkeys(fault for record in records for fault in record.problems))
+    findings = tuple(dict.fromkeys(fault for record in records for fault in record.findings))
     merged = tuple(results.values())
     return replace(
         replace(logs[0], header=header).record,
@@ -155,7 +159,7 @@ def _header(logs: Sequence[Log]) -> Header:
         started=min(header.started for header in headers),
         shard=None,
         options=replace(RunConfig.from_json(headers[0].options), shard=None).to_json(),
-        hostname=", ".join(dict.fromkeys(it.hostname for it in headers if it.hostname)),
+        hostname=", ".join(dict.fromkeys(header.hostname for header in headers if header.hostname)),
     )
 
 
@@ -165,29 +169,33 @@ def _explanations(
     """Return the explanations of all shards, one for each backend and operator.
 
     Args:
-        records: of the shards.
-        results: of the whole run; what failed in shards that explain nothing is counted, too.
+        records: the records of the shards.
+        results: the results of the run; failures in shards without explanations count, too.
     """
-    found: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
+    by_operator: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:
-        for it in record.explanations:
-            found[it.backend, it.operator].append(it)
-    failing = Counter((it.backend, it.operators) for it in results if it.failing)
+        for explanation in record.explanations:
+            by_operator[explanation.backend, explanation.operator].append(explanation)
+    failing = Counter((result.backend, result.operators) for result in results if result.failing)
     merged = []
-    for (backend, operator), parts in found.items():
-        causes: dict[tuple[str, tuple[str, ...]], dict[str, None]] = defaultdict(dict)
+    for (backend, operator), explanations in by_operator.items():
+        cases_by_cause: dict[tuple[str, tuple[str, ...]], dict[str, None]] = defaultdict(dict)
         others: dict[str, Counter[str]] = defaultdict(Counter)
-        for it in parts:
-            for cause in it.causes:
-                causes[cause.found, cause.known_mistakes] |= dict.fromkeys(cause.cases)
-            for what, kinds in it.others.items():
-                others[what].update(kinds)
-        known = sum(map(len, causes.values())) + sum(it.total() for it in others.values())
-        elsewhere = failing[backend, (operator,)] - known
-        if elsewhere > 0:
-            others["not tried"]["in other shards"] = elsewhere
-        together = tuple(Cause(it, tuple(cases), names) for (it, names), cases in causes.items())
-        note = next((it.note for it in parts if it.note), "")
-        complete = all(it.complete for it in parts)
-        merged.append(Explanation(backend, operator, together, dict(others), note, complete))
+        for explanation in explanations:
+            for cause in explanation.causes:
+                key = cause.found, cause.known_mistakes
+                cases_by_cause[key] |= dict.fromkeys(cause.cases)
+            for reason, kinds in explanation.others.items():
+                others[reason].update(kinds)
+        counted = sum(map(len, cases_by_cause.values()))
+        counted += sum(kinds.total() for kinds in others.values())
+        uncounted = failing[backend, (operator,)] - counted
+        if uncounted > 0:
+            others["not tried"]["in other shards"] = uncounted
+        causes = tuple(
+            Cause(text, tuple(cases), names) for (text, names), cases in cases_by_cause.items()
+        )
+        note = next((explanation.note for explanation in explanations if explanation.note), "")
+        complete = all(explanation.complete for explanation in explanations)
+        merged.append(Explanation(backend, operator, causes, dict(others), note, complete))
     return tuple(merged)

@@ -1,4 +1,4 @@
-"""Reading a log back: the run that it records, and how far it got."""
+"""Reading a log of a finished or unfinished run."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from onnxopt_cli.run.log.log_rules import Rules, check_record
 from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-# How every log begins; a file that is cut off within it is still known as a log.
+# First bytes of every log; a file that ends within them is still recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
-# Exit codes of runs that came to their end: all conforms, something does not, a case is invalid.
+# Exit codes of completed runs.
 _ENDS = frozenset({0, 1, 2, 5})
 
 
 @dataclass(slots=True)
 class Log:
-    """A log as far as it was written.
+    """The contents of a log, which may be incomplete.
 
     Attributes:
         path: the file.
-        header: what runs.
-        results: by id of the case and name of the backend, in the order in which they came.
-        rerun: keys of those results that came out of running a case again.
-        footer: the run's last record, None if it did not finish.
-        size: number of bytes up to the end of the last whole record.
-        digest: of these bytes.
-        lines: by key the lines that hold the results, where these are kept and not of a rerun.
+        header: description of the run.
+        results: results by case id and backend name, in the order of the log.
+        rerun: keys of the results that come from a rerun.
+        footer: the run's last record; None if the run did not finish.
+        size: number of bytes up to the end of the last complete record.
+        digest: digest of these bytes.
+        lines: lines of results by key, if lines are kept; without results of a rerun.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Log:
 
     @property
     def finished(self) -> bool:
-        """True if the run came to its end, and was not interrupted."""
+        """True if the run was completed."""
         return self.footer is not None and self.footer["exit_code"] in _ENDS
 
     @property
@@ -68,8 +68,8 @@ class Log:
             options=self.header.options,
             left_out=self.header.left_out,
             results=tuple(self.results.values()),
-            problems=tuple(Fault(**it) for it in footer.get("problems", ())),
-            findings=tuple(Fault(**it) for it in footer.get("findings", ())),
+            problems=tuple(Fault(**fault) for fault in footer.get("problems", ())),
+            findings=tuple(Fault(**fault) for fault in footer.get("findings", ())),
             explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
             exit_code=footer.get("exit_code"),
             started=self.header.started,
@@ -80,7 +80,7 @@ class Log:
 def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
     """Read a log, finished or not.
 
-    A last line without line end was being written when the run was killed, and is dropped.
+    A last line without a line end is ignored: the run was killed while writing it.
 
     Args:
         path: the file.
@@ -90,25 +90,25 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
         The log, or None if not even its header was written.
 
     Raises:
-        UsageError: if the file cannot be read, or is no log; names the first line that is wrong.
+        UsageError: if the file cannot be read or is not a log; names the first invalid line.
     """
     try:
         data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
         raise UsageError(
-            f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE begins one"
+            f"the log {printable(str(path))} {error}", hint="onnxopt run --log FILE writes a log"
         ) from error
     if b'\n{"record":"%s"' % SPOILED.encode() in data:
         raise UsageError(
-            f"{printable(str(path))} is not evidence: something else wrote to it during the run",
-            hint="run it again with another log",
+            f"{printable(str(path))} is unreliable: another program wrote to it during the run",
+            hint="run again with another log",
         )
-    whole = data[: data.rfind(b"\n") + 1]
-    if not whole:
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    if not complete_lines:
         if data.startswith(_BEGINNING) or _BEGINNING.startswith(data):
             return None
         raise _malformed(path, 1, "found no log, expected a header")
-    lines = BytesIO(whole)
+    lines = BytesIO(complete_lines)
     number = 0
     kept: dict[tuple[str, str], bytes] = {}
 
@@ -121,7 +121,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # Whoever asks for the next one has found nothing wrong with it.
+            # The consumer has accepted the record when it requests the next one.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 
@@ -129,20 +129,20 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
         log = log_of(path, parsed())
     except ValueError as error:
         raise _malformed(path, number, str(error)) from error
-    log.size, log.digest = len(whole), blake2b(whole).digest()
+    log.size, log.digest = len(complete_lines), blake2b(complete_lines).digest()
     log.lines = {key: line for key, line in kept.items() if key not in log.rerun}
     return log
 
 
 def log_of(path: Path, records: Iterator[Any]) -> Log:
-    """Return the log that records make.
+    """Return the log with these records.
 
     Args:
-        path: where they stand.
-        records: what JSON holds.
+        path: the file.
+        records: the parsed lines.
 
     Raises:
-        ValueError: saying what is wrong with the first that is no record, or not where it stands.
+        ValueError: describing the first record that is invalid or out of place.
     """
     first = next(records)
     kind = check_record(first)
@@ -159,8 +159,8 @@ def read_record(path: Path) -> RunRecord:
     """Read the run that a log records, finished or not.
 
     Raises:
-        UsageError: if the file cannot be read, is no log, or was cut off before anything was
-            written; names the first line that is wrong.
+        UsageError: if the file cannot be read, is not a log, or has no complete record; names the
+            first invalid line.
     """
     log = read_log(path)
     if log is None:
@@ -172,7 +172,7 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
     """Add a record that follows the header.
 
     Raises:
-        ValueError: if it does not belong where it stands.
+        ValueError: if the record is out of place.
     """
     match kind:
         case "resume" if not log.finished:
@@ -188,10 +188,12 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
             log.footer = record
             rules.footer(record, finished=log.finished)
             run, code, part = log.record, record["exit_code"], log.header.shard is not None
-            right = exit_code(run.results, run.problems, run.findings, part=part)
-            # An interrupted run has a code of its own, whatever its results.
-            if code != right and code not in INTERRUPTED:
-                raise ValueError(f"found the exit code {code}, but the results amount to {right}")
+            expected_code = exit_code(run.results, run.problems, run.findings, part=part)
+            # The exit code of an interrupted run does not depend on its results.
+            if code != expected_code and code not in INTERRUPTED:
+                raise ValueError(
+                    f"found the exit code {code}, but the results amount to {expected_code}"
+                )
         case _:
             result = result_from_json(record["result"])
             if kind == "rerun":
@@ -206,5 +208,5 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
 def _malformed(path: Path, line: int, what: str) -> UsageError:
     return UsageError(
         f"{printable(str(path))}:{line}: {printable(what)}",
-        hint="a log is what onnxopt run --log FILE writes",
+        hint="onnxopt run --log FILE writes a log",
     )

@@ -1,7 +1,7 @@
-"""What a run writes to its log and what it never does: the schema, and what may follow what.
+"""Rules for the records of a log: their schema and their order.
 
-These rules find what was added to a log, taken out or changed in one place. They are no seal: who
-writes a whole log that keeps to them has written a log.
+The rules detect records that were added, removed or changed. They are a consistency check, not a
+signature: a log that was forged consistently is accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_record(record: object) -> str:
     """Check one record, and return its kind.
 
     Raises:
-        ValueError: saying what contradicts the schema, and in which field.
+        ValueError: naming the field that contradicts the schema.
     """
     with losing_exceptions():
         kinds = _validators()
@@ -56,8 +56,8 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
     import jsonschema_rs
 
     schema = {**packaged_schema("onnxopt_cli.run.log")}
-    # One by one, as what breaks all of them has no reason to show.
-    kinds = {it["$ref"].rpartition("/")[2]: it for it in schema.pop("oneOf")}
+    # One validator for each kind: an error of "oneOf" would not name the field.
+    kinds = {kind["$ref"].rpartition("/")[2]: kind for kind in schema.pop("oneOf")}
     validator = partial(jsonschema_rs.validator_for, validate_formats=True)
     return {name: validator(schema | kind) for name, kind in kinds.items()}
 
@@ -65,22 +65,22 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
 Key = tuple[str, str]
 
 # Results that a case can have without having been started.
-_UNASKED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
-# What running again may change in a result.
+_NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
+# Fields of a result that a rerun may change.
 _REVIEWED = ("flaky", "standing", "expectation")
 
 
 class Rules:
-    """What may stand in a log after the records so far.
+    """Checks whether a record may follow the previous ones.
 
     Args:
-        header: the log's.
-        results: the results so far, by case and backend; changed by the caller.
+        header: the header of the log.
+        results: the previous results by case and backend; the caller adds to them.
     """
 
     def __init__(self, header: Header, results: dict[Key, Result]) -> None:
         self._header = header
-        self._backends = [it.name for it in header.backends]
+        self._backends = [backend.name for backend in header.backends]
         self._results = results
         self._started: set[Key] = set()
         self._closed: set[Key] = set()
@@ -88,10 +88,10 @@ class Rules:
         self._rerun: set[Key] = set()
 
     def start(self, key: Key) -> None:
-        """Allow the start of a case.
+        """Check the start of a case.
 
         Raises:
-            ValueError: if it cannot start here.
+            ValueError: if the case cannot start here.
         """
         self._require_known(key)
         if key in self._closed:
@@ -99,10 +99,11 @@ class Rules:
         self._started.add(key)
 
     def end(self, result: Result) -> None:
-        """Allow a result.
+        """Check a result.
 
         Raises:
-            ValueError: if there is one already, it has not started, or it contradicts itself.
+            ValueError: if it is a second result, its case has not started, or it contradicts
+                itself.
         """
         key = result.case, result.backend
         self._require_known(key)
@@ -111,36 +112,37 @@ class Rules:
         outside = key[0] in OUTSIDE_IDS
         if outside and result.outcome is Outcome.PASS:
             raise ValueError(f"found a pass of {key[0]}, which is not a case")
-        if not outside and key not in self._started and result.outcome not in _UNASKED:
+        if not outside and key not in self._started and result.outcome not in _NOT_SUBMITTED:
             raise ValueError(f"found a result of {key[0]} on {key[1]}, which has not started")
         self._require_consistent(result)
         self._closed.add(key)
 
     def rerun(self, result: Result) -> None:
-        """Allow what running again has shown.
+        """Check the result of a rerun.
 
         Raises:
-            ValueError: if nothing was to run again, or not this, or it says more than that.
+            ValueError: if the run has no reruns, the case was not to be run again, or the result
+                differs in more than the fields that a rerun may change.
         """
         key = result.case, result.backend
         self._require_known(key)
         earlier = self._results.get(key)
         if RunConfig.from_json(self._header.options).rerun is None:
-            raise ValueError("found a rerun, but the run has none: it had no --rerun")
+            raise ValueError("unexpected rerun record: the run had no --rerun")
         if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
-            raise ValueError(f"found a rerun of {key[0]} on {key[1]}, which was none to run again")
-        if _lasting(result) != _lasting(earlier):
-            raise ValueError(f"found a rerun of {key[0]} on {key[1]} that is another result")
+            raise ValueError(f"unexpected rerun record for {key[0]} on {key[1]}")
+        if _unchangeable(result) != _unchangeable(earlier):
+            raise ValueError(f"the rerun record for {key[0]} on {key[1]} is another result")
         self._require_consistent(result)
         self._rerun.add(key)
 
     def resume(self) -> None:
-        """Allow results of what has none on some backend, or did not run."""
-        rows = [whole_row(self._results, case, self._backends) for case in self._cases]
-        self._closed = {(it.case, it.backend) for row in rows for it in row}
+        """Allow results again for cases that did not run on every backend."""
+        rows = [complete_row(self._results, case, self._backends) for case in self._cases]
+        self._closed = {(result.case, result.backend) for row in rows for result in row}
 
     def footer(self, record: dict[str, Any], *, finished: bool) -> None:
-        """Allow the last record; that its exit code is right is for the caller to see.
+        """Check the last record, except for its exit code.
 
         Raises:
             ValueError: if it contradicts the results.
@@ -174,41 +176,43 @@ class Rules:
             raise ValueError(f"found a result of {result.case} on {result.backend} {wrong}")
 
     def _wrong_standing(self, result: Result) -> str:
-        """Say why a result cannot stand so to what this run expected; empty if it can."""
+        """Return why a result cannot have its standing in this run; empty if it can."""
         if result.outcome is Outcome.NOT_RUN:
             fits = result.standing is None and not result.flaky
         elif self._header.expectations:
             fits = result.standing is not None
         else:
             fits = result.standing is (Standing.FLAKY if result.flaky else None)
-        return "" if fits else "that stands otherwise to what was expected"
+        return "" if fits else "whose standing contradicts the expectations"
 
 
-def whole_row(results: Mapping[Key, Result], case: str, backends: Collection[str]) -> list[Result]:
-    """Return a case's results; none if it has not run on each of the backends."""
+def complete_row(
+    results: Mapping[Key, Result], case: str, backends: Collection[str]
+) -> list[Result]:
+    """Return a case's results; none if the case did not run on each of the backends."""
     row = [results[case, name] for name in backends if (case, name) in results]
-    ran = [it for it in row if it.outcome is not Outcome.NOT_RUN]
+    ran = [result for result in row if result.outcome is not Outcome.NOT_RUN]
     return ran if len(ran) == len(backends) else []
 
 
 def contradiction(result: Result) -> str:
-    """Say in which way a result contradicts itself; empty if it does not."""
+    """Return how a result contradicts itself; empty if it is consistent."""
     if result.outcome is Outcome.PASS:
         if result.wrong:
             return "that passes with outputs that differ"
         if result.returned:
-            return "that passes with what explains a failure"
+            return "that passes and has values for an explanation"
         if not result.diffs and not result.message:
-            return "that passes without an output or a refusal"
+            return "that passes without an output or a rejection"
     if result.outcome is Outcome.SKIP and (result.diffs or result.message != REFUSED_BY_LOWERING):
-        return "that was skipped without the reason for which a case may be"
+        return "that was skipped without the only reason to skip a case"
     if result.standing is Standing.EXPECTED and not _is_allowed(result):
-        return "that is expected, but not by what it names"
+        return "that is expected, but not by the entry that it names"
     return ""
 
 
 def _is_allowed(result: Result) -> bool:
-    """Tell whether the entry that speaks of an expected result allows it."""
+    """Return whether the entry that an expected result names allows the result."""
     if not result.expectation or result.expectation.startswith("must pass ("):
         return result.outcome in HARMLESS and not result.flaky
     head = result.expectation.removeprefix("expected ").partition(" (")[0]
@@ -216,6 +220,6 @@ def _is_allowed(result: Result) -> bool:
     return FLAKY in words or result.outcome.value in words
 
 
-def _lasting(result: Result) -> dict[str, Any]:
+def _unchangeable(result: Result) -> dict[str, Any]:
     data = result_to_json(result)
     return {name: value for name, value in data.items() if name not in _REVIEWED}

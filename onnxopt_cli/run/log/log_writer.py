@@ -20,35 +20,35 @@ from onnxopt_cli.core.record_json import explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# A kill loses nothing that was written; only a power cut does what was not synchronised.
+# Only a power cut can lose records written since the last synchronisation; a kill cannot.
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20
-#: Longer logs are neither written nor read: whoever reads one has all of it in memory.
+#: Longer logs are neither written nor read, since readers hold a log in memory.
 MAX_BYTES = 256 << 20
-#: How the lines of a log begin, and no report.
+#: First bytes of the lines of a log; no report begins with them.
 LOG_LINE = b'{"record":'
-#: The record that makes a log unfit as evidence.
+#: The record that marks a log as unreliable.
 SPOILED = "spoiled"
 
-# What is said of a call that the system or the file system lacks, or that a container forbids.
+# Errors of calls that the system or file system lacks, or that a container forbids.
 _LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-# Opening a terminal or a device that is not ready must not wait, nor change whose terminal it is.
+# Opening a device must not block, nor make a terminal the controlling terminal.
 _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 class LogWriter:
-    """An open log, which no other process writes to where the system has locks.
+    """An open log, which is locked if the system has locks.
 
-    What goes wrong while records are written does not raise, so that the run goes on and its
-    verdict is shown: see :attr:`failure`. So it is when somebody else writes to the file: it must
-    have the size that it was given before each record, and the content in the end. A last record
-    then says that the log is spoiled, and no reader takes it.
+    Errors while records are written do not raise, so that the run continues and its verdict is
+    shown: see :attr:`failure`. The same holds if another program writes to the file, which is
+    detected by the file's size before each record and by its content at the end. A last record
+    then marks the log as spoiled, and readers reject it.
 
     Attributes:
-        failure: why the log is not complete; empty as long as it is.
+        failure: why the log is not complete; empty if no error occurred.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -62,27 +62,27 @@ class LogWriter:
 
     @classmethod
     def create(cls, path: Path) -> LogWriter:
-        """Open a log where there is none yet, or an empty file.
+        """Create a log, or open an empty file.
 
         Raises:
-            UsageError: if there is a log, or it cannot be written.
+            UsageError: if the file is not empty or cannot be written.
         """
         with _opened(path, os.O_CREAT) as descriptor:
             writer = cls(path, descriptor)
             if not writer._has_size(0):
                 raise UsageError(
                     f"{printable(str(path))} exists, and a log is never overwritten",
-                    hint="--resume goes on with it; or name another file",
+                    hint="continue it with --resume, or name another file",
                 )
         return writer
 
     @classmethod
     def append(cls, path: Path, size: int, digest: bytes = b"") -> LogWriter:
-        """Open a log to go on after its first ``size`` bytes, which have the digest.
+        """Open a log to append after its first ``size`` bytes, which must have the digest.
 
         Raises:
-            UsageError: if it cannot be written, another run is writing it, or it is not what was
-                read.
+            UsageError: if the log cannot be written, another run is writing it, or it has changed
+                since it was read.
         """
         with _opened(path, 0) as descriptor:
             writer = cls(path, descriptor)
@@ -101,7 +101,7 @@ class LogWriter:
             self._mark_as_foreign()
             return
         if self._size + len(line) > MAX_BYTES:
-            self.failure = f"it would have more than {MAX_BYTES} bytes; --shard parts a run"
+            self.failure = f"it would exceed {MAX_BYTES} bytes; --shard divides a run"
             return
         try:
             unwritten = line
@@ -117,7 +117,7 @@ class LogWriter:
                 os.ftruncate(self._descriptor, self._size)
 
     def close(self) -> None:
-        """Put everything on the disk, see that it is what was written, and let go of the file."""
+        """Synchronise and verify the file, and close it."""
         try:
             self._synchronise()
             if not self.failure and self._regular and not self._is_ours():
@@ -128,35 +128,35 @@ class LogWriter:
             os.close(self._descriptor)
 
     def require_complete(self) -> None:
-        """Refuse a log that lacks records.
+        """Require that the log is complete.
 
         Raises:
-            UsageError: saying why the log is not complete.
+            UsageError: naming the reason why it is not complete.
         """
         if self.failure:
             raise UsageError(
                 f"the log {printable(str(self._path))} is not complete: {self.failure}",
-                hint="run it again with another log"
+                hint="run again with another log"
                 if self.failure == _FOREIGN
-                else "the verdict above is; with room for it, --resume runs what the log lacks",
+                else "the verdict above is complete; --resume runs the missing cases",
             )
 
     def _has_size(self, size: int) -> bool:
         return not self._regular or os.fstat(self._descriptor).st_size == size
 
     def _is_ours(self) -> bool:
-        """Tell whether the file has our content, and stands where it stood."""
+        """Return whether the file at the path is still the open one, with the written content."""
         status = os.fstat(self._descriptor)
         try:
-            there = self._path.stat()
+            status_at_path = self._path.stat()
         except OSError:
             return False
-        if not os.path.samestat(status, there) or status.st_size != self._size:
+        if not os.path.samestat(status, status_at_path) or status.st_size != self._size:
             return False
         return _hashed(self._descriptor, self._size).digest() == self._digest.digest()
 
     def _mark_as_foreign(self) -> None:
-        """Say in the log that it is no evidence: on a line of its own, whatever is before it."""
+        """Mark the log as unreliable, by a record on a new line."""
         self.failure = _FOREIGN
         with contextlib.suppress(OSError):
             os.write(self._descriptor, b"\n" + record_line({"record": SPOILED, "why": _FOREIGN}))
@@ -165,13 +165,13 @@ class LogWriter:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Some file systems cannot.
+            # Some file systems do not support it.
             if error.errno not in _LACKING:
                 raise
         self._synchronised = monotonic()
 
 
-_FOREIGN = "something else wrote to it, replaced it or removed it during the run"
+_FOREIGN = "another program wrote to it, replaced it or removed it during the run"
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -196,9 +196,9 @@ def footer(record: RunRecord) -> dict[str, Any]:
 
 
 def _hashed(descriptor: int, size: int) -> blake2b:
-    """Return the hash of the first ``size`` bytes of a file, or of what there is of them."""
+    """Return the hash of the first ``size`` bytes of a file, or of all if it is shorter."""
     digest = blake2b()
-    # Where it stands does not matter to what is appended.
+    # The file position does not affect appending.
     os.lseek(descriptor, 0, os.SEEK_SET)
     while data := os.read(descriptor, min(_CHUNK_BYTES, size)):
         digest.update(data)
@@ -208,9 +208,9 @@ def _hashed(descriptor: int, size: int) -> blake2b:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open a file to write a log to it, and lock it; close it again if it is none for that."""
+    """Open and lock a file for a log; close it again after an error."""
     try:
-        # Nobody but the user may write to evidence, whatever the umask.
+        # Only the user may write to a log, independent of the umask.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:
             _require_file(descriptor, path)
@@ -225,14 +225,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _require_file(descriptor: int, path: Path) -> None:
-    """Refuse what may keep the run waiting, and what nobody can read again to go on with it."""
+    """Reject pipes and terminals, which may block and cannot be read again to resume a run."""
     mode = os.fstat(descriptor).st_mode
-    # A device that takes everything, or nothing, does no harm.
-    silent = stat.S_ISCHR(mode) and not os.isatty(descriptor)
-    if not stat.S_ISREG(mode) and not silent:
+    # Devices such as /dev/null and /dev/full are harmless.
+    is_device = stat.S_ISCHR(mode) and not os.isatty(descriptor)
+    if not stat.S_ISREG(mode) and not is_device:
         raise UsageError(
             f"the log {printable(str(path))} is not a regular file",
-            hint="name one, as in --log run.jsonl; --report json=FILE also writes to pipes",
+            hint="name a file, as in --log run.jsonl; --report json=FILE also writes to pipes",
         )
 
 
@@ -240,13 +240,13 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         import fcntl
     except ImportError:
-        # Windows: nobody guards against two runs that write one log.
+        # Windows: two runs that write the same log are not detected.
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"another run is writing {printable(str(path))}") from None
     except OSError as error:
-        # The file system or a container has no locks: as on Windows.
+        # The file system or container has no locks: as on Windows.
         if error.errno not in _LACKING:
             raise

@@ -181,7 +181,7 @@ def test_what_a_backend_does_at_its_end_can_be_expected(demo, onnxopt):
     assert onnxopt(*run, "--update-expect", FILE).code == 1
     assert "case: worker/teardown" in (demo / FILE).read_text()
     assert onnxopt(*run, "--expect", FILE).code == 0
-    assert "already says so" in onnxopt(*run, "--update-expect", FILE).out
+    assert "is up to date" in onnxopt(*run, "--update-expect", FILE).out
     (demo / FILE).write_text(HEAD + "  - case: worker/teardwn\n    outcome: crash\n")
     answer = onnxopt(*run, "--expect", FILE)
     assert (answer.code, "stale: no case is worker/teardwn" in answer.text) == (1, True)

@@ -223,7 +223,7 @@ def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, chan
     (place / "plugin.py").write_text(MEDDLER.format(change=change))
     answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
     assert answer.code == 2
-    assert "changed while the run went on" in answer.out
+    assert "changed during the run" in answer.out
     assert named in answer.out
     (place / "plugin.py").write_text(MEDDLER.format(change=change))
     assert onnxopt(*ARGUMENTS, "-j", "1", "--resume", "run.jsonl").code == 2
@@ -234,7 +234,7 @@ def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxo
     plugin = MEDDLER.format(change="").replace("class", early).replace("] + 1", "] * 0 + 9")
     (place / "plugin.py").write_text(plugin)
     answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
-    assert (answer.code, "y.npy: changed while the run" in answer.out) == (2, True)
+    assert (answer.code, "y.npy: changed during the run" in answer.out) == (2, True)
 
 
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
