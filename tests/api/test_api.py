@@ -120,7 +120,7 @@ def test_a_check_knows_what_was_expected(tmp_path):
     with pytest.raises(onnxopt.NotConformingError):
         onnxopt.check(case, "numpy", expect=[expected])
     expected.write_text("onnxopt-expect: 1\nsuites: [spec@99]\n")
-    with pytest.raises(onnxopt.UsageError, match="spec@99 is asked for"):
+    with pytest.raises(onnxopt.UsageError, match="spec@99 is required"):
         onnxopt.check(case, execution=IN_PROCESS, expect=[str(expected)])
 
 

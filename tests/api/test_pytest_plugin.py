@@ -121,7 +121,7 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
         (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
         (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*known are*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
-        (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is asked for*"),
+        (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is required*"),
     ],
 )
 def test_what_is_misspelt_ends_the_session(pytester, arguments, says):

@@ -118,7 +118,7 @@ def test_ids_of_cases_are_no_paths(place, onnxopt, monkeypatch):
     (place / ".git").write_text("gitdir: elsewhere\n")
     monkeypatch.chdir(place / "below")
     answer = onnxopt("run", "-q")
-    assert (answer.code, "conformance@99 is asked for" in answer.err) == (2, True)
+    assert (answer.code, "conformance@99 is required" in answer.err) == (2, True)
 
 
 def test_an_option_with_three_values_takes_them_from_the_file(place, onnxopt):
