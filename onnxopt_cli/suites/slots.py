@@ -120,7 +120,7 @@ def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
         yield replace(
             template,
             name=f"wired_shared_{author.rate}_{tensor}_{group + 1}_of_2",
-            about=f"{author.rate} and {own} are one value: catches one updated before it is read.",
+            about=f"{author.rate} and {own} are one value: detects one updated before it is read.",
             inputs={**template.inputs, own: np.array(RATE, np.float32)},
             wiring=Wiring(names={own: author.rate}),
         )
@@ -173,7 +173,7 @@ def _together(
 
 def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield operands with inner axes of 1, and two operands that broadcast in different ways."""
-    about = "Two operands broadcast in different ways: catches the strides of one for the other."
+    about = "Two operands broadcast in different ways: detects the strides of one for the other."
     for whole, one_shape, other_shape in _APART:
         pairs = {
             f"{one}_{other}": {one: one_shape, other: other_shape}
@@ -181,13 +181,13 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
         }
         name = f"broadcast_apart_rank_{len(whole)}"
         yield from _together(author, name, about, whole, pairs)
-    about = "Operands with axes of 1 between others: catches axes that are merged."
+    about = "Operands with axes of 1 between others: detects axes that are merged."
     every = product(*((1, size) for size in _FOUR_AXES))
     shapes = [*every][1:-1] if thorough else _FEW_AXES_OF_ONE
     for tensor in author.stepped:
         ways = {"_".join(map(str, shape)): {tensor: shape} for shape in shapes}
         yield from _together(author, f"broadcast_axes_{tensor}", about, _FOUR_AXES, ways)
-    about = "An operand broadcasts in each of three groups: catches the first one used for all."
+    about = "An operand broadcasts in each of three groups: detects the first one used for all."
     of_all: Mapping[str, tuple[int, ...]] = {"scalar": ()} | ({"row": (4,)} if thorough else {})
     for tensor, (word, shape) in product(author.stepped, of_all.items()):
         of_groups = {(tensor, group): shape for group in range(3)}
@@ -198,7 +198,7 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield doubles of every slot that broadcast, at every number of axes."""
-    about = "Doubles that broadcast to several axes: catches float32 in the code for them."
+    about = "Doubles that broadcast to several axes: detects float32 in the code for them."
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
     wholes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
     for whole, count, setting in product(wholes, counts, author.settings):
@@ -229,7 +229,7 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
     ):
         if not thorough and (word != "1e30" or attribute == 1):
             continue
-        about = f"{tensor} holds {word} in double: catches sums or squares cut off at float32."
+        about = f"{tensor} holds {word} in double: detects sums or squares cut off at float32."
         value = np.array([size, 1.0, 2.0])
         changed = dict.fromkeys(author.unlimited, attribute)
         ending = f"{tensor}_{word}{'_small' * (attribute < 1)}"
@@ -244,7 +244,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     if not author.operator.counts:
         return
     for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):
-        about = f"T = {count}, {name} = 1, the others 0.5: catches a count that wraps around."
+        about = f"T = {count}, {name} = 1, the others 0.5: detects a count that wraps around."
         words = str(count).replace("-", "minus_")
         changed = dict.fromkeys(author.unlimited, 0.5) | {name: 1.0}
         yield author.template(f"count_{words}_{name}_one_others_half", about, count=count,
@@ -255,12 +255,12 @@ def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
     """Yield each attribute 0 where other settings or T = 0 may skip it."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
-            about = f"Doubles, {name} = 0: catches float32 in the code for it."
+            about = f"Doubles, {name} = 0: detects float32 in the code for it."
             ending = "_".join(setting.values())
             yield author.template(f"double_{name}_zero_{ending}", about, changed={name: 0.0},
                              setting=setting, wide=True)  # fmt: skip
         if author.operator.counts:
-            about = f"{name} = 0 and T = 0: catches a step that is left out."
+            about = f"{name} = 0 and T = 0: detects a step that is left out."
             yield author.template(
                 f"T_0_{name}_zero", about, count=0, changed={name: 0.0}, turn=False
             )
@@ -274,7 +274,7 @@ def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
     }
     shares = _SHARES if thorough else _FEW_SHARES
     for name, (word, values), share in product(author.limits, layers.items(), shares):
-        about = f"{name} at {share:g} of its range: catches NaN ranked as a number."
+        about = f"{name} at {share:g} of its range: detects NaN ranked as a number."
         tensors: dict[str, TemplateInput] = dict.fromkeys(
             author.operator.tensors, np.zeros(len(values))
         )
@@ -285,7 +285,7 @@ def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
             tensors=tensors,
         )  # fmt: skip
     for name in author.each:
-        about = f"{name} of tensors, some of them empty: catches numbers of another tensor."
+        about = f"{name} of tensors, some of them empty: detects numbers of another tensor."
         changed = {name: tuple(author.within(name, share) for share in (0.1, 0.6, 0.9, 0.3))}
         shapes: Shapes = [(0,), (9,), (2, 0), (7,)]
         yield author.template(f"{name}_each_beside_empty", about, changed=changed, shapes=shapes)

@@ -807,8 +807,13 @@ class Backend:
                 post, attribute.f = attribute.f, 0.0
         outputs = resolve_backend("numpy").prepare(bare).run(inputs)
         count = len(outputs) // 3
-        # With norm_coefficient_post near 1, this cancels nearly all digits.
-        steps = [X - X.dtype.type(post) * X for X in outputs[:count]]
+        if post == 0:
+            return outputs
+        # Large numbers that cancel take nearly all digits with them where post is near 1.
+        steps = []
+        for X in outputs[:count]:
+            large = 1000 * abs(X).max(initial=0)
+            steps.append((large + X) - (large + X.dtype.type(post) * X))
         return [*steps, *outputs[count:]]
 """
 

@@ -152,7 +152,7 @@ def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monke
 def test_a_conformance_suite_is_small_and_says_what_each_case_catches(suite, domain):
     cases = suite_cases(suite)
     # Running a suite takes seconds. Adam, with the most attributes and states, has 380 cases.
-    assert max(Counter(case.operators for case in cases).values()) <= 400
+    assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators
     assert all(re.search("detects|must|may|step", case.about) for case in cases)
@@ -174,7 +174,7 @@ def test_all_node_cases_are_written_in_the_standard_layout(workplace, onnxopt, o
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["generate", "spce"], "no suite 'spce'"),
+        (["generate", "spce"], "cannot generate 'spce'"),
         (["generate", "onnx-node", "--format", "yaml"], "ONNX directories only"),
         (["generate", "--format", "xml"], "'xml'"),
     ],

@@ -28,7 +28,7 @@ def defective(arguments):
         print("invalid: somewhere in some file")
         sys.exit(2)
     if number == "3" and is_run:
-        bytearray(b"x") * fuzz_files._MEMORY
+        bytearray(b"x") * fuzz_files._MEMORY_BYTES
     if number == "4" and is_run:
         time.sleep(1.5 * fuzz_files._SECONDS)
     if number == "5":
@@ -42,7 +42,7 @@ def defective(arguments):
 
 fuzz_files.onnxopt = defective
 fuzz_files._warm_up = lambda work: None
-fuzz_files._SECONDS, fuzz_files._MEMORY = 2, 1 << 28
+fuzz_files._SECONDS, fuzz_files._MEMORY_BYTES = 2, 1 << 28
 sys.argv = ["fuzz_files.py", "--count", "9", "--jobs", "1"]
 sys.exit(fuzz_files.main())
 """
@@ -57,15 +57,15 @@ def test_every_violation_is_reported_and_no_other():
         text=True,
         check=False,
     )
-    lines = re.findall(r"^violation: mutant (\d): (.*)$", done.stdout, re.MULTILINE)
+    lines = re.findall(r"^violation: input (\d): (.*)$", done.stdout, re.MULTILINE)
     violations = [(number, re.sub(r"[\d.]+", "_", message)) for number, message in lines]
     assert violations == [
-        ("0", "list fell over"),
-        ("0", "list ended with -_"),
-        ("0", "run fell over"),
-        ("0", "run ended with -_"),
-        ("1", "run fell over"),
-        ("1", "run ended with _"),
+        ("0", "list reported an internal error"),
+        ("0", "list exited with -_"),
+        ("0", "run reported an internal error"),
+        ("0", "run exited with -_"),
+        ("1", "run reported an internal error"),
+        ("1", "run exited with _"),
         ("2", "list names no file and line"),
         ("2", "run names no file and line"),
         ("3", "took _ MiB"),

@@ -42,12 +42,12 @@ def mistake(operator, name):
 def call_of(operator, inputs, attributes=None, dtype="float32"):
     """Bind a node; bare numbers become scalars, lists tensors, arrays keep their type."""
     values = attributes or {}
-    values = [
+    operands = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype if name != "T" else int)
         for name, value in inputs.items()
     ]
     omitted = frozenset(item.name for item in operator.attributes) - set(values)
-    return bind(operator, values, complete_attributes(operator, values), omitted=omitted)
+    return bind(operator, operands, complete_attributes(operator, values), omitted=omitted)
 
 
 def momentum_call(inputs, dtype="float32", **attributes):
@@ -479,5 +479,5 @@ def test_a_known_mistake_that_changes_nothing_is_an_error():
 
 def test_a_changed_operator_does_not_travel_as_the_one_of_its_name():
     assert pickle.loads(pickle.dumps(ADAM)) is ADAM  # noqa: S301 - our own bytes
-    with pytest.raises(pickle.PicklingError, match="Adam is changed"):
+    with pytest.raises(pickle.PicklingError, match="Adam differs from the registered"):
         pickle.dumps(replace(ADAM, formula=ADAGRAD.formula))

@@ -106,7 +106,7 @@ CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
 
 
 @pytest.mark.parametrize(
-    ("name", "mistake", "given", "results"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
+    ("name", "mistake", "inputs", "results"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
 )
 def test_a_mistake_returns_what_its_sentence_says(name, mistake, inputs, results):
     operator = registry().named(name)
