@@ -120,7 +120,10 @@ def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace)
     for local_result, arm_result in zip(local_results, arm_results, strict=True):
         pairs = zip(local_result["outputs"], arm_result["outputs"], strict=True)
         for local_output, arm_output in pairs:
-            assert local_output["mismatches"] == arm_output["mismatches"]
+            # The bounds themselves are computed with rounding: an element within an ulp of its
+            # bound may fall on either side.
+            mismatches = [output["mismatches"] for output in (local_output, arm_output)]
+            assert mismatches[0] == pytest.approx(mismatches[1], rel=1e-4)
             ratios = [float(output["tolerance_used"]) for output in (local_output, arm_output)]
             assert ratios[0] == pytest.approx(ratios[1], rel=0.1, nan_ok=True)
 
