@@ -18,8 +18,8 @@ def command(context: click.Context) -> None:
 
     \b
     onnxopt backends                       list installed backends and versions
-    onnxopt backends check exec:./adapter  check that an adapter follows the protocol
-    onnxopt backends new acme              write a working plugin as a starting point
+    onnxopt backends check exec:./adapter  test a backend against its protocol
+    onnxopt backends new acme              write a working plugin to start from
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return

@@ -238,7 +238,7 @@ def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxo
 
 
 def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
-    monkeypatch.setattr(log_contents, "_MOST_NAMED", 6)
+    monkeypatch.setattr(log_contents, "_MAX_LISTED_FILES", 6)
     onnxopt(*LIGHT, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
