@@ -33,8 +33,6 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-_SPEED: dict[str, Any] = {"may_differ": True}
-_OUTPUT: dict[str, Any] = {"may_differ": True}
 # The cases, backends and expectations of two runs are compared themselves.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -229,7 +227,7 @@ class Execution(Settings):
         "Number of processes.",
         JobCount(least=1, most=_MAX_JOBS, whole=True),
         typed_default="auto",
-        **_SPEED,
+        may_differ=True,
     )
 
 
@@ -250,7 +248,7 @@ class ClusterConfig(Settings):
         "--cluster WHERE",
         "Use the workers of a Dask cluster: local, local:N, tcp://HOST:PORT, tls://HOST:PORT "
         "or a scheduler file.",
-        **_SPEED,
+        may_differ=True,
     )
     ship: tuple[Path, ...] = setting(
         (),
@@ -258,7 +256,7 @@ class ClusterConfig(Settings):
         "Send this file or folder to every worker. Again for more.",
         File(exists=True),
         many=True,
-        **_SPEED,
+        may_differ=True,
     )
     tls: tuple[Path, ...] = setting(
         (),
@@ -266,10 +264,10 @@ class ClusterConfig(Settings):
         "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
         File(exists=True, folder=False),
         many=3,
-        **_SPEED,
+        may_differ=True,
     )
     insecure: bool = setting(
-        False, "--insecure", "Connect to other machines without TLS.", Flag(), **_SPEED
+        False, "--insecure", "Connect to other machines without TLS.", Flag(), may_differ=True
     )
 
     def __post_init__(self) -> None:
@@ -434,7 +432,7 @@ class RunConfig(Settings):
         "--log FILE",
         "Append each result to this log as soon as it is available.",
         File(),
-        **_OUTPUT,
+        may_differ=True,
     )
     resume: Path | None = setting(
         None,
@@ -442,7 +440,7 @@ class RunConfig(Settings):
         "Resume from a log; run only missing cases. Without targets the log says what to run; a "
         "backend that is not built in must be given again.",
         File(),
-        **_OUTPUT,
+        may_differ=True,
     )
     verbose: bool = setting(
         False,
@@ -450,24 +448,28 @@ class RunConfig(Settings):
         "Show every output, and all of each failure.",
         Flag(),
         section="Output",
-        **_OUTPUT,
+        may_differ=True,
     )
     quiet: bool = setting(
-        False, "-q, --quiet", "Show only which cases fail, and the summary.", Flag(), **_OUTPUT
+        False,
+        "-q, --quiet",
+        "Show only which cases fail, and the summary.",
+        Flag(),
+        may_differ=True,
     )
     durations: int | None = setting(
         None,
         "--durations N",
         "Show the N cases that took the backends longest.",
         _COUNT,
-        **_OUTPUT,
+        may_differ=True,
     )
     explain: bool = setting(
         True,
         "--explain/--no-explain",
         "Look for a known mistake that reproduces the failures.",
         Flag(),
-        **_OUTPUT,
+        may_differ=True,
     )
     explain_time: float | None = setting(
         None,
@@ -475,7 +477,7 @@ class RunConfig(Settings):
         "Time limit of the search for known mistakes.  "
         "[default: a fifth of the run's time, 10 at least]",
         Number(most=1e6),
-        **_OUTPUT,
+        may_differ=True,
     )
     reports: tuple[str, ...] = setting(
         (),
@@ -484,14 +486,14 @@ class RunConfig(Settings):
         "html, PATH may be - for standard output.",
         Text("report"),
         many=True,
-        **_OUTPUT,
+        may_differ=True,
     )
     artifacts: Path | None = setting(
         None,
         "--artifacts DIR",
         "Write each failing case as an ONNX test directory, with what the backend returned.",
         File(),
-        **_OUTPUT,
+        may_differ=True,
     )
 
     def __post_init__(self) -> None:
