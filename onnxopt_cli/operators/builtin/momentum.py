@@ -63,7 +63,7 @@ KNOWN_MISTAKES = (
     first step ignores V
         At T <= 0, V_new is the gradient, and the old V is ignored.
         seen in PyTorch SGD
-        {_V_NEW} -> np.where(T > 0, alpha, 0) * V + beta_adjusted * G_regularized
+        {_V_NEW} -> np.where(T > 0, alpha * V, 0) + beta_adjusted * G_regularized
     gradient dampened by 1 - alpha
         1 - alpha takes the place of beta.
         {_BETA} -> np.where(T > 0, 1 - alpha, 1)
