@@ -89,12 +89,13 @@ def test_reformulations_pass_and_forty_times_their_errors_fail(operator, steps, 
                 assert value.dtype == np.float32
                 assert error_shares(model, inputs, value).max() <= 1
                 largest = max(largest, np.abs(value - exact).max())
+    factor = 40 if operator == "LSTM" else 160
     for sign in (1, -1):
-        assert (error_shares(model, inputs, exact + sign * 160 * largest) > 1).mean() >= 0.9
+        assert (error_shares(model, inputs, exact + sign * factor * largest) > 1).mean() >= 0.9
 
 
-@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
-def test_tolerance_of_small_outputs_is_a_few_roundings_of_an_activation(operator):
+@pytest.mark.parametrize(("operator", "roundings"), [("LSTM", 10), ("GRU", 40)])
+def test_tolerance_of_small_outputs_is_a_few_roundings_of_an_activation(operator, roundings):
     random = np.random.default_rng(7)
     gates = 4 if operator == "LSTM" else 3
     inputs = {"x": (1e-2 * random.standard_normal((3, 2, INPUTS))).astype(np.float32)}
@@ -107,4 +108,4 @@ def test_tolerance_of_small_outputs_is_a_few_roundings_of_an_activation(operator
         inputs["x"].astype(float), weights, np.zeros(gates * HIDDEN), by_exponential, blas_product
     )
     assert error_shares(model, inputs, exact + 2.0**-24).max() <= 1
-    assert error_shares(model, inputs, exact + 40 * 2.0**-24).min() > 1
+    assert error_shares(model, inputs, exact + roundings * 2.0**-24).min() > 1

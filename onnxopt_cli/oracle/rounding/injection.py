@@ -69,6 +69,8 @@ _ROOT_DIVISOR = 4.0
 # Statistics have smaller errors than their terms: no correct reformulation was observed to exceed
 # half of 8 roundings, so 8 are allowed.
 _STATISTICS_SHARE = 1 / 2
+# 16 units of this share of an activation's range are 4 roundings.
+_GATES_SHARE = 1 / 4
 # Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
 # units of this share of it are 4 roundings.
 _LARGEST_SHARE = 1 / 4
@@ -297,7 +299,9 @@ class Injector:
         if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
             roundoff *= _accumulated(site.node_class, site.roundoff)
         scales = site.scales or [
-            _mixing_scale(node, kind, output) if is_wide(output) and output.size else 0.0
+            _mixing_scale(node, kind, output, site.roundoff)
+            if is_wide(output) and output.size
+            else 0.0
             for output in outputs
         ]
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
@@ -396,11 +400,14 @@ def _output_error(
     return np.asarray(moves * roundoff * size + subnormal)
 
 
-def _mixing_scale(node: Any, kind: NodeKind, output: Array) -> Any:
+def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> Any:
     """Return the scale of an output's absolute error: the largest element mixed with it."""
     if kind is NodeKind.GATES:
-        # Runtimes approximate sigmoid and tanh with an absolute error.
-        return max(1.0, largest_magnitude(output))
+        # In 16 bits, states and gates are rounded to the model's type at each step. Runtimes
+        # approximate sigmoid with an absolute error, which 1 - z of GRU multiplies by a state.
+        is_short = roundoff > SINGLE_ROUNDOFF
+        share = 1.0 if is_short or node.op_type == "GRU" else _GATES_SHARE
+        return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
         # The sum is 1 or more before its logarithm is taken.
         return 0.0 if node.op_type == "Softmax" else 1.0
