@@ -484,7 +484,7 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     Raises:
         UsageError: naming file and line, if a file defines no operator or an invalid one.
     """
-    from onnxopt_cli.suites.case_template import unreadable
+    from onnxopt_cli.cases.case_template import unreadable
 
     for path in map(os.path.realpath, paths):
         if os.pathsep in path:

@@ -17,6 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.cases.case_template import (
+    COUNT,
+    RATE,
+    WIDE,
+    Attributes,
+    Author,
+    Shapes,
+    derived_outputs,
+)
 from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import (
     CaseTemplate,
@@ -27,15 +36,6 @@ from onnxopt_cli.operators.operator import (
     Attribute,
     AttributeValue,
     Operator,
-)
-from onnxopt_cli.suites.case_template import (
-    COUNT,
-    RATE,
-    WIDE,
-    Attributes,
-    Author,
-    Shapes,
-    derived_outputs,
 )
 from onnxopt_cli.suites.doubles import doubles
 from onnxopt_cli.suites.extremes import extremes

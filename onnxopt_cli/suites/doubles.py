@@ -14,13 +14,13 @@ from math import prod
 
 import numpy as np
 
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
-from onnxopt_cli.suites.case_template import (
+from onnxopt_cli.cases.case_template import (
     RATE,
     WIDE,
     Author,
     Shapes,
 )
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
 #: Shapes of the only tensor: smaller than a vector, of several ranks, and around block sizes.
 _SINGLE_SHAPES: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))

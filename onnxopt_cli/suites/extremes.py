@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
-from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.suites.case_template import (
+from onnxopt_cli.cases.case_template import (
     COUNT,
     RATE,
     WIDE,
     Author,
     Shapes,
 )
+from onnxopt_cli.cases.tensors.declared import RandomTensor
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.operator import Operator
 
 #: Values of T at and above the largest integers of 31 to 63 bits, of float32 and of float64.
 _FAR_COUNTS = (

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
+from onnxopt_cli.cases.case_template import Author, Shapes
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
-from onnxopt_cli.suites.case_template import Author, Shapes
 
 #: Enough elements to show a value just below the end of the range.
 _LONG_SIZE = 100_001

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
-from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.operator import AttributeValue, Operator
-from onnxopt_cli.suites.case_template import (
+from onnxopt_cli.cases.case_template import (
     COUNT,
     WIDE,
     Author,
     Shapes,
 )
+from onnxopt_cli.cases.tensors.declared import RandomTensor
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: Lengths at and next to the sizes of vectors and blocks.
 AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))

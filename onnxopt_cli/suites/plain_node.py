@@ -31,7 +31,7 @@ from onnxopt_cli.operators.call import (
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 if TYPE_CHECKING:
-    from onnxopt_cli.suites.case_template import Author
+    from onnxopt_cli.cases.case_template import Author
 
 _SHAPE = (3,)
 # Scales the inputs of the second node of a pair without changing signs.
@@ -75,7 +75,7 @@ def plain_pair(
     Returns:
         The pair of nodes; None if no such node has nontrivial outputs.
     """
-    from onnxopt_cli.suites.case_template import Author
+    from onnxopt_cli.cases.case_template import Author
 
     author, names = Author(operator), list(node.input)
     groups = group_count(operator, names)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.cases.case_template import COUNT, RATE, Author, Shapes
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, TypedAttribute
-from onnxopt_cli.suites.case_template import COUNT, RATE, Author, Shapes
 from onnxopt_cli.suites.wirings import shared_values
 
 #: The shape of the first tensor, and shapes of another operand that must be refused beside it.

@@ -12,9 +12,9 @@ from itertools import combinations, product
 
 import numpy as np
 
+from onnxopt_cli.cases.case_template import COUNT, Author
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.suites.case_template import COUNT, Author
 
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: Signs of two infinities: alike and unlike.

@@ -13,13 +13,13 @@ from itertools import combinations, product
 
 import numpy as np
 
-from onnxopt_cli.cases.onnx.node_model import Wiring
-from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
-from onnxopt_cli.suites.case_template import (
+from onnxopt_cli.cases.case_template import (
     RATE,
     Author,
     Shapes,
 )
+from onnxopt_cli.cases.onnx.node_model import Wiring
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
 #: Enough tensors that their numbers have a different order when sorted as text.
 _TEXT_GROUPS = 11

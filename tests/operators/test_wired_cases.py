@@ -10,9 +10,9 @@ import pytest
 from places import REPOSITORY
 from yaml_files import only_case, problems_of
 
+from onnxopt_cli.cases.case_template import Author, derived_outputs
 from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.suites.case_template import Author, derived_outputs
 
 WIRED = """\
 onnxopt: 1

@@ -13,6 +13,7 @@ from onnx_directories import make_directory, tensor
 from places import PLUGINS
 
 from onnxopt_cli.backends.host import Response
+from onnxopt_cli.cases.case_template import Author
 from onnxopt_cli.cases.onnx.node_model import (
     formula_model,
     tensor_info,
@@ -21,7 +22,6 @@ from onnxopt_cli.cases.onnx.node_model import (
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
-from onnxopt_cli.suites.case_template import Author
 from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.suites.plain_node import (
     computes,

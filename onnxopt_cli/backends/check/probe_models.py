@@ -11,12 +11,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.cases.case_template import Author
 from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.suites.case_template import Author
 
 #: Common operators; most backends support at least one.
 LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
