@@ -86,7 +86,15 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 @click.argument("new", metavar=_SAVED, type=PATH)
 @option("--old-again LOG", "A repeat of the old run.", type=PATH, multiple=True)
 @option("--new-again LOG", "A repeat of the new run.", type=PATH, multiple=True)
-def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Path, ...]) -> int:
+@option("--accuracy", "Exit with 1 also if only the error of an output grew.", is_flag=True)
+def diff(
+    old: Path,
+    new: Path,
+    old_again: tuple[Path, ...],
+    new_again: tuple[Path, ...],
+    *,
+    accuracy: bool,
+) -> int:
     """Compare two runs: improvements and regressions.
 
     Compares outcomes and, where they are equal, the errors of every output, as a share of the
@@ -96,15 +104,15 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
     \b
     onnxopt report diff before.jsonl after.jsonl
 
-    Exits with 1 if something got worse, or the new run did not finish.
+    Exits with 1 if an outcome got worse, or the new run did not finish.
     """  # noqa: D301 - likewise
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
     from onnxopt_cli.report.comparison import (
-        Direction,
         compare_runs,
         comparison_table,
         comparison_verdict,
+        is_regression,
         other_options,
         slower_cases,
     )
@@ -124,4 +132,4 @@ def diff(old: Path, new: Path, old_again: tuple[Path, ...], new_again: tuple[Pat
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:
         stdout().print_line(f"{printable(str(new))} {verdict(after[0])}; it lacks cases")
-    return int(unfinished or any(change.direction is Direction.WORSE for change in changes))
+    return int(unfinished or any(is_regression(change, accuracy=accuracy) for change in changes))

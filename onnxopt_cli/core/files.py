@@ -61,15 +61,19 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
 
 
 def require_place(option: str, path: Path) -> None:
-    """Make sure early that a file can be written at a path.
+    """Make sure early that a file can be written at a path, and create its folder.
 
     Raises:
-        UsageError: naming the option, if the path is a folder or its parent does not exist.
+        UsageError: naming the option, if the path is a folder or its folder cannot be created.
     """
     if path.is_dir():
         raise UsageError(f"{option} cannot write {path}: it is a folder")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"{option} cannot write {path}: the folder must exist")
+    folder = path.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{option} cannot write {path}: its folder: {reason}") from None
 
 
 def shown_path(path: Path) -> str:

@@ -36,6 +36,14 @@ class Direction(StrEnum):
     SLOWER = "slower"
 
 
+class Subject(StrEnum):
+    """What a change is about."""
+
+    OUTCOME = "outcome"
+    ACCURACY = "accuracy"
+    TIME = "time"
+
+
 _STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), strict=True))
 
 
@@ -47,7 +55,8 @@ class Change:
         direction: whether the change is an improvement.
         case: the case's id.
         backend: the backend in the new run, or in the old run if the case is gone.
-        what: ``outcome``, ``time`` or the name of an output.
+        subject: what changed.
+        what: the name of the output if its error changed; otherwise the subject.
         before: the old value; empty without a result.
         now: the new value; empty without a result.
     """
@@ -55,6 +64,7 @@ class Change:
     direction: Direction
     case: str
     backend: str
+    subject: Subject
     what: str
     before: str
     now: str
@@ -74,7 +84,7 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
     directions = list(Direction)
     return sorted(
         changes,
-        key=lambda change: (change.what != "outcome", directions.index(change.direction)),
+        key=lambda change: (change.subject != Subject.OUTCOME, directions.index(change.direction)),
     )
 
 
@@ -120,7 +130,9 @@ def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Cha
         if now > max(old_times) and now > was * noise**4:
             texts = (f"{1000 * seconds:.3g} ms" for seconds in (was, now))
             name = backend or new[0].backends[0].name
-            slower.append((now / was, Change(Direction.SLOWER, case, name, "time", *texts)))
+            slower.append(
+                (now / was, Change(Direction.SLOWER, case, name, Subject.TIME, "time", *texts))
+            )
     return [change for _, change in sorted(slower, key=lambda item: -item[0])]
 
 
@@ -159,6 +171,12 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     return Text(in_words({kind: counts[kind] for kind in named}))
 
 
+def is_regression(change: Change, *, accuracy: bool) -> bool:
+    """Return whether a change is a worse outcome or, if accuracy counts, a larger error."""
+    gating = {Subject.OUTCOME, Subject.ACCURACY} if accuracy else {Subject.OUTCOME}
+    return change.direction is Direction.WORSE and change.subject in gating
+
+
 def _by_case(record: RunRecord) -> dict[tuple[str, str], Result]:
     single = len(record.backends) == 1
     return {(result.case, "" if single else result.backend): result for result in record.results}
@@ -169,7 +187,8 @@ def _changes(before: Result | None, now: Result | None) -> Iterator[Change]:
     was, is_now = (_word(before), _word(now))
     if result and was != is_now:
         direction = _direction(before, now)
-        yield Change(direction, result.case, result.backend, "outcome", was, is_now)
+        place = result.case, result.backend
+        yield Change(direction, *place, Subject.OUTCOME, "outcome", was, is_now)
     elif before and now:
         old = {diff.name: diff for diff in before.diffs}
         for diff in now.diffs:
@@ -219,7 +238,8 @@ def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]
 
         if direction is not Direction.UNRANKED:
             before, after = (_measured(number, unit) for number in (was, now))
-            yield Change(direction, case, backend, new.name, before, after)
+            subject = Subject.ACCURACY
+            yield Change(direction, case, backend, subject, new.name, before, after)
             return
 
 

@@ -41,6 +41,13 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
 
 
+def test_the_folders_of_reports_and_logs_are_created(demo, onnxopt):
+    options = ["--report", "junit=new/reports/junit.xml", "--log", "new/logs/run.jsonl"]
+    assert onnxopt("run", "demo.yaml", *OFF, *options).code == 1
+    assert (demo / "new/reports/junit.xml").is_file()
+    assert (demo / "new/logs/run.jsonl").is_file()
+
+
 @pytest.mark.parametrize(
     "options",
     [

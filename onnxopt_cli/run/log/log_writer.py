@@ -210,6 +210,8 @@ def _hashed(descriptor: int, size: int) -> blake2b:
 def _opened(path: Path, flags: int) -> Iterator[int]:
     """Open and lock a file for a log; close it again after an error."""
     try:
+        if flags & os.O_CREAT:
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
         # Only the user may write to a log, independent of the umask.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:

@@ -210,6 +210,6 @@ def test_entries_on_one_line_that_need_a_change_are_refused(demo, onnxopt):
     assert (demo / FILE).read_text() == text
 
 
-def test_the_folder_must_be_there(demo, onnxopt):
-    answer = onnxopt(*run_arguments("numpy", "--update-expect", "no/e.yaml"))
-    assert (answer.code, "the folder must exist" in answer.err) == (2, True)
+def test_a_missing_folder_is_created(demo, onnxopt):
+    answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "new/folder/e.yaml"))
+    assert (demo / "new/folder/e.yaml").is_file(), answer.err
