@@ -8,14 +8,14 @@ imports no other module of the package.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from onnxopt_cli.cases.case import Case
     from onnxopt_cli.core.result import Result
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     _Selection: TypeAlias = tuple[Sequence[Case], Sequence[str], Mapping[str, str]]
 
 _MARKER = "onnxopt"
-# Time limits of the search for explanations: for one case, and for all together.
-_EXPLAIN_SECONDS, _EXPLAIN_SECONDS_IN_ALL = 5.0, 60.0
+_SELECTION: pytest.StashKey[_Selection] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     ):
         help_text = f"{about} May be given several times."
         group.addoption(name, action="append", default=[], metavar=metavar, help=help_text)
+    backends = "The backends of onnxopt without --onnxopt-backend."
+    parser.addini("onnxopt_backend", backends, type="args", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,19 +65,60 @@ def pytest_collection_modifyitems(
         items += session.genitems(root)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the result of a case to its report, which xdist sends to the main process."""
+    report = yield
+    if isinstance(item, CaseItem) and item.result and call.when == "call":
+        from onnxopt_cli.core.record_json import result_to_json
+
+        report.onnxopt_result = json.dumps(result_to_json(item.result))  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Explain the failures of all cases together; see pytest."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    saved = [report.onnxopt_result for report in reports if hasattr(report, "onnxopt_result")]
+    if not saved:
+        return
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.core.record_json import result_from_json
+    from onnxopt_cli.report.terminal import explanation_lines
+
+    results = [result_from_json(json.loads(text)) for text in saved]
+    if any(result.failing for result in results):
+        explanations = api.explain(results, _select(config)[0], seconds=None)
+        if explanations:
+            terminalreporter.section("causes of onnxopt failures")
+        for line in explanation_lines(explanations):
+            terminalreporter.write_line(line.plain)
+
+
 def _select(config: pytest.Config) -> _Selection:
     """Return the selected cases and backends, and the excluded capabilities with reasons.
 
     Raises:
         pytest.UsageError: if an option is invalid.
     """
+    if _SELECTION not in config.stash:
+        config.stash[_SELECTION] = _read_selection(config)
+    return config.stash[_SELECTION]
+
+
+def _read_selection(config: pytest.Config) -> _Selection:
     from onnxopt_cli import _api as api
     from onnxopt_cli.backends.configuration import find_configuration
     from onnxopt_cli.run.expectations.expectations import Expectations
     from onnxopt_cli.suites.collect import suite_versions
 
     expect = config.getoption("--onnxopt-expect")
-    backends = config.getoption("--onnxopt-backend") or ["numpy"]
+    backends = config.getoption("--onnxopt-backend") or config.getini("onnxopt_backend")
+    backends = backends or ["numpy"]
     try:
         if find_configuration():
             configuration = api.load_configuration()
@@ -95,13 +137,11 @@ def _in_words(error: OnnxoptError) -> str:
 
 
 class _Cases(pytest.Collector):
-    """All selected cases, and the results of those that have run."""
+    """All selected cases."""
 
     def __init__(self, *, selection: _Selection, **others: Any) -> None:
         super().__init__(**others)
         self.cases, self._backends, self._without = selection
-        self.results: list[Result] = []
-        self.explain_seconds = _EXPLAIN_SECONDS_IN_ALL
 
     def collect(self) -> Iterator[CaseItem]:
         """Yield an item for each case on each backend; see pytest."""
@@ -128,6 +168,7 @@ class CaseItem(pytest.Item):
         super().__init__(**others)
         self._case = case
         self._backend = backend
+        self.result: Result | None = None
         self.keywords.update(dict.fromkeys((*(case.operators or ()), *case.tags), True))
 
     def runtest(self) -> None:
@@ -136,39 +177,28 @@ class CaseItem(pytest.Item):
 
         try:
             expect = self.config.getoption("--onnxopt-expect")
-            result = api.check(self._case, self._backend, expect=expect)
+            result = self.result = api.check(self._case, self._backend, expect=expect)
         except api.NotConformingError as error:
-            self.parent.results.append(error.result)
+            self.result = error.result
             raise
         except api.OnnxoptError as error:
             message = f"{self._backend}: {_in_words(error)}"
             if hasattr(self.config, "workerinput"):
                 pytest.fail(message, pytrace=False)
             pytest.exit(message, returncode=error.exit_code)
-        self.parent.results.append(result)
         if result.outcome is api.Outcome.SKIP:
             pytest.skip(result.message)
         if result.failing or result.outcome is api.Outcome.UNSUPPORTED:
             pytest.xfail(result.expectation or result.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the differences and their explanations; see pytest."""
+        """Return the differences; see pytest."""
         from onnxopt_cli import _api as api
 
         error = excinfo.value
         if not isinstance(error, api.NotConformingError):
             return super().repr_failure(excinfo, style)
-        root, began = self.parent, monotonic()
-        passed = [
-            result
-            for result in root.results
-            if result.backend == self._backend and not result.failing
-        ]
-        seconds = min(_EXPLAIN_SECONDS, root.explain_seconds)
-        explanations = api.explain([*passed, error.result], root.cases, seconds=seconds)
-        root.explain_seconds -= monotonic() - began
-        texts = (item.text for item in explanations if item.known_mistakes)
-        return "\n".join([str(error), *texts])
+        return str(error)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Return the location of the case; see pytest."""

@@ -45,20 +45,34 @@ def test_each_case_is_a_test_that_options_of_pytest_choose_among(pytester):
     pytester.runpytest("--onnxopt", "spec", "-k", "Adam").assert_outcomes(passed=2, deselected=6)
 
 
-def test_a_failure_shows_the_differences_and_the_cause(pytester):
-    case = "conformance/adam/two_tensors"
-    result = pytester.runpytest("--onnxopt", case, "--onnxopt-backend", WRONG, "-m", "onnxopt")
-    result.assert_outcomes(failed=1, deselected=1)
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_failures_show_differences_and_share_an_explanation(pytester, processes):
+    if processes:
+        pytest.importorskip("xdist")
+    ids = ["conformance/adam/two_tensors", "conformance/adam/T_1"]
+    targets = [word for name in ids for word in ("--onnxopt", name)]
+    arguments = (*targets, "--onnxopt-backend", WRONG, "-m", "onnxopt", *processes)
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(failed=2, deselected=0 if processes else 1)
+    result.stdout.fnmatch_lines_random([f"{name} on {WRONG}: *" for name in ids])
     result.stdout.fnmatch_lines(
         [
-            f"{case} on {WRONG}: *",
-            "X1_new*off*",
+            "X*_new*off*",
             "*expected*actual*",
-            "*epsilon inside the square root*",
+            "*causes of onnxopt failures*",
+            "*inside the square root*",
         ]
     )
+    assert result.stdout.str().count("'epsilon inside the square root'") == 1
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*raise NotConforming*")
+
+
+def test_the_ini_file_may_name_the_backend(pytester):
+    pytester.makeini(f"[pytest]\nonnxopt_backend = {WRONG}\n")
+    pytester.runpytest(*ADAM).assert_outcomes(failed=1, deselected=1)
+    numpy_only = pytester.runpytest(*ADAM, "--onnxopt-backend", "numpy")
+    numpy_only.assert_outcomes(passed=1, deselected=1)
 
 
 def test_several_backends_have_tests_of_their_own(pytester):
