@@ -60,10 +60,9 @@ def test_failures_show_differences_and_share_an_explanation(pytester, processes)
             "X*_new*off*",
             "*expected*actual*",
             "*causes of onnxopt failures*",
-            "*inside the square root*",
+            "*inside the square root*2 of 2 failing*",
         ]
     )
-    assert result.stdout.str().count("'epsilon inside the square root'") == 1
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*raise NotConforming*")
 
