@@ -23,7 +23,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.evaluate import WIDE, rounded
 from onnxopt_cli.interpret.lower.lower_call import GraphTensor, lower_call
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET
-from onnxopt_cli.interpret.vocabulary import OF_NOTHING
+from onnxopt_cli.interpret.vocabulary import OF_NOTHING, power_by_squaring
 from onnxopt_cli.operators.call import Call
 
 Operation = Callable[..., Any]
@@ -164,6 +164,16 @@ def reciprocal_quotient(a: Any, b: Any) -> Any:
 def power_rounded_once(a: Any, b: Any) -> Any:
     """Round the exact power."""
     return np.power(np.asarray(a, WIDE), np.asarray(b, WIDE)).astype(np.result_type(a, b))
+
+
+def power_squared(a: Any, b: Any) -> Any:
+    """Multiply squares, rounded in the type, as the compilers' powers with an integral exponent."""
+    dtype = np.result_type(a, b)
+    exponent = np.asarray(b)
+    if not np.all((exponent == np.floor(exponent)) & (np.abs(exponent) < 2.0**63)):
+        return np.power(a, b)
+    # Products in the type are rounded to it.
+    return power_by_squaring(np.asarray(a, dtype), exponent.astype(np.int64), np.asarray)
 
 
 def root_by_reciprocal(a: Any) -> Any:

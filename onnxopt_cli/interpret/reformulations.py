@@ -23,6 +23,7 @@ from onnxopt_cli.interpret.arithmetic import (
     computed_by_onnxruntime,
     flushed,
     power_rounded_once,
+    power_squared,
     reciprocal_quotient,
     root_by_newton,
     root_by_reciprocal,
@@ -170,6 +171,10 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
     "powers rounded once": (
         "Rounds the exact powers of T to R's type.",
         computed(Arithmetic({np.power: power_rounded_once})),
+    ),
+    "powers by squaring": (
+        "Multiplies squares of alpha and beta in R's type, as compilers do for integral exponents.",
+        computed(Arithmetic({np.power: power_squared})),
     ),
     "subnormals flushed": (
         "Takes subnormal operands and results for zero.",

@@ -26,9 +26,14 @@ maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,    
 
 Roundings are counted in unit roundoffs of abs(v): more than one if implementations do not round to
 nearest once. A quotient may be the product with a reciprocal. A root may be ``a * rsqrt(a)`` with a
-Newton step, which rounds four times, and powers from libraries guarantee no less. These bounds do
-not cover powers by repeated multiplication, whose error grows with the exponent; for an exponent of
-a million, they are not a reasonable evaluation in the type.
+Newton step, which rounds four times, and powers from libraries guarantee no less.
+
+A power with an integral exponent n may be computed by repeated squaring, as ``powi`` of LLVM does
+(compiler-rt, lib/builtins/powisf2.c), and so the Adam of burn, by Rust's ``f32::powi``. Each
+squaring doubles the relative error and adds a rounding, so that the error is at most n - 1 unit
+roundoffs to first order. For a large n this bound would accept almost any power. The rounding error
+of a power is therefore the error of the squarings themselves, computed in the type, or four
+roundings if they are more. Other repeated multiplications are not covered.
 
 For n elements x with error bounds e, and n products of x and y with error bounds e and f:
 
@@ -73,6 +78,7 @@ from onnxopt_cli.operators.percentile import (
 )
 
 _INTERPOLATION_ROUNDINGS = 4
+_POWER_ROUNDINGS = 4
 # n roundings exceed this multiple of sqrt(n) with a probability of about 10^-8.
 _STANDARD_DEVIATIONS = 6
 
@@ -173,6 +179,8 @@ class Elementwise(_Primitive):
         crosses: function of the result's magnitude, its whole error and the operands that yields
             where the sign of the result may change; by default nowhere.
         exact: function of the operands that yields where the operation rounds nothing.
+        rough: function of the result, the precision and the operands that yields the error of a
+            less accurate algorithm for the operation; None without such an algorithm.
         exponents: exponents of the operands, if the result is a product of powers of them.
         is_sum: whether the result is a sum or difference of the operands.
     """
@@ -181,6 +189,7 @@ class Elementwise(_Primitive):
     roundings: int
     crosses: Callable[..., Any] = lambda *_: False
     exact: Callable[..., Any] | None = None
+    rough: Callable[..., Any] | None = None
     exponents: tuple[int, ...] = ()
     is_sum: bool = False
 
@@ -303,6 +312,60 @@ def _is_exact_power(a: Approximate, b: Approximate) -> Any:
     """Return where a power is exact however it is computed: bases 0, 1, -1, exponents 0, 1."""
     minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
+
+
+def power_by_squaring(
+    base: Any, exponent: Any, round_to: Callable[[Any], Any], *, highest_bit_first: bool = False
+) -> Any:
+    """Return a power with an integral exponent by repeated squaring, element by element.
+
+    Args:
+        base: the bases.
+        exponent: the exponents, int64.
+        round_to: rounds each product to the type of the computation.
+        highest_bit_first: whether the bits of the exponent are used from the highest on, and not
+            from the lowest on, as ``powi`` of LLVM does.
+    """
+    count = np.abs(exponent)
+    bits = range(int(np.max(count, initial=0)).bit_length())
+    result = np.ones_like(base)
+    if highest_bit_first:
+        for bit in reversed(bits):
+            result = round_to(result * result)
+            result = np.where(count >> bit & 1, round_to(result * base), result)
+    else:
+        square = base
+        for bit in bits:
+            result = np.where(count >> bit & 1, round_to(result * square), result)
+            square = round_to(square * square)
+    return np.where(exponent < 0, round_to(1 / result), result)
+
+
+def _squaring_error(value: Any, precision: Precision, a: Approximate, b: Approximate) -> Any:
+    """Return the error of powers by repeated squaring; zero if four roundings cover it."""
+    exponent = np.asarray(b.value)
+    squared = (exponent == np.floor(exponent)) & (np.abs(exponent) > _POWER_ROUNDINGS + 1)
+    squared = squared & (np.abs(exponent) < 2.0**63) & np.isfinite(value)
+    if not np.any(squared):
+        return np.float64(0.0)
+    count = np.where(squared, exponent, 0).astype(np.int64)
+    base = np.asarray(a.value)
+    dtype = precision.dtype or np.dtype(np.float32)
+    errors = [
+        np.abs(
+            np.float64(
+                power_by_squaring(
+                    base,
+                    count,
+                    lambda product: product.astype(dtype).astype(base.dtype),
+                    highest_bit_first=highest_bit_first,
+                )
+                - value
+            )
+        )
+        for highest_bit_first in (False, True)
+    ]
+    return np.where(squared, np.maximum(*errors), 0.0)
 
 
 def _logarithm_error(_: Any, a: Approximate) -> Any:
@@ -498,9 +561,10 @@ VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.power: Elementwise(
         "Pow",
         _power_error,
-        4,
+        _POWER_ROUNDINGS,
         _with_operands,
         exact=_is_exact_power,
+        rough=_squaring_error,
     ),
     np.negative: Elementwise("Neg", lambda _, a: a.error, 0, _with_operands, exponents=(1,)),
     np.absolute: Elementwise("Abs", lambda _, a: a.error, 0, exponents=(1,)),

@@ -112,7 +112,8 @@ class Reformulation:
     - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
     - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
     - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: rounds V twice where it cancels.
-    - powers by repeated multiplication: the error grows with T, to a tenth at a million in float32.
+    - powers by a loop of T multiplications: the error grows with T, to a tenth at a million in
+      float32. (Powers by squaring are an arithmetic of all formulas.)
 
     Attributes:
         name: name of the reformulation, unique in an operator.

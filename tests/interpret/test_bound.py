@@ -357,6 +357,50 @@ def test_float32_results_may_be_computed_in_float32_from_double_inputs():
     assert abs(X_new.value) <= X_new.error
 
 
+def powi(base, exponent):
+    """Return a power as LLVM's powi does."""
+    square, result = base, base.dtype.type(1)
+    while True:
+        if exponent & 1:
+            result = result * square
+        exponent //= 2
+        if not exponent:
+            return result
+        square = square * square
+
+
+def power_from_the_left(base, exponent):
+    """Return a power by squaring, from the highest bit of the exponent on."""
+    result = base.dtype.type(1)
+    for bit in f"{exponent:b}":
+        result = result * result
+        if bit == "1":
+            result = result * base
+    return result
+
+
+@pytest.mark.parametrize("power", [powi, power_from_the_left])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("beta", [0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999, 0.9999999])
+@pytest.mark.parametrize("T", [6, 7, 16, 100, 1000, 1001, 30_000, 10**6, 2**24 + 1])
+def test_powers_may_be_computed_by_squaring(power, dtype, beta, T):
+    beta = np.float32(beta)
+    X_new = bound(call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, dtype=dtype, beta=float(beta)))[0]
+    correction = np.longdouble(1 - power(dtype(beta), T))
+    exact = 1 - np.longdouble(beta) ** T
+    change = X_new.value * (np.sqrt(correction / exact) - 1)
+    assert abs(change) <= X_new.error
+
+
+def test_powers_by_squaring_do_not_excuse_a_wrong_power():
+    beta, T = np.float32(0.999999), 10**6
+    X_new = bound(call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, beta=float(beta)))[0]
+    exact = np.longdouble(beta) ** T
+    for wrong in (exact * (1 + T * U), np.longdouble(beta) ** (T - T // 1000)):
+        change = X_new.value * (np.sqrt((1 - wrong) / (1 - exact)) - 1)
+        assert abs(change) > X_new.limit
+
+
 def test_powers_that_need_no_rounding_have_no_error():
     X_new = bound(call_of("Adam", 1, 5, 0.0, 1.0, 1.0, 1.0, beta=1.0))[0]
     assert X_new.value == 0

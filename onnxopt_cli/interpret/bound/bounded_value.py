@@ -377,6 +377,8 @@ def _computed(
         ]
         unit = max((precision.unit_roundoff, *(coarse if row.exponents else ())))
         rounding = row.roundings * unit * magnitude
+        if row.rough is not None:
+            rounding = np.maximum(rounding, row.rough(value, precision, *operands))
         # Not for tensors, whose bound must not depend on the number of elements in a block.
         is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
         if is_scalar and row.exponents and _is_exact(row, value, operands):
