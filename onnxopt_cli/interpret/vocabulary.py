@@ -45,8 +45,8 @@ matmul      sum(abs(x) f + e abs(y) + e f), and g(n) unit roundoffs of
             sum((abs(x) + e)(abs(y) + f))
 max, min    the largest e
 percentile  the range between the percentiles of x - e and x + e, for a rank with an error of two
-            roundings; and four unit roundoffs of the interpolated result or of the term added to
-            the lower neighbour, whichever is larger
+            roundings; and four unit roundoffs of the larger of the interpolated result, both
+            neighbours, and the term added to the lower one
 ==========  ====================================================================================
 
 g(n) is n, a bound for every order (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
@@ -515,9 +515,10 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     first, second = neighbours(values, rank)
     equal_neighbours = rank == np.floor(rank) or first == second
     if not is_exact and (low != high or not equal_neighbours):
-        # The term added to the lower neighbour is rounded, too, and may exceed the result.
+        # The term added to a neighbour is rounded, too, and may exceed the result. The upper
+        # neighbour does where a term is subtracted from it: b - (b - a) * (1 - fraction).
         added = low - lows[0], high - highs[0]
-        largest = max(map(abs, (low, high, high - low, *added)))
+        largest = max(map(abs, (low, high, high - low, *added, *lows, *highs)))
         error += _INTERPOLATION_ROUNDINGS * precision.unit_roundoff * largest
     error = np.float64(np.inf if np.isnan(error) else error)
     return Approximate(value, error, error >= np.abs(value) and np.any(a.may_cross))
