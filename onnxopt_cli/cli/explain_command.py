@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from onnxopt_cli.cli.shared_options import option_of
-from onnxopt_cli.config.run_config import Judging, RunConfig
+from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 
 
 @click.command("explain")
@@ -35,6 +35,7 @@ def command(saved: Path, explain_time: float | None) -> int:
     from onnxopt_cli.cli.console import stderr, stdout
     from onnxopt_cli.report.saved_run import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
+    from onnxopt_cli.suites.collect import find_again
 
     record = read_saved_run(saved)
     if not any(result.failing for result in record.results):
@@ -43,6 +44,10 @@ def command(saved: Path, explain_time: float | None) -> int:
     with stderr().status("looking for known mistakes") as status:
         explanations = api.explain(
             record.results,
+            find_again(
+                {result.case: result.location for result in record.results},
+                ModelInputs.from_json(record.options),
+            ).values(),
             judging=Judging.from_json(record.options),
             seconds=explain_time,
             progress=status.update,

@@ -262,7 +262,7 @@ def execute(config: RunConfig) -> int:
     # Forking is unsafe if a backend in this process or a calling program may have threads.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
-    find = partial(collect, targets, memory, each, ticking)
+    find = partial(collect, targets, memory, each, ticking, config.model_inputs)
     collection = None
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
@@ -272,7 +272,7 @@ def execute(config: RunConfig) -> int:
             # The workers read the contents of the cases.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
-                collection = collect(targets, memory, each_unread, ticking)
+                collection = collect(targets, memory, each_unread, ticking, config.model_inputs)
             cluster = stack.enter_context(opened_cluster(config.machines, interruption))
         session = stack.enter_context(
             api.open_session(config, lambda: collection or find(), interruption, note, cluster)

@@ -117,6 +117,65 @@ class _ShardText(Text):
 
 
 @dataclass(frozen=True)
+class ModelInputs(Settings):
+    """The inputs of a model file without test data.
+
+    Attributes:
+        inputs: a directory with ``input_<i>.pb``, or a .npz, .npy or .pb file; None to draw them.
+        dims: sizes of symbolic dimensions, each ``NAME=SIZE``.
+        seed: the seed from which inputs are drawn.
+    """
+
+    inputs: Path | None = setting(
+        None,
+        "--inputs PATH",
+        "Inputs of a model file: a data set directory, .npz, .npy or .pb.  "
+        "[default: drawn by declared types and shapes]",
+        File(exists=True),
+        **_VERDICTS,
+    )
+    dims: tuple[str, ...] = setting(
+        (),
+        "--dim NAME=SIZE",
+        "Size of a symbolic dimension of a model file; INPUT:AXIS for one without a name. "
+        "May be given several times.",
+        many=True,
+        **_VERDICTS,
+    )
+    seed: int = setting(
+        0,
+        "--seed N",
+        "Seed of the inputs of a model file.",
+        Number(whole=True, most=2**32 - 1),
+        **_VERDICTS,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sizes  # noqa: B018 - refuses sizes that are not valid
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of symbolic dimensions by name.
+
+        Raises:
+            UsageError: if one is not valid.
+        """
+        sizes: dict[str, int] = {}
+        for text in self.dims:
+            name, _, size = text.rpartition("=")
+            if not (name and re.fullmatch(r"[1-9]\d{0,9}", size, re.ASCII)):
+                raise UsageError(f"invalid --dim {text}: expected NAME=SIZE, as in batch=4")
+            if sizes.setdefault(name, int(size)) != int(size):
+                raise UsageError(f"two sizes for --dim {name}: {sizes[name]} and {size}")
+        return sizes
+
+
+#: Inputs that are drawn from the default seed.
+DRAWN = ModelInputs()
+
+
+@dataclass(frozen=True)
 class Filters(Settings):
     """The filters that choose among cases; a case must pass all of them.
 
@@ -340,6 +399,7 @@ class RunConfig(Settings):
         failed_only: whether only cases run that failed when they last ran here.
         failed_first: whether these run first.
         shard: which part of the selected cases runs; None for all.
+        model_inputs: the inputs of targets that are model files without test data.
         backends: the backends under test.
         execution: how backends are run.
         machines: the cluster on which they run, if any.
@@ -382,6 +442,7 @@ class RunConfig(Settings):
     shard: Shard | None = setting(
         None, "--shard I/N", "Only part I of N, by a hash of the id.", _ShardText(), **_COMPARED
     )
+    model_inputs: ModelInputs = group(ModelInputs)
     backends: tuple[str, ...] = setting(
         ("numpy",),
         "-b, --backend BACKEND",

@@ -53,6 +53,8 @@ class Expected:
             invalid.
         formula: the outputs of the formula; None for a model without one.
         alternatives: other results that are correct as a whole.
+        complete: whether the outputs are known. Those of a model without stored outputs are None
+            until the reference oracle has computed them.
     """
 
     outputs: Mapping[str, Value]
@@ -60,6 +62,7 @@ class Expected:
     contradictions: tuple[Diff, ...] = ()
     formula: FormulaOutputs | None = None
     alternatives: tuple[Alternative, ...] = ()
+    complete: bool = True
 
     @property
     def of_node(self) -> Expected:
@@ -147,8 +150,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         judging: how outputs are judged.
 
     Raises:
-        InvalidCase: if node and inputs break the operator's signature, or the case has neither a
-            formula nor stored outputs.
+        InvalidCase: if node and inputs break the operator's signature.
     """
     # Interned: the diffs of many cases hold the same names.
     names = [intern(output.name) for output in problem.model.graph.output]
@@ -156,9 +158,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         formula = _formula_outputs(problem, names, judging.error_bound)
     except NodeError as error:
         raise InvalidCase([Fault(str(where), error.message)], hint=error.hint) from error
-    if problem.stored is None and formula is None:
-        message = "the outputs are missing, and the model is not one node with a formula"
-        raise InvalidCase([Fault(str(where), message)])
+    complete = problem.stored is not None or formula is not None
     outputs: dict[str, Value] = {}
     tolerances: dict[str, Tolerance] = {}
     contradictions: list[Diff] = []
@@ -168,6 +168,8 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         tolerances[name] = _strongest(stated, derived, judging)
         if problem.stored is not None and name in problem.stored:
             outputs[name] = problem.stored[name]
+        elif not complete:
+            outputs[name] = None
         if formula is None or derived is None:
             continue
         value = formula.expected[name]
@@ -176,7 +178,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         if name not in outputs or tolerances[name] is derived:
             # The tolerance is around the formula's value; a stored value may have been rounded.
             outputs[name] = value
-    return Expected(outputs, tolerances, tuple(contradictions), formula)
+    return Expected(outputs, tolerances, tuple(contradictions), formula, complete=complete)
 
 
 def _formula_outputs(problem: Problem, names: list[str], factor: float) -> FormulaOutputs | None:

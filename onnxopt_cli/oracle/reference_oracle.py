@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import onnx
@@ -43,6 +44,7 @@ from onnxopt_cli.core.values import (
     kind_of,
     structure_of,
 )
+from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.oracle.expected import (
     Alternative,
     Expected,
@@ -109,21 +111,23 @@ class ReferenceOracle:
             A function that waits for the estimate and returns the expected result with it; None if
             no output needs one.
         """
-        if not self._estimates:
+        if not self._estimates and expected.complete:
             return None
         everything = self.judging.tolerance is ToleranceRule.CONDITIONED
         names = [
             name
             for name in expected.outputs
-            if everything or expected.tolerances[name] is ONNX_DEFAULT
+            if self._estimates and (everything or expected.tolerances[name] is ONNX_DEFAULT)
         ]
         has_formula = expected.formula is not None or problem.trajectory is not None
-        if not names or has_formula or self.workers is None:
+        if has_formula or self.workers is None or not (names or not expected.complete):
             return None
         # Imported late: runs in which every case has a formula do not need it.
         from onnxopt_cli.oracle.distributions import drawn
 
         distributions = drawn(problem.model, problem.inputs)
+        if distributions and not expected.complete:
+            return partial(_refuse, "its values are random")
         if distributions:
             tolerances = {name: distributions[name] for name in names}
             return lambda: replace(expected, tolerances={**expected.tolerances, **tolerances})
@@ -187,20 +191,36 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
     return [Reading((), [ConditionedOutput(reason=reason)] * outputs)]
 
 
+def _refuse(reason: str, name: str = "") -> NoReturn:
+    output = f"the output {name!r}" if name else "an output"
+    raise InvalidCase([Fault("expected result", f"{output} cannot be computed: {reason}")])
+
+
 def _completed(
     problem: Problem, expected: Expected, names: list[str], estimate: Sequence[Value] | str
 ) -> Expected:
     """Return an expected result with the condition estimate of some outputs.
 
-    Stored outputs that agree with one of several readings do not contradict the reference.
+    Stored outputs that agree with one of several readings do not contradict the reference. Missing
+    outputs are those of the first reading.
 
     Args:
         problem: the case's problem.
         expected: the expected result without an estimate.
         names: names of the outputs with an estimate.
         estimate: the estimate, or the reason why it is missing.
+
+    Raises:
+        InvalidCase: if an output is neither stored nor known by the estimate.
     """
     first, *further = _readings(estimate, len(expected.outputs))
+    if not expected.complete:
+        outputs = dict(expected.outputs)
+        for name, conditioned_output in zip(outputs, first.conditioned_outputs, strict=True):
+            if not conditioned_output.right:
+                _refuse(conditioned_output.reason, name)
+            outputs[name] = conditioned_output.right[0][0]
+        expected = replace(expected, outputs=outputs, complete=True)
     completed = _of_reading(problem, expected, names, first.conditioned_outputs)
     by_reading: list[Expected | None] = []
     if further:

@@ -20,6 +20,7 @@ from onnxopt_cli.cases.onnx.directory import (
 from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
+from onnxopt_cli.config.run_config import DRAWN, ModelInputs
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
@@ -113,6 +114,7 @@ def collect(
     memory: int = USUAL_MEMORY,
     each: Each | None = None,
     telling: Telling = silently,
+    model_inputs: ModelInputs = DRAWN,
 ) -> Collection:
     """Find the cases that the targets name.
 
@@ -121,6 +123,7 @@ def collect(
         memory: the maximum size of a case of a case file in bytes; 0 for no limit.
         each: the function that reads the files of a large folder.
         telling: opens a progress display for the files that are read or made.
+        model_inputs: the inputs of model files without test data.
 
     Raises:
         UsageError: if a target does not exist, two different cases have the same id, or an id is
@@ -132,7 +135,7 @@ def collect(
     problems: list[Fault] = []
     suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target, suites, memory, each, telling)
+        found, wrong = _find(target, suites, memory, each, telling, model_inputs)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -155,11 +158,14 @@ def collect(
     return Collection(tuple(cases.values()), tuple(problems))
 
 
-def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
+def find_again(
+    places: Mapping[str, Location], model_inputs: ModelInputs = DRAWN
+) -> dict[str, Case]:
     """Find cases of an earlier run by their ids and locations.
 
     Args:
         places: the location of each case by its id.
+        model_inputs: the inputs of model files in that run.
 
     Returns:
         The cases by id, without those that no longer exist.
@@ -172,7 +178,8 @@ def find_again(places: Mapping[str, Location]) -> dict[str, Case]:
     suites: _Suites = {}
     for target in sorted(targets):
         with suppress(UsageError):
-            found |= {case.id: case for case in _find(target, suites, 0)[0] if case.id in places}
+            cases, _ = _find(target, suites, 0, model_inputs=model_inputs)
+            found |= {case.id: case for case in cases if case.id in places}
     return found
 
 
@@ -182,6 +189,7 @@ def _find(
     memory: int,
     each: Each | None = None,
     telling: Telling = silently,
+    model_inputs: ModelInputs = DRAWN,
 ) -> _Found:
     if not target:
         # Usually an unset variable of a script; Path("") would be the current folder.
@@ -193,7 +201,7 @@ def _find(
         if path.suffix.lower() in _YAML:
             return read_yaml_file(path, memory)
         if path.suffix == ".onnx":
-            return find_model_cases(path)
+            return find_model_cases(path, model_inputs)
         raise UsageError(
             f"{printable(target)} is not a case file",
             hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",

@@ -10,7 +10,6 @@ from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, make_plai
 
 from onnxopt_cli import load_cases
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.errors import InvalidCase
 
 
 def ids(root):
@@ -98,11 +97,12 @@ def test_a_model_file_names_its_own_cases_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx"])
-def test_a_model_file_without_test_data_is_invalid_whatever_lies_beside_it(tmp_path, name):
+def test_model_file_without_test_data_is_one_case_whatever_lies_beside_it(tmp_path, name):
     make_plain(tmp_path / "test_y")
     (tmp_path / name).write_bytes(identity({"x": FLOAT}).SerializeToString())
-    with pytest.raises(InvalidCase, match=f"{name}: has no test data; a test directory has"):
-        load_cases(tmp_path / name)
+    (case,) = load_cases(tmp_path / name)
+    assert case.id == f"{tmp_path.name}/{name.removesuffix('.onnx')}"
+    assert case.load().stored is None
 
 
 def test_a_gap_in_the_data_sets_is_a_problem(tmp_path):

@@ -377,7 +377,7 @@ cases:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ("inputs: {a: [1]}", "found no output c, expected c"),
+        ("inputs: {a: [1]}, outputs: {}", "found no output c, expected c"),
         ("inputs: {b: 1}, outputs: {c: [1]}", "inputs.b: found an unknown input"),
         ("inputs: {a: 1}, outputs: {c: [1]}", "inputs.a: the value is float64[], but declared as"),
         ("inputs: {a: {dtype: float, data: [1]}}, outputs: {c: [1]}", "but declared as float64[N]"),

@@ -164,6 +164,22 @@ def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
     return [value for value in graph.input if value.name not in constants]
 
 
+def read_inputs(folder: Path, declared: Sequence[ValueInfoProto]) -> dict[str, Value]:
+    """Read the inputs of a model from the files ``input_<i>.pb`` of a folder.
+
+    Raises:
+        InvalidCase: if files are missing or wrong.
+    """
+    problems: list[Fault] = []
+    names = [path.name for path in folder.iterdir()]
+    numbers = find_numbers(folder, names, "input_", ".pb", problems)
+    paths = [folder / f"input_{number}.pb" for number in numbers]
+    values = _read_values(folder, paths, declared, "input", problems)
+    if problems:
+        raise InvalidCase(problems)
+    return values
+
+
 def find_numbers(
     folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Fault]
 ) -> list[int]:

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from onnxopt_cli.cases.case import Case, loading_failure
+from onnxopt_cli.cases.onnx.bare_model import bare_model_case
 from onnxopt_cli.cases.onnx.data_set import (
     DATA_FILE,
     LIGHT_PREFIX,
@@ -30,6 +31,7 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_directory_data,
 )
 from onnxopt_cli.cases.tensors.regular_file import Malformed
+from onnxopt_cli.config.run_config import DRAWN, ModelInputs
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.errors import Fault
 
@@ -86,24 +88,28 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
         yield from _Search(str(resolved)).in_folder(root, str(resolved), 0)
 
 
-def find_model_cases(path: Path) -> tuple[list[Case], list[Fault]]:
+def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], list[Fault]]:
     """Find the cases of one model file, and of no other file beside it.
 
     Args:
-        path: a ``model.onnx`` with data sets beside it, or a model of onnx's light corpus.
+        path: the model.
+        settings: where the inputs of a model without test data come from.
 
     Returns:
-        A case for each data set, and the problems of the directory; a problem alone if no test data
-        belong to the model.
+        The cases of the data sets beside a ``model.onnx``, or that of a model of onnx's light
+        corpus, and the problems of the directory. Any other model, and every model if the settings
+        state its inputs, is a case without stored outputs.
     """
     folder = path.parent
-    if fnmatch.fnmatchcase(path.name, _LIGHT_MODELS):
+    if settings != DRAWN:
+        return [bare_model_case(path, settings)], []
+    light_output = folder / f"{path.stem}_output_0.pb"
+    if fnmatch.fnmatchcase(path.name, _LIGHT_MODELS) and light_output.exists():
         found = _case(os.path.realpath(folder), f"{path.stem}/0", path, light_files(path))
         return ([found], []) if isinstance(found, Case) else ([], [found])
     if path.name == _MODEL and any(folder.glob(f"{_DATA_SET}*")):
         return find_directories(folder)
-    what = f"has no test data; a test directory has {_MODEL} and folders {_DATA_SET}0, ..."
-    return [], [Fault(str(path), what)]
+    return [bare_model_case(path, settings)], []
 
 
 class _Search:

@@ -174,7 +174,7 @@ def symbol_fault(
                 continue
             for dimension, size in zip(declared.tensor_type.shape.dim, value.shape, strict=False):
                 name = dimension.dim_param
-                if not _is_symbol(name):
+                if not is_symbol(name):
                     continue
                 place = f"the {what} {info.name!r}"
                 before, where = known.setdefault(name, (size, place))
@@ -186,7 +186,8 @@ def symbol_fault(
     return ""
 
 
-def _is_symbol(name: str) -> bool:
+def is_symbol(name: str) -> bool:
+    """Return whether the name of a dimension stands for one size in the whole graph."""
     letters = any(character.isalpha() or character == "_" for character in name)
     return letters and name.lower() not in _PLACEHOLDERS
 

@@ -100,6 +100,23 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> Pr
     return PromisedTensor(element, shape, make)
 
 
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays in an ``.npz`` file.
+
+    Raises:
+        Malformed: if the file is missing, damaged or too large.
+    """
+    with open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, _):
+        try:
+            with (
+                os.fdopen(descriptor, "rb", closefd=False) as file,
+                zipfile.ZipFile(file) as archive,
+            ):
+                return [member.filename.removesuffix(".npy") for member in archive.infolist()]
+        except _ZIP_ERRORS as error:
+            raise Malformed(f"is not an .npz file: {clipped(str(error))}") from None
+
+
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open an ``.npy`` file, or the member of an ``.npz`` file, with the size that it claims."""

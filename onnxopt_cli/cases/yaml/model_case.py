@@ -28,7 +28,6 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 )
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import InvalidCase
-from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.nodes import operator_names
 
 
@@ -58,7 +57,7 @@ def model_case(fields: CaseFields) -> DeclaredCase:
     inputs, outputs = _values("inputs", fed_inputs(model.graph), fields), None
     if fields.rejects:
         fields.refuse(["outputs"], ", expected none beside rejects: true")
-    elif fields.node.field("outputs") is not None or sole_operator(model) is None:
+    elif fields.node.field("outputs") is not None:
         outputs = _values("outputs", model.graph.output, fields)
     if not fields.rejects:
         _check(file, model, inputs, outputs or {}, fields)

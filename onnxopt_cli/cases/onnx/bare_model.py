@@ -1,0 +1,283 @@
+"""A model file as a case: inputs from files or a seed, and expected outputs from the oracle.
+
+A dimension is symbolic if it has a name, is negative (as Paddle's exporter writes it) or is not
+declared. One name stands for one size in all inputs. Sizes that the user does not state are chosen
+so that onnx's shape inference finds no contradiction and no empty tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.cases.onnx.data_set import fed_inputs, read_inputs
+from onnxopt_cli.cases.onnx.model_check import is_symbol, model_fault, symbol_fault
+from onnxopt_cli.cases.onnx.model_file import external_files, read_model
+from onnxopt_cli.cases.tensors.declared import MAX_ELEMENTS, integer_range
+from onnxopt_cli.cases.tensors.proto_values import check_type, describe_type
+from onnxopt_cli.cases.tensors.regular_file import (
+    MAX_CASE_BYTES,
+    Malformed,
+    reading_at_most,
+)
+from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
+from onnxopt_cli.config.run_config import ModelInputs
+from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import Array, Value, random_state
+from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
+
+# Sizes of symbolic dimensions, in the order in which they are tried.
+_SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
+# The first dimension is usually a batch, and the second one of an image its channels.
+_BATCH, _CHANNELS, _IMAGE_RANK = 1, 3, 4
+# Integers of an unknown meaning are 0 or 1: masks, flags, and indices into any tensor.
+_INTEGERS_BELOW = 2
+# Operators between an input and the Gather that it indexes.
+_PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+_WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
+_HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"
+
+
+def bare_model_case(path: Path, settings: ModelInputs) -> Case:
+    """Return a model file as a case without stored outputs.
+
+    Args:
+        path: the file.
+        settings: where the inputs come from.
+    """
+    real = Path(os.path.realpath(path))
+    about = f"inputs from {settings.inputs}" if settings.inputs else f"seed {settings.seed}"
+    return Case(
+        f"{real.parent.name or 'root'}/{path.stem}",
+        Location(path),
+        partial(_read, path, settings),
+        about=printable(about),
+        files=partial(_files, path, settings),
+    )
+
+
+def _files(path: Path, settings: ModelInputs) -> dict[str, tuple[()]]:
+    """Return the files that reading the case opens."""
+    files = [path, *external_files(path)]
+    if settings.inputs:
+        inputs = settings.inputs
+        files += sorted(inputs.glob("*.pb")) if inputs.is_dir() else [inputs]
+    return {str(file): () for file in files}
+
+
+def _read(path: Path, settings: ModelInputs) -> Problem:
+    """Read the model and make its inputs.
+
+    Raises:
+        InvalidCase: if a file is not valid, or the inputs cannot be made.
+    """
+    with reading_at_most(MAX_CASE_BYTES):
+        model = read_model(path)
+        if fault := model_fault(model):
+            raise InvalidCase([Fault(str(path), f"does not pass onnx's check: {fault}")])
+        if settings.inputs:
+            inputs = _values_of_file(settings.inputs, fed_inputs(model.graph))
+        else:
+            inputs = drawn_inputs(model, settings, str(path))
+    if fault := symbol_fault(model.graph, inputs, {}):
+        raise InvalidCase([Fault(str(settings.inputs or path), fault)])
+    return Problem(model, inputs, None)
+
+
+def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict[str, Value]:
+    """Read the inputs of a model from a data set directory, or a .npz, .npy or .pb file.
+
+    Raises:
+        InvalidCase: if a value is missing, is not of the declared type, or belongs to no input.
+    """
+    if path.is_dir():
+        return read_inputs(path, declared)
+    real = Path(os.path.realpath(path))
+    names = [info.name for info in declared]
+    try:
+        if real.suffix == ".npz":
+            keys: Mapping[str, str | None] = {name: name for name in names}
+            if unread := [name for name in array_names(real) if name not in keys]:
+                raise Malformed(  # noqa: TRY301 - joins the other reasons
+                    f"holds {', '.join(unread)}; the model's inputs are {', '.join(names)}"
+                )
+        elif len(names) == 1:
+            keys = {names[0]: None}
+        else:
+            raise Malformed(  # noqa: TRY301 - as above
+                f"holds one value for the inputs {', '.join(names)}; a directory or .npz file was "
+                "expected"
+            )
+        values: dict[str, Value] = {}
+        for info in declared:
+            element = info.type.tensor_type.elem_type
+            dtype = _dtype(element) if element else None
+            # NumPy's files do not name the types that NumPy itself lacks.
+            given = dtype if dtype is not None and dtype.kind == "V" else None
+            values[info.name] = declare_file(real, keys[info.name], given).make()
+            check_type(values[info.name], info.type, info.name)
+    except Malformed as error:
+        raise InvalidCase([Fault(str(path), printable(str(error)))]) from None
+    return values
+
+
+def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
+    """Draw the inputs of a model by their declared types and shapes.
+
+    Floats are normally distributed. Integers are indices of the tensor that a Gather takes them
+    from, else 0 or 1; those of 8 bits have the whole range of their type.
+
+    Args:
+        model: the model.
+        settings: sizes of symbols, and the seed.
+        where: the location of the model, for messages.
+
+    Raises:
+        InvalidCase: if an input is not a tensor, a dimension of ``--dim`` does not exist, or a
+            tensor would be too large.
+    """
+    declared = fed_inputs(model.graph)
+    for info in declared:
+        if not info.type.tensor_type.elem_type:
+            kind = describe_type(info.type)
+            raise InvalidCase([Fault(where, f"the input {info.name!r} is {kind}")], hint=_HINT)
+    shapes = _shapes(model, declared, settings, where)
+    limits = _index_limits(model.graph)
+    values: dict[str, Value] = {}
+    for index, info in enumerate(declared):
+        shape = shapes[info.name]
+        if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+            raise InvalidCase(
+                [Fault(where, f"the input {info.name!r} has the shape {list(shape)}: too large")],
+                hint=_HINT,
+            )
+        state = random_state((settings.seed + 7919 * index) % 2**32)
+        dtype = _dtype(info.type.tensor_type.elem_type)
+        values[info.name] = _drawn(dtype, shape, state, limits.get(info.name, _INTEGERS_BELOW))
+    return values
+
+
+def _dtype(element: int) -> np.dtype[Any]:
+    return (
+        np.dtype(object)
+        if element == TensorProto.STRING
+        else helper.tensor_dtype_to_np_dtype(element)
+    )
+
+
+def _drawn(
+    dtype: np.dtype[Any], shape: tuple[int, ...], state: np.random.RandomState, below: int
+) -> Array:
+    if dtype.kind == "O":
+        return _WORDS[state.randint(0, len(_WORDS), shape)]
+    if dtype == np.bool_:
+        return state.randint(0, 2, shape).astype(np.bool_)
+    if "int" in dtype.name:
+        low, high = integer_range(dtype)
+        if high - low >= 1 << 8:
+            low, high = 0, below - 1
+        return state.randint(low, high + 1, shape, np.int64).astype(dtype)
+    values = state.standard_normal(shape)
+    if dtype.kind == "c":
+        values = values + 1j * state.standard_normal(shape)
+    return np.asarray(values).astype(dtype)
+
+
+def _shapes(
+    model: onnx.ModelProto,
+    declared: Sequence[onnx.ValueInfoProto],
+    settings: ModelInputs,
+    where: str,
+) -> dict[str, tuple[int, ...]]:
+    """Return a shape for each input, with a size for each symbol."""
+    symbols = {info.name: [*_symbols(info)] for info in declared}
+    every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
+    stated = settings.sizes
+    if unknown := [name for name in stated if name not in every]:
+        known = ", ".join(every) or "none"
+        raise InvalidCase(
+            [Fault(where, f"has no symbolic dimension {unknown[0]}; it has {known}")],
+            hint="--dim takes a name, or INPUT:AXIS for a dimension without a name",
+        )
+    usual: dict[str, int] = {}
+    for sizes in symbols.values():
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str) and axis == 0 and len(sizes) > 1:
+                usual.setdefault(size, _BATCH)
+            elif isinstance(size, str) and axis == 1 and len(sizes) == _IMAGE_RANK:
+                usual.setdefault(size, _CHANNELS)
+
+    def shapes_of(size_of_others: int) -> dict[str, tuple[int, ...]]:
+        chosen = dict.fromkeys(every, size_of_others) | usual | stated
+        return {
+            name: tuple(chosen[size] if isinstance(size, str) else size for size in sizes)
+            for name, sizes in symbols.items()
+        }
+
+    candidates = map(shapes_of, _SIZES)
+    if every.keys() <= usual.keys() | stated.keys():
+        return next(candidates)
+    fitting = (shapes for shapes in candidates if _fit(model, shapes))
+    return next(fitting, None) or shapes_of(_SIZES[0])
+
+
+def _symbols(info: onnx.ValueInfoProto) -> Iterator[str | int]:
+    """Yield the sizes of an input's dimensions, and names for those that are symbolic."""
+    for axis, dimension in enumerate(info.type.tensor_type.shape.dim):
+        if is_symbol(dimension.dim_param):
+            yield dimension.dim_param
+        elif dimension.HasField("dim_value") and dimension.dim_value >= 0:
+            yield dimension.dim_value
+        else:
+            yield f"{info.name}:{axis}"
+
+
+def _fit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether onnx infers no contradiction and no empty tensor from shapes of inputs."""
+    concrete = onnx.ModelProto()
+    concrete.CopyFrom(model)
+    graph = concrete.graph
+    del graph.value_info[:]
+    for info in graph.input:
+        if info.name in shapes:
+            element = info.type.tensor_type.elem_type
+            info.type.CopyFrom(helper.make_tensor_type_proto(element, shapes[info.name]))
+    for info in graph.output:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    try:
+        inferred = infer_shapes(concrete, strict_mode=True, data_prop=True)
+    except OnnxRefusal:
+        return False
+    return not any(
+        dimension.HasField("dim_value") and dimension.dim_value < 1
+        for info in inferred.graph.value_info
+        for dimension in info.type.tensor_type.shape.dim
+    )
+
+
+def _index_limits(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return how many rows the tensor has that an input indexes, for inputs of a Gather."""
+    rows = {tensor.name: tensor.dims for tensor in graph.initializer}
+    source = {info.name: info.name for info in graph.input}
+    limits: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type in _PASSED_ON and node.input[0] in source:
+            source[node.output[0]] = source[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in rows and node.input[1] in source:
+            axis = next((item.i for item in node.attribute if item.name == "axis"), 0)
+            name = source[node.input[1]]
+            size = int(rows[node.input[0]][axis])
+            limits[name] = min(size, limits.get(name, size))
+    return limits

@@ -1,0 +1,154 @@
+"""Model files without test data: their inputs, and results of running them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxopt_cli.config.run_config import ModelInputs
+from onnxopt_cli.errors import InvalidCase, UsageError
+from onnxopt_cli.suites.collect import collect
+
+
+def save(path, nodes, inputs, outputs, initializers=(), opset=17):
+    declared_inputs, declared_outputs = (
+        [helper.make_tensor_value_info(name, element, shape) for name, element, shape in values]
+        for values in (inputs, outputs)
+    )
+    constants = [numpy_helper.from_array(v, k) for k, v in dict(initializers).items()]
+    graph = helper.make_graph(nodes, "g", declared_inputs, declared_outputs, constants)
+    imports = [helper.make_opsetid("", opset)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
+    return path
+
+
+def save_sum(path, *shapes):
+    """Save a model that adds its inputs of some shapes, as a PyTorch or Paddle exporter does."""
+    inputs = [(f"x{index}", TensorProto.FLOAT, shape) for index, shape in enumerate(shapes)]
+    node = helper.make_node("Sum", [name for name, _, _ in inputs], ["y"])
+    return save(path, [node], inputs, [("y", TensorProto.FLOAT, [None] * len(shapes[0]))])
+
+
+def load(path, **settings):
+    ((case,), problems) = collect([str(path)], model_inputs=ModelInputs(**settings))
+    assert not problems
+    return case.load()
+
+
+def shapes(problem):
+    return [value.shape for value in problem.inputs.values()]
+
+
+def test_one_symbol_has_one_size_in_all_inputs(tmp_path):
+    model = save_sum(tmp_path / "m.onnx", ["batch", "n"], ["batch", "n"])
+    assert shapes(load(model, dims=("batch=3", "n=5"))) == [(3, 5), (3, 5)]
+    first, second = shapes(load(model))
+    assert first == second
+
+
+@pytest.mark.parametrize("size", [-1, None])
+def test_negative_and_missing_dimensions_are_symbolic(tmp_path, size):
+    model = save_sum(tmp_path / "m.onnx", [size, 4])
+    assert shapes(load(model, dims=("x0:0=7",))) == [(7, 4)]
+
+
+def test_sizes_fit_the_model(tmp_path):
+    nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
+    inputs, outputs = [("x", TensorProto.FLOAT, [2, "n"])], [("y", TensorProto.FLOAT, [2, 48])]
+    bias = {"bias": np.zeros(48, np.float32)}
+    model = save(tmp_path / "m.onnx", nodes, inputs, outputs, bias)
+    assert shapes(load(model)) == [(2, 48)]
+
+
+def test_indices_lie_in_the_table_that_they_index(tmp_path):
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    table = {"table": np.zeros((50, 2), np.float32)}
+    inputs = [("x", TensorProto.INT64, [400])]
+    model = save(tmp_path / "m.onnx", nodes, inputs, [("y", TensorProto.FLOAT, None)], table)
+    (indices,) = load(model).inputs.values()
+    assert 0 <= indices.min() < indices.max() < 50 <= 2 * indices.max()
+
+
+def test_seed_decides_the_inputs(tmp_path):
+    model = save_sum(tmp_path / "m.onnx", [4], [4])
+    first, second = load(model).inputs.values()
+    assert not np.array_equal(first, second)
+    again, _ = load(model).inputs.values()
+    other, _ = load(model, seed=1).inputs.values()
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_inputs_come_from_files(tmp_path):
+    model = save_sum(tmp_path / "m.onnx", ["n"], ["n"])
+    values = {name: np.arange(3, dtype=np.float32) for name in ("x0", "x1")}
+    np.savez(tmp_path / "inputs.npz", **values)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for index, (name, value) in enumerate(values.items()):
+        message = numpy_helper.from_array(value, name)
+        (folder / f"input_{index}.pb").write_bytes(message.SerializeToString())
+    for path in (tmp_path / "inputs.npz", folder):
+        loaded = load(model, inputs=path).inputs
+        assert {name: value.tolist() for name, value in loaded.items()} == {
+            name: value.tolist() for name, value in values.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x0": np.zeros(3, np.float32)}, "x1 was expected"),
+        ({"x0": np.zeros(3, np.float32), "z": np.zeros(1)}, "holds z; the model's inputs are x0"),
+        ({"x0": np.zeros(3), "x1": np.zeros(3)}, "declared as float32"),
+        (
+            {"x0": np.zeros(3, np.float32), "x1": np.zeros(4, np.float32)},
+            "dimension 'n' is 3 in the input 'x0' and 4",
+        ),
+    ],
+)
+def test_wrong_input_files_are_invalid(tmp_path, arrays, message):
+    model = save_sum(tmp_path / "m.onnx", ["n"], ["n"])
+    np.savez(tmp_path / "inputs.npz", **arrays)
+    with pytest.raises(InvalidCase, match=message):
+        load(model, inputs=tmp_path / "inputs.npz")
+
+
+@pytest.mark.parametrize("dims", [("n",), ("n=0",), ("n=-1",), ("=3",), ("n=1", "n=2")])
+def test_wrong_sizes_are_refused(dims):
+    with pytest.raises(UsageError, match="--dim"):
+        ModelInputs(dims=dims)
+
+
+def test_unknown_symbol_is_invalid(tmp_path):
+    with pytest.raises(InvalidCase, match="no symbolic dimension m; it has n"):
+        load(save_sum(tmp_path / "m.onnx", ["n"]), dims=("m=3",))
+
+
+def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zeros.py").write_text(
+        "class Zeros:\n    def run(self, model, inputs):\n"
+        "        return [0 * value for value in list(inputs.values())[:1]]\n"
+    )
+    save_sum(tmp_path / "m.onnx", ["n", 3], ["n", 3])
+    case = "onnxopt: 1\nsuite: s\ncases: [{name: c, model: m.onnx, inputs: {x0: %s, x1: %s}}]\n"
+    row = "{dtype: float, data: [[1, 2, 3]]}"
+    (tmp_path / "c.yaml").write_text(case % (row, row))
+    for target in ("m.onnx", "c.yaml"):
+        seed = ("--seed", "3", "--isolation", "none")
+        right = onnxopt("run", target, "-b", "onnx-reference", *seed)
+        assert right.code == 0, right.text
+        wrong = onnxopt("run", target, "-b", "python:zeros.py:Zeros", *seed)
+        assert wrong.code == 1, wrong.text
+
+
+def test_model_without_a_reference_is_invalid(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    value = [("x", TensorProto.FLOAT, [2])]
+    save("m.onnx", [helper.make_node("RandomNormalLike", ["x"], ["y"])], value, [("y", 1, [2])])
+    ran = onnxopt("run", "m.onnx", "-b", "onnx-reference", "--isolation", "none")
+    assert ran.code == 2
+    assert "its values are random" in " ".join(ran.text.split())
