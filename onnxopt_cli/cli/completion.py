@@ -67,9 +67,9 @@ def _ids(targets: Sequence[str]) -> list[str]:
 @_offering
 def complete_suite(_context: click.Context) -> Iterable[str]:
     """Offer suites that can be written as files."""
-    from onnxopt_cli.suites.catalogue import suites
+    from onnxopt_cli.suites.catalogue import written_suites
 
-    return [*suites(), "onnx-node"]
+    return written_suites()
 
 
 @_offering

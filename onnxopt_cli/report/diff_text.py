@@ -221,10 +221,11 @@ def _target(result: Result) -> list[str]:
 
 def _is_packaged(result: Result) -> bool:
     """Return whether the case belongs to a suite of onnx or onnxopt and is selected by its id."""
-    from onnxopt_cli.suites.catalogue import suites
+    from onnxopt_cli.cases.onnx.corpora import CORPORA
+    from onnxopt_cli.suites.catalogue import suite_names
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
-    if suite in suites():
+    if suite in suite_names() and suite not in CORPORA:
         return path.parent == Path(suite) and not path.exists()
     parts = path.parts
     # Generated node cases are in a folder of the cache that is named after their suite.

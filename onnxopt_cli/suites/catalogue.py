@@ -43,6 +43,12 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
+from onnxopt_cli.suites.operators.operator_suite import (
+    OPERATORS,
+    operator_cases,
+    operator_directories,
+    operator_files,
+)
 from onnxopt_cli.suites.pairwise import large, pairwise
 from onnxopt_cli.suites.written import published, trajectories
 
@@ -99,19 +105,28 @@ def suites() -> dict[str, Suite]:
 
 def suite_names() -> list[str]:
     """Return the names of the generated suites and of the corpora of the installed onnx."""
-    return [*suites(), *CORPORA]
+    return [*suites(), OPERATORS, *CORPORA]
+
+
+def written_suites() -> list[str]:
+    """Return the names of the suites that can be written as files."""
+    return [*suites(), OPERATORS, _NODE]
 
 
 def named_suite(
-    name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
+    name: str, telling: Telling = silently, stem: str = ""
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
-    A generated suite is limited to the given operators; None selects all.
+    A generated suite is limited to the operator whose file has the stem; if there is none, it is
+    complete.
     """
     if name in CORPORA:
         return corpus(name, telling)
-    return suite_cases(name, telling, operators), []
+    if name == OPERATORS:
+        return operator_cases(stem, telling), []
+    operators = [operator for operator in registry().operators if operator.name.lower() == stem]
+    return suite_cases(name, telling, operators or None), []
 
 
 def suite_cases(
@@ -251,8 +266,11 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
     """
     if name in suites():
         return onnx_files(name) if form == "onnx" else yaml_files(name)
+    if name == OPERATORS:
+        contents, count = operator_directories() if form == "onnx" else operator_files()
+        return SuiteFiles(distinct_files(contents), count)
     if name != _NODE:
-        names = [*suites(), _NODE]
+        names = written_suites()
         hint = nearest(name, names, f"the suites are {', '.join(names)}")
         raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":

@@ -30,7 +30,6 @@ from onnxopt_cli.errors import (
     NothingSelected,
     UsageError,
 )
-from onnxopt_cli.operators.registry import registry
 
 _YAML = (".yaml", ".yml", ".json")
 # Identifies case files among other JSON files of a folder.
@@ -230,12 +229,9 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
         )
     # Only the named operator's cases, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]
-    operators = [
-        operator for operator in registry().operators if operator.name.lower() == stem
-    ] or registry().operators
-    part = suite, *operators
+    part = suite, stem
     if part not in suites:
-        suites[part] = named_suite(suite, telling, operators)
+        suites[part] = named_suite(suite, telling, stem)
     found, problems = suites[part]
     if at:
         require_version(f"{suite}@{pinned}", suite_versions(found))

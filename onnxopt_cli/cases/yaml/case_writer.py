@@ -19,7 +19,7 @@ from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
 from onnxopt_cli.cases.yaml.yaml_syntax import number_token, plain_scalar
 from onnxopt_cli.core.tolerance import Relative
-from onnxopt_cli.core.values import Array, dtype_name
+from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: A tensor, or how to draw one.
@@ -143,6 +143,97 @@ def model_yaml_text(
     }
     lines = [*_lines({"onnxopt": ["1"], "suite": [suite]}), "cases:", *_item(fields)]
     return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCase:
+    """A case of an operator without a formula, as its file describes it.
+
+    Attributes:
+        name: the name of the case, unique in its file.
+        version: the version of the operator's domain.
+        inputs: the inputs by name.
+        outputs: the expected outputs by name.
+        attributes: the attributes of the node, arrays for those that are tensors.
+        model: the path of the model's file, relative to that of the case file; empty for a case
+            that describes its node.
+        about: what the case tests, one sentence.
+        tags: words to select by.
+    """
+
+    name: str
+    version: int
+    inputs: Mapping[str, Value]
+    outputs: Mapping[str, Value]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    about: str = ""
+    tags: Sequence[str] = ()
+
+
+def node_yaml_text(
+    cases: Sequence[NodeCase],
+    *,
+    suite: str,
+    operator: str,
+    domain: str = "",
+    about: str = "",
+    notes: str = "",
+) -> str:
+    """Write a case file of an operator without a formula.
+
+    Args:
+        cases: the cases in the order of the file, at least one.
+        suite: the first part of their ids, with its version: ``operators@1``.
+        operator: the operator's name.
+        domain: the operator's domain; empty for ai.onnx.
+        about: what the file is for.
+        notes: a comment at the top.
+    """
+    head: dict[str, Any] = {"onnxopt": ["1"], "suite": [suite], "about": about}
+    lines = [*_comment(notes, ""), *_lines(head), "cases:"]
+    for number, case in enumerate(cases):
+        fields: dict[str, Any] = {
+            "name": [case.name],
+            "about": case.about,
+            "tags": flow(case.tags) if case.tags else None,
+        }
+        if case.model:
+            fields["model"] = [case.model]
+        else:
+            fields["operator"] = [operator]
+            fields["domain"] = [domain] if domain else None
+            fields["version" if domain else "opset"] = [str(case.version)]
+            attributes = {name: _node_attribute(it) for name, it in case.attributes.items()}
+            fields["attributes"] = _in_braces(attributes) if attributes else None
+        fields["inputs"] = {name: value_flow(it) for name, it in case.inputs.items()} or ["{}"]
+        fields["outputs"] = {name: value_flow(it) for name, it in case.outputs.items()}
+        lines += [""] * (number > 0) + _item(fields)
+    return "\n".join(lines) + "\n"
+
+
+def _node_attribute(value: Any) -> list[str]:
+    return value_flow(value) if isinstance(value, np.ndarray) else flow(value, _FLOAT32)
+
+
+def value_flow(value: Value) -> list[str]:
+    """Write a tensor, sequence or optional as tokens that state its element type."""
+    if isinstance(value, np.ndarray):
+        return _typed_tensor(value)
+    if isinstance(value, list):
+        items = [value_flow(item) for item in value]
+        return _in_braces({"sequence": _bracketed("[]", items)})
+    if value is None:
+        return _in_braces({"optional": ["null"]})
+    raise TypeError(f"a case file cannot contain a {type(value).__name__}")
+
+
+def _typed_tensor(tensor: Array) -> list[str]:
+    named = {"dtype": [dtype_name(tensor.dtype)]}
+    if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
+        named["shape"] = flow(tensor.shape)
+        tensor = tensor.reshape(-1)
+    return _in_braces({**named, "data": flow(tensor.tolist(), tensor.dtype)})
 
 
 def _case_fields(case: CaseTemplate) -> dict[str, Any]:

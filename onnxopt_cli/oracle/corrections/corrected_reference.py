@@ -235,6 +235,12 @@ def _erf(_node: Any, _original: Any, x: Array) -> tuple[Array]:
     return (np.array(values, np.float64).reshape(x.shape).astype(x.dtype),)
 
 
+@replaces("op_softsign.Softsign._run")
+def _softsign(_node: Any, _original: Any, x: Array) -> tuple[Array]:
+    """Return a tensor of the input's shape. The reference does not accept a scalar."""
+    return (np.asarray(x / (1 + np.abs(x)), x.dtype),)
+
+
 @replaces("op_mean.Mean._run")
 def _mean(_node: Any, _original: Any, *operands: Array) -> tuple[Array]:
     """Broadcast every operand. The reference does not broadcast the first one."""

@@ -1,0 +1,51 @@
+"""The outputs of a model by onnx's corrected reference, for cases that store none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.operators.nodes import all_nodes
+from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.rounding.node_kinds import DEFINED
+from onnxopt_cli.oracle.widen import ROUNDOFF
+
+
+def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
+    """Return the outputs of a trusted model, computed in double and rounded to its own types.
+
+    Discrete outputs are those that the reference computes in the model's own types.
+
+    Args:
+        model: a model of ours; the reference runs it in this process.
+        inputs: a value for each input of the graph.
+
+    Raises:
+        NotImplementedError: if the reference is known to compute the model incorrectly.
+        Exception: any exception that the reference raises.
+    """
+    nodes = list(all_nodes(model))
+    for node in nodes:
+        if reason := unsupported_reason(node, inputs):
+            raise NotImplementedError(f"onnx's reference {reason}")
+    with np.errstate(all="ignore"), replaced(*replacements()):
+        native = ReferenceModel(model).run(inputs)
+        if {node.op_type for node in nodes} <= DEFINED or not any(map(_is_rounded, native)):
+            return native
+        exact = ReferenceModel(model, wide=True).run(inputs)
+        return [_narrowed(value, wide) for value, wide in zip(native, exact, strict=True)]
+
+
+def _is_rounded(value: Value) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype in ROUNDOFF
+
+
+def _narrowed(native: Value, exact: Value) -> Value:
+    if isinstance(native, np.ndarray) and isinstance(exact, np.ndarray) and _is_rounded(native):
+        return exact.astype(native.dtype) if exact.shape == native.shape else native
+    return native

@@ -1,0 +1,1 @@
+"""The suite ``operators``: generated nodes of every operator, and the generators that draw them."""

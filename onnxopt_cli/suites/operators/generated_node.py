@@ -1,0 +1,202 @@
+"""A generated node as the problem of a case: its model, inputs and expected outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper, numpy_helper
+from onnx.defs import OpSchema
+
+from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.cases.onnx.node_model import node_model, value_info
+from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
+from onnxopt_cli.core.values import DTYPES, Value, dtype_name, dtype_named
+from onnxopt_cli.oracle.reference_outputs import reference_outputs
+
+_MAX_SHOWN_CHARS = 120
+_LISTS = (AttributeProto.FLOATS, AttributeProto.INTS, AttributeProto.STRINGS)
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedNode:
+    """A node with its inputs, as a generator draws it.
+
+    Attributes:
+        schema: the operator in one version.
+        attributes: the attributes that the node has.
+        values: a value for each place of the node, None for an omitted input.
+        requested: whether each output is requested, by place; a variadic output counts once for
+            each of its values.
+    """
+
+    schema: OpSchema
+    attributes: Mapping[str, Any]
+    values: Sequence[Value]
+    requested: Sequence[bool]
+
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return str(self.schema.name)
+
+    @property
+    def domain(self) -> str:
+        """The operator's domain; empty for ai.onnx."""
+        return str(self.schema.domain)
+
+    @property
+    def version(self) -> int:
+        """The version of the domain that the model imports."""
+        return int(self.schema.since_version)
+
+    @cached_property
+    def inputs(self) -> dict[str, Value]:
+        """The inputs by name, without omitted ones."""
+        names = place_names(self.schema.inputs, len(self.values))
+        pairs = zip(names, self.values, strict=True)
+        return {name: value for name, value in pairs if value is not None or self._empty(name)}
+
+    def _empty(self, name: str) -> bool:
+        """Return whether None is an empty optional instead of an omitted input."""
+        return self.operator.startswith("Optional") and name == "input" and len(self.values) > 0
+
+    @cached_property
+    def _declared_inputs(self) -> list[tuple[str, Declared | None]]:
+        names = place_names(self.schema.inputs, len(self.values))
+        return [
+            (name, declared(self.inputs[name]) if name in self.inputs else None) for name in names
+        ]
+
+    def _model(self, outputs: Sequence[onnx.ValueInfoProto | None]) -> onnx.ModelProto:
+        return node_model(
+            self.schema,
+            self.version,
+            inputs=[
+                value_info(name, value) if value is not None else None
+                for name, value in self._declared_inputs
+            ],
+            outputs=outputs,
+            attributes=[
+                attribute_message(self.schema, name, value)
+                for name, value in self.attributes.items()
+            ],
+            graph_name=self.operator,
+        )
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem; its stored outputs are those of onnx's corrected reference.
+
+        Raises:
+            Exception: any exception that the reference raises.
+        """
+        names = place_names(self.schema.outputs, len(self.requested))
+        wanted = [
+            name if request else None for name, request in zip(names, self.requested, strict=True)
+        ]
+        untyped = [onnx.ValueInfoProto(name=name) if name else None for name in wanted]
+        values = iter(reference_outputs(self._model(untyped), self.inputs))
+        stored: dict[str, Value] = {}
+        typed: list[onnx.ValueInfoProto | None] = []
+        for name in wanted:
+            if name is None:
+                typed.append(None)
+                continue
+            value = next(values)
+            stored[name] = value
+            typed.append(value_info(name, declared(value)))
+        return Problem(self._model(typed), self.inputs, stored)
+
+    @property
+    def about(self) -> str:
+        """The node in one line: its version, attributes and the types of its inputs."""
+        attributes = ", ".join(
+            f"{name}={_shown(value)}" for name, value in sorted(self.attributes.items())
+        )
+        inputs = ", ".join(f"{name} {_type_text(value)}" for name, value in self.inputs.items())
+        parts = [f"{self.operator}-{self.version}", attributes, inputs and f"of {inputs}"]
+        return "; ".join(filter(None, parts))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The version, element types and optional features that a target must have."""
+        domain = self.domain or "ai.onnx"
+        found = [f"{domain}-{self.version}", *sorted({*_dtypes(self.inputs.values())})]
+        if any(isinstance(value, onnx.GraphProto) for value in self.attributes.values()):
+            found.append("subgraph")
+        if any(not isinstance(value, np.ndarray) for value in self.inputs.values()):
+            found.append("sequence")
+        return tuple(found)
+
+
+def place_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
+    """Return the names of a node's first inputs or outputs, as case files name them."""
+    names: list[str] = []
+    for formal in formals:
+        if len(names) == count:
+            break
+        if formal.option != OpSchema.FormalParameterOption.Variadic:
+            names.append(formal.name)
+            continue
+        stem, first = (formal.name[:-2], 0) if formal.name.endswith("_0") else (formal.name, 1)
+        separator = "_" if not first else ""
+        names += [
+            f"{stem}{separator}{number}" for number in range(first, first + count - len(names))
+        ]
+    return names
+
+
+def declared(value: Value) -> Declared:
+    """Return a value with its type, as models declare it."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list):
+        items = tuple(map(declared, value))
+        dtype = items[0].dtype if items else np.dtype(np.float32)
+        return DeclaredGroup("seq", dtype, items)
+    if value is None:
+        return DeclaredGroup("optional", np.dtype(np.float32))
+    raise TypeError(f"a case cannot contain a {type(value).__name__}")
+
+
+def attribute_message(schema: OpSchema, name: str, value: Any) -> AttributeProto:
+    """Return an attribute with the type that the schema declares."""
+    kind = int(schema.attributes[name].type.value)  # type: ignore[attr-defined]
+    return helper.make_attribute(name, value, attr_type=kind)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, onnx.GraphProto):
+        return f"{{{', '.join(node.op_type for node in value.node)}}}"
+    if isinstance(value, onnx.TensorProto):
+        array = numpy_helper.to_array(value)
+        return f"{array.dtype}{list(array.shape)}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+
+
+def _type_text(value: Value) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{dtype_name(value.dtype)}{list(value.shape)}".replace(" ", "")
+    if isinstance(value, list):
+        return f"seq({', '.join(map(_type_text, value))})"
+    return "empty"
+
+
+def _dtypes(values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, np.ndarray):
+            yield dtype_name(value.dtype)
+        elif isinstance(value, list):
+            yield from _dtypes(value)
+
+
+def element_type(text: str) -> np.dtype[Any] | None:
+    """Return the element type that a schema's type names: ``tensor(float)``."""
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    return dtype_named(inner) or DTYPES.get(inner)

@@ -1,0 +1,349 @@
+"""A node that a generator draws: its attributes, inputs and outputs under the operator's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import prod
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx.defs import OpSchema
+
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.core.values import (
+    DTYPES,
+    STRING,
+    Array,
+    Value,
+    dtype_name,
+    dtype_named,
+    random_state,
+)
+from onnxopt_cli.suites.operators.choices_source import Choices
+
+T = TypeVar("T")
+Shape = tuple[int, ...]
+_SEEDS = 1 << 16
+#: The element types that generators use, the simplest first.
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+SIGNED = ("int64", "int32", "int8", "int16")
+UNSIGNED = ("uint8", "uint32", "uint64", "uint16")
+INTEGERS = (*SIGNED, *UNSIGNED)
+NUMBERS = (
+    *("float32", "float64", "int64", "int32", "float16", "int8", "uint8", "bfloat16"),
+    *("int16", "uint32", "uint64", "uint16"),
+)
+ANY = (*NUMBERS, "bool", STRING)
+_MAX_DIMENSION = 4
+
+
+_WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+# They have no type information.
+_finfo: Any = ml_dtypes.finfo
+_iinfo: Any = ml_dtypes.iinfo
+
+
+class Unsuitable(Exception):
+    """The choices lead to no valid node; other choices do."""
+
+
+class NodeDraft:
+    """A node in the making.
+
+    Args:
+        schema: the operator in one version.
+        choices: makes the choices.
+
+    Attributes:
+        schema: the operator in one version.
+        attributes: the attributes that the node has; a subgraph is a GraphProto.
+        inputs: a value for each place of the node, None for an omitted one.
+        outputs: whether each output is requested; by default those that are not optional.
+    """
+
+    def __init__(self, schema: OpSchema, choices: Choices) -> None:
+        self.schema = schema
+        self.attributes: dict[str, Any] = {}
+        self.inputs: list[Value] = []
+        single = OpSchema.FormalParameterOption.Optional
+        self.outputs = [formal.option != single for formal in schema.outputs]
+        self._choices = choices
+        self._types: dict[str, np.dtype[Any]] = {}
+
+    @property
+    def version(self) -> int:
+        """The version of the operator's schema."""
+        return int(self.schema.since_version)
+
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer from least to most; the simplest is the one nearest to zero."""
+        return least if least == most else self._choices.integer(least, most)
+
+    def choice(self, options: Sequence[T]) -> T:
+        """Return one of the options, the simplest being the first."""
+        return options[self.integer(0, len(options) - 1)]
+
+    def maybe(self, times: int = 2) -> bool:
+        """Return True about once in ``times`` calls; False is simpler."""
+        return self.integer(0, times - 1) == times - 1
+
+    def require(self, condition: object) -> None:
+        """Discard the node unless a condition holds.
+
+        Raises:
+            Unsuitable: if it does not hold.
+        """
+        if not condition:
+            raise Unsuitable
+
+    def has(self, attribute: str) -> bool:
+        """Return whether the operator has an attribute in this version."""
+        return attribute in self.schema.attributes
+
+    def set(self, attribute: str, value: Any) -> Any:
+        """Set an attribute if the operator has it in this version, unless the value is None."""
+        if value is not None and self.has(attribute):
+            self.attributes[attribute] = value
+        return value
+
+    def attribute(self, name: str, options: Sequence[Any]) -> Any:
+        """Choose the value of an attribute that the operator may have; None leaves it out."""
+        return self.set(name, self.choice(options)) if self.has(name) else None
+
+    def float_attribute(self, name: str, options: Sequence[float | None]) -> float | None:
+        """Choose a float attribute; its value is a float32."""
+        value = self.choice(options) if self.has(name) else None
+        return self.set(name, None if value is None else float(np.float32(value)))
+
+    def add(self, value: Value) -> Value:
+        """Append an input."""
+        self.inputs.append(value)
+        return value
+
+    def omit(self) -> None:
+        """Leave out the next input."""
+        self.inputs.append(None)
+
+    def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
+        """Return which element types an input may have, in the order of ``among``."""
+        formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
+        names = _tensor_types(formal)
+        return [name for name in among if name in names]
+
+    def dtype(self, place: int, among: Iterable[str] = ANY) -> np.dtype[Any]:
+        """Choose the element type of an input; inputs of one type variable have the same type.
+
+        Half of the nodes have the simplest type.
+        """
+        formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
+        variable = formal.type_str if "(" not in formal.type_str else ""
+        if variable in self._types:
+            return self._types[variable]
+        names = self.allowed(place, among)
+        self.require(names)
+        name = self.choice(names) if self.maybe() else names[0]
+        dtype = DTYPES[name]
+        if variable and formal.is_homogeneous:
+            self._types[variable] = dtype
+        return dtype
+
+    def shape(self, least: int = 1, most: int = 4, *, smallest: int = 1) -> Shape:
+        """Choose a shape of a rank from least to most."""
+        rank = self.choice(sorted(range(least, most + 1), key=lambda rank: abs(rank - 2)))
+        return tuple(self.size(smallest) for _ in range(rank))
+
+    def size(self, smallest: int = 1, largest: int = _MAX_DIMENSION) -> int:
+        """Choose the length of a dimension; lengths differ often, as equal ones hide mistakes."""
+        order = sorted(range(smallest, largest + 1), key=lambda size: abs(size - 3))
+        return self.choice(order)
+
+    def axis(self, rank: int, *, end: int = 0) -> int:
+        """Choose an axis, counted from either end.
+
+        Args:
+            rank: the number of axes.
+            end: 1 if the axis may also be one behind the last.
+        """
+        return self.integer(-rank if not end else -rank - end, rank - 1 + end)
+
+    def axes(self, rank: int, least: int = 1, most: int | None = None) -> list[int]:
+        """Choose distinct axes in any order, some of them negative."""
+        remaining = list(range(rank))
+        count = self.integer(min(least, rank), rank if most is None else min(most, rank))
+        chosen = [remaining.pop(self.integer(0, len(remaining) - 1)) for _ in range(count)]
+        return [axis - rank if self.maybe(3) else axis for axis in chosen]
+
+    def narrowed(self, shape: Shape) -> Shape:
+        """Choose a shape that broadcasts to the given one."""
+        cut = self.integer(0, len(shape)) if self.maybe() else 0
+        kept = shape[cut:]
+        return tuple(1 if self.maybe(3) else size for size in kept)
+
+    def state(self) -> np.random.RandomState:
+        """Return a generator of the elements of one tensor."""
+        return random_state(self.integer(0, _SEEDS - 1))
+
+    def tensor(
+        self,
+        dtype: np.dtype[Any],
+        shape: Shape,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        styles: Sequence[str] = ("plain", "halves", "wide"),
+    ) -> Array:
+        """Draw a tensor.
+
+        Args:
+            dtype: the element type.
+            shape: the shape.
+            low: the least element; None for a range that suits the type.
+            high: the largest element.
+            styles: how the elements may be distributed; see :func:`elements`.
+        """
+        style = self.choice(styles)
+        return elements(self.state(), dtype, shape, style, low, high)
+
+    def index_tensor(self, dtype: np.dtype[Any], shape: Shape, length: int) -> Array:
+        """Draw indices into a dimension, some of them negative if the type is signed."""
+        least = -length if dtype.kind == "i" and self.maybe() else 0
+        return self.state().randint(least, length, shape).astype(dtype)
+
+    def optional(self, make: Any, times: int = 2) -> Value:
+        """Append an optional input about once in ``times`` calls, else leave it out."""
+        return self.add(make()) if self.maybe(times) else self.add(None)
+
+
+@cache
+def _tensor_types_of(types: frozenset[str]) -> frozenset[str]:
+    names = set()
+    for text in types:
+        if text.startswith("tensor("):
+            dtype = dtype_named(text[len("tensor(") : -1])
+            if dtype is not None:
+                names.add(dtype_name(dtype))
+    return frozenset(names)
+
+
+def _tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
+    return _tensor_types_of(frozenset(formal.types))
+
+
+_WORDS = ("", "a", "b", "ab", "A", "Ab", "onnx", "été", "x y", "0", "-1.5", "NaN")
+
+
+def elements(
+    random: np.random.RandomState,
+    dtype: np.dtype[Any],
+    shape: Shape,
+    style: str,
+    low: float | None = None,
+    high: float | None = None,
+) -> Array:
+    """Draw the elements of a tensor.
+
+    Styles of floats: ``plain`` (decimals around zero), ``halves`` (multiples of 1/2, with ties),
+    ``wide`` (many magnitudes), ``negative``, ``special`` (with NaN, infinities, zeros of both
+    signs and the limits of the type among plain elements), ``limits`` (the same without NaN and
+    infinities). Integers: ``plain`` and ``halves`` (small), ``wide``, ``special`` and ``limits``
+    (with the limits of the type), ``negative``.
+    """
+    count = prod(shape)
+    name = dtype_name(dtype)
+    if name == STRING:
+        return np.array([_WORDS[i] for i in random.randint(0, len(_WORDS), count)], object).reshape(
+            shape
+        )
+    if name == "bool":
+        return (random.randint(0, 2, count) > 0).reshape(shape)
+    if "int" in name:
+        return _integers(random, dtype, count, style, low, high).reshape(shape)
+    if dtype.kind == "c":
+        real, imaginary = (_decimals(random, count) for _ in range(2))
+        return (real + 1j * imaginary).astype(dtype).reshape(shape)
+    return _floats(random, dtype, count, style, low, high).astype(dtype).reshape(shape)
+
+
+def _decimals(random: np.random.RandomState, count: int) -> Array:
+    return random.randint(-3000, 3001, count) / 1000.0
+
+
+def _floats(
+    random: np.random.RandomState,
+    dtype: np.dtype[Any],
+    count: int,
+    style: str,
+    low: float | None,
+    high: float | None,
+) -> Array:
+    if low is not None or high is not None:
+        least = -3.0 if low is None else low
+        largest = least + 6.0 if high is None else high
+        steps = 16 if style == "halves" else 1000
+        return least + (largest - least) * random.randint(0, steps + 1, count) / steps
+    values = _decimals(random, count)
+    if style == "halves":
+        return random.randint(-7, 8, count) / 2.0
+    if style == "negative":
+        return -np.abs(values) - 0.125
+    if style == "wide":
+        return values * 10.0 ** random.randint(-4, 4 if dtype in _WIDE_FLOATS else 2, count)
+    if style in ("special", "limits"):
+        limits = _limits(dtype)
+        pool = limits if style == "limits" else (*limits, np.inf, -np.inf, np.nan)
+        return np.where(
+            random.randint(0, 3, count) == 0,
+            np.array(pool)[random.randint(0, len(pool), count)],
+            values,
+        )
+    return values
+
+
+@cache
+def _limits(dtype: np.dtype[Any]) -> tuple[float, ...]:
+    info = _finfo(dtype)
+    ends = float(info.max), -float(info.max), float(info.smallest_normal)
+    return (0.0, -0.0, 1.0, -1.0, float(info.eps), 1 + float(info.eps), *ends)
+
+
+def _integers(
+    random: np.random.RandomState,
+    dtype: np.dtype[Any],
+    count: int,
+    style: str,
+    low: float | None,
+    high: float | None,
+) -> Array:
+    info = _iinfo(dtype)
+    least, largest = int(info.min), int(info.max)
+    if low is not None or high is not None:
+        first = max(least, 0 if low is None else int(low))
+        last = min(largest, first + 9 if high is None else int(high))
+        drawn = [first + int(x * (last - first + 1)) for x in random.random_sample(count).tolist()]
+        return np.array(drawn, object).astype(_plain(dtype)).astype(dtype)
+    small = [int(x) for x in random.randint(max(least, -9), min(largest, 9) + 1, count)]
+    if style == "negative" and least < 0:
+        small = [-abs(x) - 1 for x in small]
+    if style in ("wide", "special", "limits"):
+        pool = [least, largest, least + 1, largest - 1, 0, 1]
+        pool += [x for x in (2**24 + 1, -(2**24) - 1, 2**53 + 1, 1000) if least <= x <= largest]
+        replaced = random.randint(0, 2, count)
+        picks = random.randint(0, len(pool), count)
+        small = [
+            pool[pick] if replace else x
+            for x, replace, pick in zip(small, replaced, picks, strict=True)
+        ]
+    return np.array(small, object).astype(_plain(dtype)).astype(dtype)
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type itself, or int64 for a type that NumPy cannot convert objects to."""
+    return dtype if dtype.kind in "iu" else np.dtype(np.int64)
+
+
+def tensor_attribute(array: Array) -> onnx.TensorProto:
+    """Return a tensor as the value of an attribute."""
+    return tensor_of(array)

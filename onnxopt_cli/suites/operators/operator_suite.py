@@ -1,0 +1,146 @@
+"""The suite ``operators``: cases of the selected seeds, in memory and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.cases.onnx.data_set import directory_files
+from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
+from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.suites.operators.generated_node import GeneratedNode
+from onnxopt_cli.suites.operators.generators import domain_of, draw_seeded, schemas
+
+#: The name of the suite.
+OPERATORS = "operators"
+#: Incremented when a case is added, removed or changed.
+VERSION = "1"
+_SELECTION = "selected_seeds.json"
+
+
+@cache
+def selected_seeds() -> Mapping[str, Mapping[int, Sequence[int]]]:
+    """Return the seeds of the suite's cases by operator and version.
+
+    ``scripts/select_operator_cases.py`` writes the file.
+    """
+    text = resources.files("onnxopt_cli.suites.operators").joinpath(_SELECTION).read_text("utf-8")
+    return {
+        operator: {int(version): seeds for version, seeds in versions.items()}
+        for operator, versions in json.loads(text).items()
+    }
+
+
+def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
+    """Yield the nodes of an operator in the suite, with the names of their cases."""
+    selected = selected_seeds()[operator]
+    for schema in schemas(operator):
+        for seed in selected.get(schema.since_version, ()):
+            yield f"v{schema.since_version}_{seed}", draw_seeded(schema, seed)
+
+
+def operator_cases(stem: str = "", telling: Telling = silently) -> list[Case]:
+    """Return the cases of the suite.
+
+    Args:
+        stem: the stem of an operator's file, its name in lower case; if no operator has it, all.
+        telling: opens a progress display.
+    """
+    selected = selected_seeds()
+    names = [name for name in selected if name.lower() == stem] or list(selected)
+    cases: list[Case] = []
+    with telling("making cases", "operators") as tick:
+        for done, operator in enumerate(names):
+            tick(done, len(names))
+            path = Path(OPERATORS, f"{operator.lower()}.yaml")
+            cases += [
+                Case(
+                    id=f"{OPERATORS}/{path.stem}/{name}",
+                    location=Location(path),
+                    load=partial(_problem, node),
+                    operators=(operator,),
+                    about=node.about,
+                    tags=node.tags,
+                    suite_version=VERSION,
+                )
+                for name, node in selected_nodes(operator)
+            ]
+    return cases
+
+
+def _problem(node: GeneratedNode) -> Problem:
+    return node.problem
+
+
+def operator_directories() -> tuple[list[tuple[str, bytes]], int]:
+    """Return the suite as ONNX test directories: files by path, and the number of cases."""
+    files: list[tuple[str, bytes]] = []
+    count = 0
+    for operator in selected_seeds():
+        for name, node in selected_nodes(operator):
+            folder = f"{OPERATORS}/test_{operator.lower()}_{name}"
+            contents = directory_files(node.problem)
+            files += ((f"{folder}/{path}", data) for path, data in contents.items())
+            count += 1
+    return files, count
+
+
+def operator_files() -> tuple[list[tuple[str, bytes]], int]:
+    """Return the case files of the suite by path, and the number of cases.
+
+    The model of a node with subgraphs is a file beside the case file.
+    """
+    files: list[tuple[str, bytes]] = []
+    count = 0
+    for operator in selected_seeds():
+        cases: list[NodeCase] = []
+        for name, node in selected_nodes(operator):
+            problem = node.problem
+            model = ""
+            if any(isinstance(value, onnx.GraphProto) for value in node.attributes.values()):
+                model = f"{operator.lower()}_{name}.onnx"
+                files.append((f"{OPERATORS}/{model}", problem.model.SerializeToString()))
+            cases.append(_node_case(name, node, problem, model))
+        count += len(cases)
+        text = node_yaml_text(
+            cases,
+            suite=f"{OPERATORS}@{VERSION}",
+            operator=operator,
+            domain=domain_of(operator),
+            about=f"{operator}: cases that wrong implementations fail.",
+            notes=f"Written by `onnxopt generate {OPERATORS}`.",
+        )
+        files.append((f"{OPERATORS}/{operator.lower()}.yaml", text.encode()))
+    return files, count
+
+
+def _node_case(name: str, node: GeneratedNode, problem: Problem, model: str) -> NodeCase:
+    attributes = {
+        key: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+        for key, value in node.attributes.items()
+        if not isinstance(value, onnx.GraphProto)
+    }
+    listed = {
+        key: value if isinstance(value, np.ndarray | str | float | int) else tuple(value)
+        for key, value in attributes.items()
+    }
+    assert problem.stored is not None  # noqa: S101 - the reference computed them
+    return NodeCase(
+        name,
+        node.version,
+        problem.inputs,
+        problem.stored,
+        listed,
+        model,
+        node.about,
+        node.tags,
+    )

@@ -1,0 +1,72 @@
+"""The suite ``operators``: generated nodes are valid, reproducible, and the same as files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxopt_cli.cases.onnx.model_check import model_fault
+from onnxopt_cli.suites.catalogue import suite_files
+from onnxopt_cli.suites.operators.generators import FAMILIES, draw_seeded, schemas
+from onnxopt_cli.suites.operators.node_draft import Unsuitable
+from onnxopt_cli.suites.operators.operator_suite import operator_cases, selected_seeds
+
+SEEDS = range(3)
+OPERATORS = [name for family in FAMILIES.values() for name in family]
+
+
+def drawn(schema, seed):
+    try:
+        return draw_seeded(schema, seed)
+    except Unsuitable:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generated_nodes_are_valid(family):
+    faults = {}
+    for operator in FAMILIES[family]:
+        for schema in schemas(operator)[:2]:
+            for node in filter(None, (drawn(schema, seed) for seed in SEEDS)):
+                if fault := model_fault(node.problem.model):
+                    faults[node.about] = fault
+    assert faults == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_seed_determines_the_node(family):
+    for operator in FAMILIES[family]:
+        first, again = (drawn(schemas(operator)[0], 7) for _ in range(2))
+        if first is not None:
+            assert first.about == again.about
+            assert str(first.attributes) == str(again.attributes)
+            for name, value in first.inputs.items():
+                np.testing.assert_equal(again.inputs[name], value)
+
+
+def test_every_generated_operator_is_in_the_suite():
+    assert sorted(selected_seeds()) == sorted(OPERATORS)
+
+
+def test_a_written_case_is_the_case_of_the_suite(workplace, onnxopt):
+    (path, text), *_ = [
+        item for item in suite_files("operators").files.items() if item[0].endswith("/clip.yaml")
+    ]
+    file = workplace / "clip.yaml"
+    file.write_bytes(text)
+    assert path == "operators/clip.yaml"
+    from onnxopt_cli.cases.yaml.case_file import read_yaml_file
+
+    cases, problems = read_yaml_file(file)
+    assert problems == []
+    in_memory = {case.id: case for case in operator_cases("clip")}
+    assert {case.id for case in cases} == set(in_memory)
+    for case in cases:
+        mine, theirs = case.load(), in_memory[case.id].load()
+        for name, value in theirs.stored.items():
+            np.testing.assert_equal(mine.stored[name], value)
+        for name, value in theirs.inputs.items():
+            assert mine.inputs[name].dtype == value.dtype
+            np.testing.assert_equal(mine.inputs[name], value)
+        assert mine.model.graph.node == theirs.model.graph.node
