@@ -16,7 +16,7 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
-from onnxopt_cli.oracle.patching import replaced
+from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.widen import (
     in_double,
     widened,
@@ -143,6 +143,16 @@ class ReferenceModel:
         fed = {name: widened_value(v) if self._wide else v for name, v in inputs.items()}
         with replaced(*(in_double() if self._wide else ())):
             return list(self._evaluator.run(None, fed))
+
+
+def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
+    """Return the outputs of a model as onnx's corrected reference computes them in its own types.
+
+    Raises:
+        Exception: any exception that the reference raises.
+    """
+    with np.errstate(all="ignore"), replaced(*replacements()):
+        return ReferenceModel(model).run(inputs)
 
 
 def sequential_sums(*, scaled: bool = False) -> AbstractContextManager[None]:

@@ -1,0 +1,164 @@
+"""A model of one node together with the values of its inputs, in a form that is easy to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs, helper, numpy_helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators.nodes import (
+    imported_versions,
+    nodes_within,
+    plain_domain,
+    subgraphs,
+)
+
+# Types of attributes that hold subgraphs.
+_GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNode:
+    """A node with its inputs.
+
+    Attributes:
+        model: the model that the node is from; other models of the same node differ from it only in
+            the attributes, inputs and opset version below.
+        opset: the version of the node's domain.
+        attributes: the attributes that the node states, by name: Python values as
+            :func:`onnx.helper.get_attribute_value` returns them.
+        names: the names of the node's inputs; an omitted optional input has an empty name.
+        values: the values of the inputs by name, initializers included.
+    """
+
+    model: onnx.ModelProto
+    opset: int
+    attributes: Mapping[str, Any]
+    names: tuple[str, ...]
+    values: Mapping[str, Value]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> BoundNode:
+        """Return the only node of a model with its inputs.
+
+        Raises:
+            ValueError: if the model has several nodes.
+        """
+        (node,) = model.graph.node
+        attributes = {
+            attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
+        }
+        constants = {
+            tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+        }
+        opset = imported_versions(model)[plain_domain(node.domain)]
+        return cls(model, opset, attributes, tuple(node.input), {**constants, **inputs})
+
+    @property
+    def node(self) -> onnx.NodeProto:
+        """The node of the original model."""
+        return self.model.graph.node[0]
+
+    @property
+    def schema(self) -> defs.OpSchema:
+        """The operator's schema of this opset version."""
+        return defs.get_schema(self.node.op_type, self.opset, plain_domain(self.node.domain))
+
+    @property
+    def operands(self) -> list[Value]:
+        """The values of the inputs in the node's order; None for an omitted one."""
+        return [self.values.get(name) for name in self.names]
+
+    def operand(self, index: int) -> Array | None:
+        """Return an input; None if it is omitted or not a tensor."""
+        name = self.names[index] if index < len(self.names) else ""
+        value = self.values.get(name)
+        return value if isinstance(value, np.ndarray) else None
+
+    def attribute(self, name: str) -> Any:
+        """Return the value of an attribute, its default if the node omits it; else None."""
+        if name in self.attributes:
+            return self.attributes[name]
+        entry = self.schema.attributes.get(name)
+        if entry is None or not entry.default_value.type:
+            return None
+        return helper.get_attribute_value(entry.default_value)
+
+    def with_attribute(self, name: str, value: Any) -> BoundNode:
+        """Return the node with another value of an attribute, without it if the value is None."""
+        attributes = {key: old for key, old in self.attributes.items() if key != name}
+        return replace(self, attributes=attributes | ({} if value is None else {name: value}))
+
+    def with_operand(self, index: int, value: Value) -> BoundNode:
+        """Return the node with another value of an input.
+
+        A value that another input shares is changed for this input only.
+        """
+        name = f"operand_{index}"
+        names = (*self.names[:index], name, *self.names[index + 1 :])
+        return replace(self, names=names, values={**self.values, name: value})
+
+    def with_names(self, names: Sequence[str]) -> BoundNode:
+        """Return the node with other inputs, by their names; trailing empty names are dropped."""
+        while names and not names[-1]:
+            names = names[:-1]
+        return replace(self, names=tuple(names))
+
+    def as_model(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
+        """Return a model of the node, and the values of its inputs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        (node,) = model.graph.node
+        graphs = [attribute for attribute in node.attribute if attribute.type in _GRAPHS]
+        del node.attribute[:], node.input[:], model.graph.input[:], model.graph.initializer[:]
+        numbers = self.attributes.keys() - {attribute.name for attribute in graphs}
+        node.attribute.extend(
+            self._attribute_proto(name, value)
+            for name, value in self.attributes.items()
+            if name in numbers
+        )
+        node.attribute.extend(graphs)
+        node.input.extend(self.names)
+        declared = {info.name: info for info in self.model.graph.input}
+        values = {name: self.values[name] for name in dict.fromkeys(self.names) if name}
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                element = helper.np_dtype_to_tensor_dtype(value.dtype)
+                info = helper.make_tensor_value_info(name, element, value.shape)
+            else:
+                info = onnx.ValueInfoProto()
+                info.CopyFrom(declared.get(name, info))
+                info.name = name
+            model.graph.input.append(info)
+        for entry in model.opset_import:
+            if plain_domain(entry.domain) == plain_domain(node.domain):
+                entry.version = self.opset
+        # Values that a subgraph of the node reads from the model's inputs.
+        outer = {info.name: info for info in declared.values() if info.name in inner_names(node)}
+        for name, info in outer.items():
+            if name not in values and name in self.values:
+                model.graph.input.append(info)
+                values[name] = self.values[name]
+        return model, values
+
+    def _attribute_proto(self, name: str, value: Any) -> onnx.AttributeProto:
+        entry = self.schema.attributes.get(name)
+        kind = onnx.AttributeProto.AttributeType.Value(attribute_type(entry)) if entry else None
+        return helper.make_attribute(name, value, attr_type=kind)
+
+
+def attribute_type(entry: defs.OpSchema.Attribute) -> str:
+    """Return the type of an attribute as ``AttributeProto`` names it: ``INTS``."""
+    # onnx's type stubs do not know that the type is an enumeration.
+    return str(entry.type).rpartition(".")[2]
+
+
+def inner_names(node: onnx.NodeProto) -> set[str]:
+    """Return the names of all values that the nodes of a node's subgraphs read."""
+    inner = [graph_node for graph in subgraphs(node) for graph_node in nodes_within(graph.node)]
+    return {name for graph_node in inner for name in graph_node.input}
