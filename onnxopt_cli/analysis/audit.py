@@ -180,7 +180,7 @@ def find_trials(
         if expected.contradictions:
             problems.append(Fault(str(case.location), f"{case.id}: contradicts the formula"))
         elif call is not None:
-            trials[call.operator.name].append(AuditedCase(case.id, call, expected.of_node))
+            trials[call.operator.name].append(AuditedCase(case.id, call, expected.in_node_order))
     for operator_trials in trials.values():
         operator_trials.sort(key=lambda trial: trial.call.size)
     return trials, problems

@@ -94,7 +94,7 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, Expected({}, {}))
         expected = expected_result(problem, case.location, judging)
-        observation = Observation(result.case, call, expected.of_node)
+        observation = Observation(result.case, call, expected.in_node_order)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     if result.outcome is not Outcome.FAIL:

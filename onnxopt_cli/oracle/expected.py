@@ -48,11 +48,11 @@ class Expected:
 
     Attributes:
         outputs: the expected values by name, in the graph's order.
-        tolerances: a tolerance for each of them.
-        contradictions: stored outputs that the formula rejects; if there are any, the case is
-            invalid.
+        tolerances: the tolerance of each output, by name.
+        contradictions: stored outputs that the formula rejects; the case is invalid unless this
+            is empty.
         formula: the outputs of the formula; None for a model without one.
-        alternatives: other results that are correct as a whole.
+        alternatives: other correct results. A backend's outputs must all match the same one.
         complete: whether the outputs are known. Those of a model without stored outputs are None
             until the reference oracle has computed them.
     """
@@ -65,8 +65,8 @@ class Expected:
     complete: bool = True
 
     @property
-    def of_node(self) -> Expected:
-        """The same with the outputs in the order of the node, in which an operator returns them."""
+    def in_node_order(self) -> Expected:
+        """The expected result with its outputs in the order of the node instead of the graph."""
         if self.formula is None or [*self.formula.expected] == [*self.outputs]:
             return self
         return replace(self, outputs={name: self.outputs[name] for name in self.formula.expected})
@@ -74,10 +74,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another result that is correct as a whole.
+    """Another correct result of a case.
 
     Attributes:
-        note: the note of a result that agrees with it.
+        note: added to the result of a backend that matches this alternative.
         expected: its outputs and their tolerances.
         contested: whether it follows from the second reading of an ambiguous specification.
     """
@@ -89,15 +89,16 @@ class Alternative:
 
 @dataclass(frozen=True)
 class FormulaOutputs:
-    """The outputs of the formula, and error bounds that are derived when they are needed.
+    """The outputs of the formula, and their error bounds, which are derived on first use.
 
-    A bound costs many times as much as a value, and a bitwise equal output does not need it.
+    Deriving an error bound takes many times as long as evaluating the formula, and an output that
+    is bitwise equal to the expected one does not need it.
 
     Attributes:
         expected: the outputs by name, in the node's order.
         derive: derives the error bounds of all outputs.
-        factor: multiple of the error bound that is allowed.
-        blocks: the call of each group, if bounds are derived for single elements; else empty.
+        factor: the tolerance is this multiple of the error bound.
+        blocks: the call of each group, if bounds can be derived for single elements; else empty.
     """
 
     expected: Mapping[str, Array]
@@ -131,7 +132,7 @@ class FormulaOutputs:
 
 
 def tolerance_override(judging: Judging) -> Tolerance | None:
-    """Return the tolerance whose numbers the user gives, which precedes all others."""
+    """Return the tolerance from the command line, which overrides all others; None without one."""
     if judging.ulp is not None:
         return Ulps(judging.ulp, Provenance.COMMAND_LINE)
     if judging.rtol is None and judging.atol is None:
@@ -152,7 +153,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
     Raises:
         InvalidCase: if node and inputs break the operator's signature.
     """
-    # Interned: the diffs of many cases hold the same names.
+    # Interned because the diffs of many cases hold the same names.
     names = [intern(output.name) for output in problem.model.graph.output]
     try:
         formula = _formula_outputs(problem, names, judging.error_bound)
@@ -165,7 +166,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
     for name in names:
         stated = problem.output_tolerances.get(name, problem.tolerance)
         derived = None if formula is None else formula.error_bound(name)
-        tolerances[name] = _strongest(stated, derived, judging)
+        tolerances[name] = _effective_tolerance(stated, derived, judging)
         if problem.stored is not None and name in problem.stored:
             outputs[name] = problem.stored[name]
         elif not complete:
@@ -176,7 +177,7 @@ def expected_result(problem: Problem, where: Location, judging: Judging) -> Expe
         if name in outputs:
             contradictions += _contradiction(name, value, outputs[name], derived, stated)
         if name not in outputs or tolerances[name] is derived:
-            # The tolerance is around the formula's value; a stored value may have been rounded.
+            # The error bound is around the formula's value; a stored value may have been rounded.
             outputs[name] = value
     return Expected(outputs, tolerances, tuple(contradictions), formula, complete=complete)
 
@@ -188,11 +189,11 @@ def _formula_outputs(problem: Problem, names: list[str], factor: float) -> Formu
         # Importing it would delay runs without trajectories.
         from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
 
-        def of_steps() -> list[DerivedOutput]:
+        def derive_steps() -> list[DerivedOutput]:
             return list(bound_trajectory(trajectory, factor).values())
 
         values = evaluate_trajectory(trajectory)
-        return FormulaOutputs(dict(zip(names, values, strict=True)), of_steps, factor)
+        return FormulaOutputs(dict(zip(names, values, strict=True)), derive_steps, factor)
     call = problem.call
     if call is None:
         return None
@@ -207,7 +208,10 @@ def _formula_outputs(problem: Problem, names: list[str], factor: float) -> Formu
     )
 
 
-def _strongest(stated: Tolerance | None, derived: Tolerance | None, judging: Judging) -> Tolerance:
+def _effective_tolerance(
+    stated: Tolerance | None, derived: Tolerance | None, judging: Judging
+) -> Tolerance:
+    """Return the tolerance of an output, given that of the case and the formula's error bound."""
     if (override := tolerance_override(judging)) is not None:
         return override
     if judging.tolerance is ToleranceRule.ONNX:
@@ -220,7 +224,7 @@ def _strongest(stated: Tolerance | None, derived: Tolerance | None, judging: Jud
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Compare a stored output with the formula's; one tolerance that accepts it suffices."""
+    """Compare a stored output with the formula's; return no diff if either tolerance accepts it."""
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []
     diffs: tuple[Diff, ...] = ()

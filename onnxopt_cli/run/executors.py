@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# A worker of a cluster may take this multiple of a case's time limits.
-_PATIENCE = 30
-#: Waits for the response to a submitted case; text is the reason why there is no response.
+# A worker of a cluster may take this multiple of the time limits of a case: it also runs probes.
+_CLUSTER_TIMEOUT_FACTOR = 30
+#: Waits for the response to a submitted case; a string is the reason for its absence.
 Pending: TypeAlias = Callable[[], Response | str]
 
 
@@ -56,7 +56,7 @@ class Executor(Protocol):
     Attributes:
         name: the specification of the backend, which identifies its results.
         ahead: number of cases to submit before the result of the first is awaited.
-        version: the implementation and its version as the backend reports them, once it is ready;
+        version: the implementation and its version, as reported by the backend once it is ready;
             empty if unknown.
     """
 
@@ -76,17 +76,17 @@ class Executor(Protocol):
         """Begin to run a case."""
 
     def renew(self) -> None:
-        """Restart the backend and so discard the state of earlier cases; no case is pending."""
+        """Restart the backend, to discard the state of earlier cases; none may be pending."""
 
     def finish(self) -> list[Incident]:
         """Shut the backend down, and return its failures outside of any case."""
 
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
-    """Return a message if this machine isolates backends less than others; else an empty one."""
-    ours = execution.isolation is None and set(backends) == {"numpy"}
-    isolated = not ours and execution.isolation is not Isolation.NONE
-    return f"isolation is {lacking}" if isolated and (lacking := weakness()) else ""
+    """Return a warning if this system isolates backends incompletely; empty if there is none."""
+    is_numpy_alone = execution.isolation is None and set(backends) == {"numpy"}
+    isolated = not is_numpy_alone and execution.isolation is not Isolation.NONE
+    return f"isolation is {limits}" if isolated and (limits := weakness()) else ""
 
 
 @contextmanager
@@ -99,38 +99,28 @@ def open_executors(
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    They start at the same time, in the background: wait for each with ``ready``.
+    All backends start at the same time, in the background: wait for each with ``ready``.
 
     Args:
-        backends: their specifications.
+        backends: the specifications of the backends.
         execution: how to run them.
-        interruption: set when the user wants the run to end.
-        reference_oracle: asks models in workers beside those of the backends, however these are
-            isolated.
-        cluster: the machines on which they run; None for this one.
+        interruption: set when the user interrupts the run.
+        reference_oracle: receives workers of its own, whatever the isolation of the backends.
+        cluster: the machines on which the backends run; None for this one.
 
     Raises:
-        UsageError: if a backend's specification is not valid, or two ask for the same backend, or
-            they are to have processes of their own and cannot.
+        UsageError: if a backend's specification is invalid, two name the same backend, or this
+            system cannot run a backend in processes of its own although that is required.
     """
-    # A worker cannot have more than the system allows.
+    # A worker cannot have more memory than the system allows.
     limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
     execution = replace(execution, limits=limits)
-    asked = [parse_specification(text.strip()) for text in backends]
-    for place, one in enumerate(asked):
-        # Spaces around a name or between the words of a command, and the order of options, make no
-        # other backend. A path that is written in two ways does: each result has its own key.
-        if one in asked[:place]:
-            raise UsageError(
-                f"the same backend is asked for twice: {printable(asked[asked.index(one)].text)} "
-                f"and {printable(one.text)}",
-                hint="give each backend once; --jobs runs more of its cases at a time",
-            )
+    specifications = _distinct_specifications(backends)
     with ExitStack() as stack:
 
         @cache
         def loop() -> WorkerLoop:
-            # Not worth importing for our own reference on its own formulas.
+            # Importing it would delay runs of the backend numpy, which need no workers.
             from onnxopt_cli.workers.pool import WorkerLoop
 
             return stack.enter_context(closing(WorkerLoop()))
@@ -139,36 +129,58 @@ def open_executors(
             from onnxopt_cli.workers.pool import Pool
             from onnxopt_cli.workers.worker import Worker
 
-            given = text, how.lowering, how.limits, loop().selector
-            worker = partial(Worker, *given, closed=closed)
+            worker = partial(Worker, text, how.lowering, how.limits, loop().selector, closed=closed)
             return Pool(text, worker, how.jobs, loop(), interruption)
 
-        remote = cluster and _open_remote(cluster, asked, execution, reference_oracle)
-        executors: list[Executor] = [*stack.enter_context(remote)] if remote and asked else []
-        for one in asked[len(executors) :]:
-            ours = execution.isolation is None and one.name == "numpy"
+        executors: list[Executor] = []
+        if cluster and specifications:
+            remote = _open_remote(cluster, specifications, execution, reference_oracle)
+            executors += stack.enter_context(remote)
+        for specification in specifications[len(executors) :]:
+            text = specification.text
+            is_numpy = execution.isolation is None and specification.name == "numpy"
             isolated = HAS_WORKERS or execution.isolation is not None
-            if ours or execution.isolation is Isolation.NONE or not isolated:
-                elsewhere = partial(pool, one.text) if ours and HAS_WORKERS else None
-                executors.append(_in_process(one.text, execution, interruption, elsewhere))
+            if is_numpy or execution.isolation is Isolation.NONE or not isolated:
+                open_pool = partial(pool, text) if is_numpy and HAS_WORKERS else None
+                executors.append(_in_process(text, execution, interruption, open_pool))
             else:
-                executors.append(pool(one.text))
+                executors.append(pool(text))
 
         @cache
-        def asked_submit() -> Submit:
+        def reference_submit() -> Submit:
             from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER
 
-            assert reference_oracle is not None  # noqa: S101 - it is what asks
+            assert reference_oracle is not None  # noqa: S101 - only the oracle calls this
             stack.callback(reference_oracle.close)
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(REFERENCE_WORKER, never, interruption, None).submit
-            asking = replace(execution, lowering=never, limits=_limits_of_asking(execution.limits))
-            return pool(REFERENCE_WORKER, asking, closed=True).submit
+            how = replace(execution, lowering=never, limits=_reference_limits(execution.limits))
+            return pool(REFERENCE_WORKER, how, closed=True).submit
 
         if reference_oracle is not None:
-            reference_oracle.workers = asked_submit
+            reference_oracle.workers = reference_submit
         yield executors
+
+
+def _distinct_specifications(backends: Sequence[str]) -> list[Specification]:
+    """Parse the specifications of backends.
+
+    Specifications that differ only in spaces or in the order of options are equal. Two spellings of
+    a path are different backends, because a result names its backend by the text.
+    """
+    specifications: list[Specification] = []
+    for text in backends:
+        specification = parse_specification(text.strip())
+        if specification in specifications:
+            first = specifications[specifications.index(specification)]
+            raise UsageError(
+                f"the same backend is given twice: {printable(first.text)} "
+                f"and {printable(specification.text)}",
+                hint="give each backend once; --jobs runs several of its cases at a time",
+            )
+        specifications.append(specification)
+    return specifications
 
 
 def _in_process(
@@ -186,7 +198,7 @@ def _in_process(
 @contextmanager
 def _open_remote(
     cluster: Cluster,
-    asked: Sequence[Specification],
+    specifications: Sequence[Specification],
     execution: Execution,
     reference_oracle: ReferenceOracle | None,
 ) -> Iterator[list[Remote]]:
@@ -195,32 +207,30 @@ def _open_remote(
     from onnxopt_cli.workers.cluster.dask_client import WorkerGroup
 
     if execution.isolation is Isolation.NONE:
-        raise UsageError("on a cluster backends have processes of their own: no --isolation none")
-    names = [it.text for it in asked]
+        raise UsageError("--isolation none is not available on a cluster")
+    names = [specification.text for specification in specifications]
     judging = reference_oracle.judging if reference_oracle else Judging()
-    terms = names, replace(execution, jobs=1), judging
-    # More than a case can take that is asked for other nodes and cases, too.
-    patience = _PATIENCE * (
-        execution.limits.startup_timeout + execution.limits.timeout * len(asked)
-    )
-    with closing(WorkerGroup(cluster, _SERVED, terms, patience)) as workers:
+    arguments = names, replace(execution, jobs=1), judging
+    limits = execution.limits
+    timeout = _CLUSTER_TIMEOUT_FACTOR * (limits.startup_timeout + limits.timeout * len(names))
+    with closing(WorkerGroup(cluster, _SERVED, arguments, timeout)) as workers:
         yield [Remote(names, place, workers) for place in range(len(names))]
 
 
-def _limits_of_asking(limits: Limits) -> Limits:
+def _reference_limits(limits: Limits) -> Limits:
     from onnxopt_cli.workers.worker_process import forks
 
-    # What this process holds is in a fork of it, too.
-    ours = resident(os.getpid()) if limits.memory and forks() else 0
-    return replace(limits, memory=limits.memory + ours)
+    # A forked worker begins with the memory of this process.
+    inherited = resident(os.getpid()) if limits.memory and forks() else 0
+    return replace(limits, memory=limits.memory + inherited)
 
 
 class NotStarted:
-    """A backend that failed to start: none of its cases runs.
+    """A backend that failed to start; its cases do not run.
 
     Args:
         text: the specification of the backend.
-        error: the error of its start.
+        error: the error that prevented the start.
     """
 
     def __init__(self, text: str, error: BackendUnavailable) -> None:
@@ -230,7 +240,7 @@ class NotStarted:
         self._error = error
 
     def ready(self) -> None:
-        """Raise the error of its start.
+        """Raise the error that prevented the start.
 
         Raises:
             BackendUnavailable: always.
@@ -250,17 +260,17 @@ class NotStarted:
         return []
 
 
-class NotHereError(Exception):
-    """Workers are needed in a process that only runs and judges formulas."""
+class NeedsWorkersError(Exception):
+    """A case needs workers in a process that must not start any."""
 
 
-def not_here() -> NoReturn:
+def refuse_workers() -> NoReturn:
     """Refuse to start workers.
 
     Raises:
-        NotHereError: always.
+        NeedsWorkersError: always.
     """
-    raise NotHereError
+    raise NeedsWorkersError
 
 
 class InProcess:
@@ -269,11 +279,11 @@ class InProcess:
     Args:
         text: the specification of the backend.
         lowering: when the backend is given primitive operators.
-        interruption: set when the user wants the run to end.
-        open_pool: starts it in workers, for all models but a single node with a formula, or a loop
-            of ours around one; None to run everything here. A formula takes as much time and memory
-            as its inputs let expect, and its nodes are checked before; any other model may loop
-            without end or make terabytes out of a few bytes.
+        interruption: set when the user interrupts the run.
+        open_pool: starts workers that run every model except a single node with a formula, or a
+            trajectory of one; None to run all models here. Time and memory of a formula are
+            bounded by the size of its inputs, and its node is checked first; any other model may
+            loop endlessly or allocate terabytes.
     """
 
     def __init__(
@@ -293,15 +303,15 @@ class InProcess:
         self.version = self._host.version
 
     @property
-    def ours(self) -> bool:
-        """True if only formulas run in this process, on the backend ``numpy``."""
+    def runs_only_formulas(self) -> bool:
+        """True if this process runs formulas only, and workers run all other models."""
         return self._open_pool is not None
 
-    def apart(self) -> InProcess:
+    def without_workers(self) -> InProcess:
         """Return a copy for a process that must not start workers."""
-        other = copy(self)
-        vars(other)["_open_pool"] = not_here
-        return other
+        executor = copy(self)
+        vars(executor)["_open_pool"] = refuse_workers
+        return executor
 
     def ready(self) -> None:
         """Do nothing: workers start when a case needs them."""
@@ -323,13 +333,13 @@ class InProcess:
         return run
 
     def renew(self) -> None:
-        """Create the backend again, as far as that is possible within one process."""
+        """Create the backend again; state that it keeps in this process's modules remains."""
         self._host = self._start()
         if self._pool is not None:
             self._pool.renew()
 
     def finish(self) -> list[Incident]:
-        """End the backend, and return a failure of its teardown."""
-        trouble = self._host.close()
-        found = [Incident("teardown", *trouble)] if trouble else []
-        return [*found, *(self._pool.finish() if self._pool else ())]
+        """End the backend, and return a failure of its teardown, if any."""
+        failure = self._host.close()
+        incidents = [Incident("teardown", *failure)] if failure else []
+        return [*incidents, *(self._pool.finish() if self._pool else ())]

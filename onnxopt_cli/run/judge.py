@@ -32,24 +32,21 @@ from onnxopt_cli.oracle.expected import (
     expected_result,
 )
 
-#: The outputs of a failing case are kept if they are at most this large, and this many.
+#: Outputs of a failing case are kept only if their total size and number are within these limits.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
-# A message names at most this many inputs that a backend changed.
-_MOST_LISTED = 10
-_LONGEST_FAULT = 300
-_ONNX = {"", "ai.onnx"}
+_MAX_LISTED_INPUTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCase:
-    """A loaded case, and its expected result as far as it is known.
+    """A loaded case, with its expected result once that is known.
 
     Attributes:
         case: the case.
         problem: its problem; None if the case is invalid.
         expected: the expected result; None if the case is invalid, if a backend must reject it, or
-            if the result is not known yet.
+            before the result is computed.
         invalid: why the case cannot run; empty if it can.
         outcome: the outcome of a case that cannot run.
         contradictions: stored outputs that the formula rejects.
@@ -64,7 +61,7 @@ class LoadedCase:
 
 
 def load_case(case: Case) -> LoadedCase:
-    """Load a case, which may turn out to be invalid."""
+    """Load a case; the returned case is marked as invalid if it cannot be loaded."""
     try:
         return LoadedCase(case, case.load())
     except InvalidCase as error:
@@ -79,8 +76,8 @@ def with_expected(
     Args:
         loaded_case: the case.
         judging: how outputs are judged.
-        completed: waits for the expected result of the reference oracle; None for that of the
-            formula, or for stored outputs.
+        completed: waits for the expected result of the reference oracle; None to use the formula
+            or the stored outputs.
     """
     case, problem = loaded_case.case, loaded_case.problem
     if problem is None:
@@ -88,8 +85,8 @@ def with_expected(
     if problem.must_reject:
         if not _is_valid(problem):
             return loaded_case
-        why = "says that it must be refused, but nothing in it breaks the operator's signature"
-        return replace(loaded_case, invalid=f"{why}: the case is wrong, not the backend")
+        reason = "expects a rejection, but its node and inputs match the operator's signature"
+        return replace(loaded_case, invalid=f"{reason}: the case is wrong, not the backend")
     try:
         if completed:
             expected = completed()
@@ -101,14 +98,14 @@ def with_expected(
         return out_of_memory_case(case)
     if not expected.contradictions:
         return replace(loaded_case, expected=expected)
-    right, wrong = "the operator's formula", "the case is wrong, not the backend"
-    if not expected.formula:
-        right = "what onnx's reference yields in double, corrected where it contradicts the "
-        right += "specification,"
-        wrong = "one of the two is wrong"
-    why = f"the stored outputs contradict {right} beyond any rounding: {wrong}"
+    if expected.formula:
+        source, verdict = "the operator's formula", "the case is wrong, not the backend"
+    else:
+        source = "onnx's corrected reference in double precision"
+        verdict = "one of the two is wrong"
+    reason = f"the stored outputs differ from {source} by more than rounding: {verdict}"
     contradictions = expected.contradictions
-    return replace(loaded_case, expected=None, invalid=why, contradictions=contradictions)
+    return replace(loaded_case, expected=None, invalid=reason, contradictions=contradictions)
 
 
 def _is_valid(problem: Problem) -> bool:
@@ -146,23 +143,23 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
         judging: how outputs are judged.
     """
     problem, expected = loaded_case.problem, loaded_case.expected
-    assert problem is not None  # noqa: S101 - a valid case has some
+    assert problem is not None  # noqa: S101 - a valid case has a problem
     diffs: tuple[Diff, ...] = ()
     messages = [response.message]
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
-        # A hostile worker may claim this: only a node that breaks the signature is not submitted.
+        # A hostile worker may claim a skip; only a node that breaks the signature may be skipped.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
-        outcome, messages = Outcome.PROTOCOL, ["says that a case does not apply which does"]
+        outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]
     elif problem.must_reject and response.failure is None:
-        outcome, messages = Outcome.FAIL, ["accepted what a right backend must refuse"]
+        outcome, messages = Outcome.FAIL, ["accepted a model that must be rejected"]
     elif problem.must_reject and response.failure is Outcome.ERROR:
         outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None or expected is None:
         outcome = response.failure or Outcome.ERROR
-        # A crash may be that of onnx, which workers call to lower a model.
+        # The crash may be in onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
         if doubtful and (fault := model_fault(problem.model)):
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
@@ -171,14 +168,14 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if response.changed:
-            messages = [f"inputs changed: {some_of(response.changed, _MOST_LISTED)}"]
+            messages = [f"inputs changed: {some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
             # Importing it would delay runs without trajectories.
             from onnxopt_cli.run.stepwise import course
 
-            curve, words = course(problem.trajectory.recorded, expected, response.outputs, diffs)
-            messages.append(words)
-        # The message of a trajectory that ended early says more than its outputs' shapes.
+            curve, summary = course(problem.trajectory.recorded, expected, response.outputs, diffs)
+            messages.append(summary)
+        # The message of a trajectory that ended early is more specific than its outputs' shapes.
         if not (response.message or agrees):
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
@@ -190,7 +187,10 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
 def _compared(
     expected: Expected, outputs: Sequence[Value], judging: Judging
 ) -> tuple[tuple[Diff, ...], str]:
-    """Compare outputs with each correct result; return the diffs, and a note on the match."""
+    """Compare outputs with each correct result; return the diffs, and a note on the match.
+
+    If no correct result matches, the diffs are those of the nearest uncontested result.
+    """
     mismatching: list[tuple[Diff, ...]] = []
     contested = False
     for alternative in (Alternative("", expected, contested=False), *expected.alternatives):
@@ -206,9 +206,8 @@ def _compared(
         contested |= alternative.contested
         if not alternative.contested:
             mismatching.append(diffs)
-    # Show the differences from the result of the first reading that is nearest.
     nearest = min(mismatching, key=lambda diffs: sum(diff.mismatches for diff in diffs))
-    return nearest, "contested: by no reading of 2" if contested else ""
+    return nearest, "contested: matches neither reading" if contested else ""
 
 
 def _result(
@@ -235,16 +234,17 @@ def _result(
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
         capabilities=capabilities(problem) if problem else (),
-        printed="" if outcome in _SILENT else response.printed,
+        printed="" if outcome in _OUTPUT_HIDDEN else response.printed,
         note=note,
     )
 
 
-_SILENT = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
+# The text that a backend prints is not kept with these outcomes.
+_OUTPUT_HIDDEN = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 
 def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
-    """Return a copy of a backend's outputs for explanations; nothing if they are too large."""
+    """Return a copy of a backend's outputs for explanations; empty if they are too large."""
     outputs = outputs or ()
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if not len(arrays) == len(outputs) <= _KEPT_OUTPUTS or sum(map(_size, arrays)) > KEPT_BYTES:

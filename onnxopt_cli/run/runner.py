@@ -31,10 +31,10 @@ from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import (
     Executor,
     InProcess,
-    NotHereError,
+    NeedsWorkersError,
     Pending,
-    not_here,
     open_executors,
+    refuse_workers,
 )
 from onnxopt_cli.run.judge import (
     LoadedCase,
@@ -44,7 +44,7 @@ from onnxopt_cli.run.judge import (
     out_of_memory_case,
     with_expected,
 )
-from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
+from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.parallel import parallel
 
@@ -58,9 +58,9 @@ _MIN_PARALLEL_CASES = 20
 _MAX_CHUNK_GROUPS = 32
 _CHUNK_COUNT = 1000
 # Cases that forked processes may finish while this process waits for a worker to start.
-_CASES_AHEAD = 500
+_MAX_CASES_AHEAD = 500
 # Larger cases run in this process, one at a time.
-_LARGE_BYTES = 16 << 20
+_PARALLEL_MAX_BYTES = 16 << 20
 # These outcomes may depend on other cases that run at the same time: this process runs them again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
@@ -72,17 +72,19 @@ class Plan:
     Attributes:
         cases: the cases, in order.
         backends: the backends under test; each case runs on all of them.
-        problems: faults of case files that contain no valid case.
+        problems: faults of case files that cannot be read.
         judging: how outputs are judged.
         max_fail: stop after this number of cases that do not conform; 0 for never.
-        failed: number of cases that did not conform in the part of the run that is resumed.
-        started: called with a case's id and a backend's name just before the case starts there.
+        failed: number of cases that already failed in the log from which the run resumes.
+        started: called with a case's id and a backend's name just before the backend runs the
+            case.
         review: compares each result with the expectations.
-        interruption: set when the user wants the run to end.
+        interruption: set when the user interrupts the run.
         vacuity: rejects passes that a backend without any computation would also get.
-        reference_oracle: yields expected results of models without a formula; None for none.
+        reference_oracle: yields expected results of models without a formula; None to use stored
+            outputs only.
         judges: number of processes that run and judge formulas; 1 for this process alone.
-        elsewhere: runs and judges cases on other machines; None to run them on this one.
+        remote: runs and judges cases on other machines; None to run them on this one.
     """
 
     cases: Sequence[Case]
@@ -97,7 +99,7 @@ class Plan:
     vacuity: VacuityCheck = field(default_factory=VacuityCheck)
     reference_oracle: ReferenceOracle | None = None
     judges: int = 1
-    elsewhere: Remote | None = None
+    remote: Remote | None = None
 
 
 @contextmanager
@@ -111,7 +113,7 @@ def open_plan(
     """Start backends and yield a plan without cases; end their processes afterwards.
 
     Raises:
-        UsageError: if a backend's specification is not valid, or two ask for the same backend.
+        UsageError: if a backend's specification is invalid, or two name the same backend.
     """
     reference_oracle = ReferenceOracle(judging)
     if set(backends) != {"numpy"}:
@@ -124,7 +126,7 @@ def open_plan(
             interruption=interruption,
             reference_oracle=reference_oracle,
             judges=1 if cluster else execution.jobs,
-            elsewhere=cast("Remote", opened[0]) if cluster and opened else None,
+            remote=cast("Remote", opened[0]) if cluster and opened else None,
         )
 
 
@@ -132,8 +134,8 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     """Yield the results of each case, one for each backend, in the order of the cases.
 
     Cases are submitted ahead of the results that are yielded, so that no worker is idle. After
-    ``max_fail`` cases, or when the user wants the run to end, the other cases are yielded as not
-    run. Failures of workers outside of any case are yielded last.
+    ``max_fail`` failed cases, or when the user interrupts the run, the other cases are yielded as
+    not run. Failures of workers outside of any case are yielded last.
     """
     cases = iter(plan.cases)
     # Cases whose results have not been yielded: submitted here, or finished by another process.
@@ -141,14 +143,14 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     submitted_count = 0
     failed = plan.failed
     parallel_judges = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
-    finished = _finished_rows(plan) if plan.elsewhere or parallel_judges else None
+    finished = _finished_rows(plan) if plan.remote or parallel_judges else None
     with closing(finished) if finished else nullcontext():
         while not (stopped := _reason_to_stop(plan, failed)):
             ahead = max((executor.ahead for executor in plan.backends), default=1)
             # Submitted cases are kept whole until they are judged; finished rows are small.
             while submitted_count <= ahead:
                 is_waiting = finished is not None and window and _is_submitted(window[0][1])
-                if len(window) >= (_CASES_AHEAD if is_waiting else ahead):
+                if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
                     break
                 case = next(cases, None)
                 if case is None:
@@ -183,12 +185,12 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """A loaded case that, unless it is invalid, every backend has been given.
+    """A loaded case, submitted to every backend unless it is invalid.
 
     Attributes:
         loaded_case: the case, with its expected result if a formula or the case itself yields it.
         pending: waits for the response of each backend; empty if the case is invalid.
-        by_math: by the mathematics that a backend declares, waits for the reference oracle's
+        by_math: for each ``math`` option of the backends, waits for the reference oracle's
             expected result.
     """
 
@@ -198,12 +200,14 @@ class _Submitted:
 
 
 def _submit(plan: Plan, case: Case) -> _Submitted:
-    """Load a case, give it to every backend, and begin to compute its expected result."""
-    with _noting(case):
+    """Load a case, submit it to every backend, and begin to compute its expected result."""
+    with _noted(case):
         loaded_case = load_case(case)
         problem = loaded_case.problem
         # The expected result of large inputs is computed while workers compute their outputs.
-        is_large = problem is not None and total_bytes(problem.inputs.values()) > _LARGE_BYTES
+        is_large = (
+            problem is not None and total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
+        )
         stored = problem.stored if problem and is_large else None
         if stored is None:
             loaded_case = with_expected(loaded_case, plan.judging)
@@ -244,7 +248,7 @@ def _begin(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Ite
 
 
 def _reference_results(plan: Plan, loaded_case: LoadedCase) -> dict[str, Callable[[], LoadedCase]]:
-    """Ask the reference oracle, for each mathematics that a backend declares."""
+    """Submit a model to the reference oracle, once for each ``math`` option of the backends."""
     problem, expected = loaded_case.problem, loaded_case.expected
     oracle = plan.reference_oracle
     if not (oracle and problem and expected) or expected.formula is not None:
@@ -259,13 +263,13 @@ def _reference_results(plan: Plan, loaded_case: LoadedCase) -> dict[str, Callabl
 
 def _judged(plan: Plan, submitted: _Submitted) -> tuple[Result, ...]:
     """Wait for the responses to a case; judge, check and review them."""
-    with _noting(submitted.loaded_case.case):
+    with _noted(submitted.loaded_case.case):
         results = []
         for executor, pending in zip(
             plan.backends, submitted.pending or repeat(None), strict=False
         ):
-            complete = submitted.by_math.get(declared_math(executor.name))
-            loaded_case = complete() if complete else submitted.loaded_case
+            wait = submitted.by_math.get(declared_math(executor.name))
+            loaded_case = wait() if wait else submitted.loaded_case
             results.append(_result(plan, loaded_case, executor, pending))
         return tuple(map(plan.review, results))
 
@@ -275,7 +279,7 @@ def _result(
 ) -> Result:
     """Judge one backend's response, and check whether a pass is vacuous."""
     try:
-        # An invalid case is awaited, too: a worker that is busy cannot be shut down.
+        # Wait even if the case is invalid: a busy worker cannot be shut down.
         response = pending() if pending else "not submitted"
         if loaded_case.invalid:
             return invalid_result(loaded_case, executor.name)
@@ -284,17 +288,17 @@ def _result(
         result = judge(loaded_case, executor.name, response, plan.judging)
         if result.outcome is not Outcome.PASS or loaded_case.problem is None:
             return result
-        reason = plan.vacuity.lacking(executor, loaded_case.problem, response)
+        reason = plan.vacuity.reason(executor, loaded_case.problem, response)
     except MemoryError:
         return invalid_result(out_of_memory_case(loaded_case.case), executor.name)
-    except NotSubmittedError as error:
+    except ProbeNotRunError as error:
         return unanswered(loaded_case.case, executor.name, str(error))
     return replace(result, outcome=Outcome.VACUOUS, message=reason) if reason else result
 
 
 @contextmanager
-def _noting(case: Case) -> Iterator[None]:
-    """Add the case's id to any exception that is raised meanwhile."""
+def _noted(case: Case) -> Iterator[None]:
+    """Add the case's id to an exception that the body raises."""
     try:
         yield
     except Exception as error:
@@ -303,7 +307,7 @@ def _noting(case: Case) -> Iterator[None]:
 
 
 def _reason_to_stop(plan: Plan, failed: int) -> str:
-    """Return why no more cases may start; empty as long as they may."""
+    """Return why no further case may start; empty if cases may start."""
     if plan.interruption.signal:
         return "interrupted"
     if 0 < plan.max_fail <= failed:
@@ -312,7 +316,7 @@ def _reason_to_stop(plan: Plan, failed: int) -> str:
 
 
 def _fails(results: Sequence[Result]) -> bool:
-    """Return whether a case counts for ``max_fail``: it ran on a backend and does not conform."""
+    """Return whether a case counts towards ``max_fail``: it ran on a backend that failed it."""
     return any(not result.conforms and not result.not_started for result in results)
 
 
@@ -323,30 +327,34 @@ def _is_submitted(entry: _Submitted | tuple[Result, ...]) -> bool:
 def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Return the results of each case from other machines or forked processes.
 
-    A row is None if this process has to run the case.
+    A row is None if this process must run the case.
     """
-    return plan.elsewhere.rows(plan.cases) if plan.elsewhere else _forked(plan)
+    return plan.remote.rows(plan.cases) if plan.remote else _forked(plan)
 
 
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
-    """Yield the results of each case from a forked process; None if this process has to run it.
+    """Yield the results of each case from a forked process; None if this process must run it.
 
-    Only formulas that ``numpy`` computes are run there: a backend has processes of its own, which
-    must not hold expected results.
+    Forked processes run only the formulas of the backend ``numpy``. Any other backend runs in
+    processes of its own, which must not hold expected results.
     """
-    ours = [
-        executor.apart()
+    formula_backends = [
+        executor.without_workers()
         for executor in plan.backends
-        if isinstance(executor, InProcess) and executor.ours
+        if isinstance(executor, InProcess) and executor.runs_only_formulas
     ]
     # A program that uses the library may have threads, and then must not fork.
-    if len(ours) < len(plan.backends) or not claimed():
+    if len(formula_backends) < len(plan.backends) or not claimed():
         return
-    reference_oracle = plan.reference_oracle and replace(plan.reference_oracle, workers=not_here)
+    oracle = plan.reference_oracle and replace(plan.reference_oracle, workers=refuse_workers)
     forked_plan = Plan(
-        (), ours, judging=plan.judging, vacuity=plan.vacuity, reference_oracle=reference_oracle
+        (),
+        formula_backends,
+        judging=plan.judging,
+        vacuity=plan.vacuity,
+        reference_oracle=oracle,
     )
-    # Cases at one location share a trajectory, whose error bounds are derived once.
+    # Cases at one location share a trajectory, so one process derives its error bounds once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())
@@ -357,7 +365,7 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _rows_in_fork(
     plan: Plan, parent: int, cases: Sequence[Case]
 ) -> list[tuple[Result, ...] | None]:
-    """Run and judge cases in a forked process; None for each that its parent has to run."""
+    """Run and judge cases in a forked process; None for each case that its parent must run."""
     is_fork = os.getpid() != parent
     return [_row_of_small_case(plan, case) if is_fork else None for case in cases]
 
@@ -365,32 +373,31 @@ def _rows_in_fork(
 def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
     try:
         # Large cases that run at the same time would need several times the memory.
-        files = case.files().items()
-        if (
-            sum(seen[2] if seen else Path(path).stat().st_size for path, seen in files)
-            > _LARGE_BYTES
-        ):
+        file_bytes = sum(
+            stamp[2] if stamp else Path(path).stat().st_size for path, stamp in case.files().items()
+        )
+        if file_bytes > _PARALLEL_MAX_BYTES:
             return None
         problem = case.load()
-        if total_bytes(problem.inputs.values()) > _LARGE_BYTES:
+        if total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES:
             return None
     except (InvalidCase, OSError):
         return None
-    return results_apart(plan, replace(case, load=lambda: problem))
+    return delegated_results(plan, replace(case, load=lambda: problem))
 
 
-def results_apart(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case for another process; return None if that process has to run it itself."""
+def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
+    """Run a case on behalf of another process; return None if that process must run it itself."""
     try:
         results = run_case(plan, case)
-    except NotHereError:
+    except NeedsWorkersError:
         return None
     repeated = any(result.outcome in _REPEATED_OUTCOMES for result in results)
     return None if repeated else results
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results of another process, and share the case's values instead of their copies."""
+    """Review results of another process, and let them share the values of the case."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
@@ -406,14 +413,14 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each stage outside of the cases at which a backend's workers failed."""
+    """Yield a result for each stage outside of any case in which a backend's workers failed."""
     for executor in plan.backends:
-        # One result for each stage, however many workers failed.
+        # The worst failure of each stage, because several workers may fail in the same stage.
         by_place: dict[str, Result] = {}
         for incident in executor.finish():
             case_id, location = f"{OUTSIDE_CASES}/{incident.place}", plan.cases[-1].location
             outcome, message = incident.outcome, incident.message
             result = Result(case_id, location, (), executor.name, outcome, message=message)
-            known = by_place.get(incident.place)
-            by_place[incident.place] = worse(known, plan.review(result))
+            earlier = by_place.get(incident.place)
+            by_place[incident.place] = worse(earlier, plan.review(result))
         yield from by_place.values()

@@ -15,8 +15,8 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.errors import OnnxoptError
-from onnxopt_cli.run.executors import not_here
-from onnxopt_cli.run.runner import open_plan, results_apart
+from onnxopt_cli.run.executors import refuse_workers
+from onnxopt_cli.run.runner import delegated_results, open_plan
 from onnxopt_cli.run.vacuity import VacuityCheck
 from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.workers.cluster.sidecar import Handler, placed
@@ -49,7 +49,7 @@ def open_run(
             match asked:
                 case {"request": "cases", "items": items}:
                     found = [found_case(tree, execution.limits.memory, *it) for it in items]
-                    rows = [it and results_apart(plan, it) for it in found]
+                    rows = [it and delegated_results(plan, it) for it in found]
                     return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
                 case {"request": str(request), "items": items} if ":" in request:
                     # What is made of backends elsewhere than here.
@@ -78,7 +78,7 @@ class _AtTheClient:
     """The cases that are not here; who looks for one leaves that to the client."""
 
     def __iter__(self) -> Iterator[Case]:
-        not_here()
+        refuse_workers()
 
 
 def found_case(tree: Path, memory: int, name: str, path: str) -> Case | None:

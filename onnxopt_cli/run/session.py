@@ -179,7 +179,7 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
             executors.append(executor)
         except BackendUnavailable as error:
             errors.append(error)
-            if plan.elsewhere or len(errors) == len(plan.backends):
+            if plan.remote or len(errors) == len(plan.backends):
                 raise errors[0] from error
             tell(f"{printable(executor.name)} is not tested, it could not be started")
             executors.append(NotStarted(executor.name, error))

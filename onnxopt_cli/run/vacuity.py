@@ -42,7 +42,7 @@ _TRIES = 20
 _NO_CASE = "no other case shows whether it runs; put one beside this case"
 
 
-class NotSubmittedError(Exception):
+class ProbeNotRunError(Exception):
     """A probe was not run, because the run or the backend has ended; the message says which."""
 
 
@@ -57,7 +57,7 @@ class VacuityCheck:
     neighbours: Iterable[Case] = ()
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
-    def lacking(self, executor: Executor, problem: Problem, response: Response) -> str:
+    def reason(self, executor: Executor, problem: Problem, response: Response) -> str:
         """Return why a pass is vacuous; empty if it is not.
 
         Args:
@@ -66,7 +66,7 @@ class VacuityCheck:
             response: the backend's response to it.
 
         Raises:
-            NotSubmittedError: if that cannot be found out any more.
+            ProbeNotRunError: if that cannot be found out any more.
         """
         operator = problem.operator
         nodes = problem.model.graph.node
@@ -252,5 +252,5 @@ def _words(case_id: str) -> tuple[str, list[str]]:
 def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Response:
     response = executor.submit(Request(model, inputs))()
     if isinstance(response, str):
-        raise NotSubmittedError(response)
+        raise ProbeNotRunError(response)
     return response

@@ -216,8 +216,8 @@ def test_either_reading_passes_and_mixed_readings_fail(onnxopt, stored_cases):
         assert results == {
             "first": ("pass", ""),
             "second": ("pass", "contested: reading 2 of 2"),
-            "inaccurate": ("fail", "contested: by no reading of 2"),
-            "mixed": ("fail", "contested: by no reading of 2"),
+            "inaccurate": ("fail", "contested: matches neither reading"),
+            "mixed": ("fail", "contested: matches neither reading"),
         }
         assert "pass (contested: reading 2 of 2)" in command.out
 

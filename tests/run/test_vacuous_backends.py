@@ -21,7 +21,7 @@ from onnxopt_cli.cases.onnx.node_model import (
 )
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.run.vacuity import NotSubmittedError, VacuityCheck
+from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.suites.plain_node import (
     computes,
@@ -366,5 +366,5 @@ class _Ended:
 def test_what_cannot_be_asked_any_more_is_not_held_against_the_backend():
     (case,) = [it for it in collect(["conformance"]).cases if it.id.endswith("adam/refuses_short")]
     refusal = Response(failure=Outcome.ERROR, message="no")
-    with pytest.raises(NotSubmittedError, match="interrupted"):
-        VacuityCheck().lacking(_Ended(), case.load(), refusal)
+    with pytest.raises(ProbeNotRunError, match="interrupted"):
+        VacuityCheck().reason(_Ended(), case.load(), refusal)

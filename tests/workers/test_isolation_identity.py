@@ -147,7 +147,7 @@ def test_backend_specified_twice_is_a_usage_error(demo, onnxopt, again):
     options = [word for backend in [*backends, again] for word in ("-b", backend)]
     answer = onnxopt("run", "demo.yaml", *options)
     assert answer.code == 2
-    assert "the same backend is asked for twice" in answer.err
+    assert "the same backend is given twice" in answer.err
 
 
 BETWEEN = "worker/between-cases"
