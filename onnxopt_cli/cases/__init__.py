@@ -1,1 +1,1 @@
-"""Where cases come from and go to."""
+"""Cases: readers and writers of case files and ONNX test directories, and selection."""

@@ -1,4 +1,4 @@
-"""Cases, and the problem that each one loads: a model, its inputs and its stored outputs."""
+"""Case and Problem: an identified case, and the model, inputs and stored outputs that it loads."""
 
 from __future__ import annotations
 
@@ -28,30 +28,28 @@ from onnxopt_cli.interpret.single_node import (
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 
-#: What tells a file from another, and from itself after a change: device, inode, size, and the
-#: times of the last change of its content and of anything. Who changes a file can set the first
-#: time back, but not the second. None is a file that did not stay the same while it was read.
+#: Identifies one version of a file: device, inode, size, mtime_ns, ctime_ns. A program can reset
+#: mtime after a change, but not ctime. None stands for a file that changed while it was read.
 Signature = tuple[int, int, int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The heavy part of a case: loaded when it is needed, and released after.
+    """The content of a case, which may be large: loaded on demand and released after use.
 
     Attributes:
-        model: what the backend runs; external data are already read into it.
+        model: the model to run, with its external data included.
         inputs: a value for every input of the graph that must be fed, in the graph's order.
-        stored: the stored outputs by name, in the graph's order; None if there are none, as the
-            formula yields them.
+        stored: the stored outputs by name, in the graph's order; None if the formula yields them.
         tolerance: the case's own tolerance for all outputs, or None.
-        output_tolerances: the case's own tolerances for single outputs, which precede it.
-        must_reject: True if a right backend must refuse the model or its inputs.
-        trajectory: the steps, if there are many. The outputs are then those of the recorded steps,
-            stacked. The model is that of one step, with the inputs of the first; or one with a
-            ``Loop`` that runs them all.
-        operator: the operator with a formula of which the model is one node; None otherwise.
-        call: the operator's call with the inputs, of a trajectory that of the first step; None
-            without an operator, and where the node breaks the operator's signature.
+        output_tolerances: the case's own tolerances for single outputs; they take precedence.
+        must_reject: True if a correct backend must reject the model or its inputs.
+        trajectory: the steps of a case with several steps. The outputs are then those of the
+            recorded steps, stacked. The model is either that of one step, with the inputs of the
+            first step, or contains a ``Loop`` over all steps.
+        operator: the operator, if the model is one node of an operator with a formula.
+        call: the operator's call with the inputs (of a trajectory, with those of the first step);
+            None without an operator, and if the node breaks the operator's signature.
     """
 
     model: onnx.ModelProto
@@ -71,7 +69,7 @@ class Problem:
 
 
 def loading_failure(error: Exception) -> str:
-    """Return a message that something could not be loaded because of an error."""
+    """Return the message about an error that occurred while a file or case was loaded."""
     if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY} to read it"
     if isinstance(error, OnnxoptError):
@@ -81,11 +79,11 @@ def loading_failure(error: Exception) -> str:
 
 
 class _GuardedLoad:
-    """Loads the problem of a case and binds its call; every error is one of the case.
+    """Loads the problem of a case and binds its call; converts every error to InvalidCase.
 
     Args:
         load: loads the problem.
-        location: where the case stands.
+        location: file and line of the case.
     """
 
     __slots__ = ("load", "location")
@@ -105,10 +103,10 @@ class _GuardedLoad:
 
 
 def bind_problem(problem: Problem) -> Problem:
-    """Bind the operator's call, unless the loader of the problem has.
+    """Bind the operator's call, unless the loader of the problem has already done so.
 
     Raises:
-        NodeError: if a node that is not to be rejected breaks its operator's signature.
+        NodeError: if the node breaks its operator's signature, unless it must be rejected.
     """
     if problem.call is not None:
         return problem
@@ -116,7 +114,7 @@ def bind_problem(problem: Problem) -> Problem:
     call = None
     try:
         if problem.trajectory is not None:
-            # Not worth importing for cases of one step.
+            # Cases of one step do not need this import.
             from onnxopt_cli.interpret.bound.chained_bound import first_inputs
 
             call = sole_call(problem.trajectory.model, first_inputs(problem.trajectory))
@@ -130,21 +128,21 @@ def bind_problem(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case under its stable id.
+    """A case with a stable id, whose problem is loaded on demand.
 
     Attributes:
-        id: does not depend on how the path was typed: ``spec/adam/adam_multiple``,
+        id: independent of how the path was typed: ``spec/adam/adam_multiple``,
             ``onnx-node/test_adam/0``.
-        location: where it stands, for messages.
+        location: file and line, for messages.
         load: loads the problem; raises no exception but InvalidCase.
-        operators: names of the operators in the model, without repetition, where they are known
-            without reading; None otherwise.
-        about: what the case asks, one sentence.
-        source: where the numbers come from.
-        tags: words to select by.
-        suite_version: of the suite, as in ``conformance@2``; empty if it states none.
-        files: finds the files that the case is read from, by path: those that finding it has read
-            with their signatures, and others that reading it will open, with an empty one.
+        operators: distinct names of the operators in the model; None if they are unknown before the
+            case is loaded.
+        about: what the case tests, in one sentence.
+        source: the origin of the numbers.
+        tags: words that select the case.
+        suite_version: the version of the suite, 2 for ``conformance@2``; empty if it states none.
+        files: returns the files of the case by path: files that have been read to find the case
+            with their signatures, and files that loading will open with an empty signature.
     """
 
     id: str
@@ -158,7 +156,7 @@ class Case:
     files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
 
     def __post_init__(self) -> None:
-        """Let loading raise nothing but InvalidCase."""
+        """Make loading raise no exception but InvalidCase."""
         if not isinstance(self.load, _GuardedLoad):
             object.__setattr__(self, "load", _GuardedLoad(self.load, self.location))
 
@@ -171,7 +169,7 @@ class Case:
         return self.id
 
 
-def unanswered(case: Case, backend: str, why: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
-    """Return the result of a case without a response from the backend."""
+def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
+    """Return the result of a case for which the backend has no response."""
     operators = case.operators or ()
-    return Result(case.id, case.location, operators, backend, outcome, message=why)
+    return Result(case.id, case.location, operators, backend, outcome, message=reason)

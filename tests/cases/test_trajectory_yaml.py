@@ -34,7 +34,7 @@ def case(steps, inputs=INPUTS, more=""):
         ),
         (
             case("{count: 3, inputs: {G: {cycle: 1}}}"),
-            ["7: case c: steps.inputs.G.cycle: found a single value, expected a list of them"],
+            ["7: case c: steps.inputs.G.cycle: found a single value, expected a list of values"],
         ),
         (case("{count: 3}"), ["6: case c: inputs: found no input G, expected R, T, X, G, V, H"]),
         (
@@ -42,15 +42,15 @@ def case(steps, inputs=INPUTS, more=""):
                 f"{{count: 3, inputs: {{X: [[1, 1]], G: {GOOD}}}}}",
                 INPUTS.replace("X: [1, 2], ", ""),
             ),
-            ["7: case c: steps.inputs.X: found X, expected it in the inputs of the case: it is"],
+            ["7: case c: steps.inputs.X: found X, expected it in the inputs of the case, because"],
         ),
         (
             case(f"{{count: 2, inputs: {{T: [1, 2], G: {GOOD}}}}}"),
-            ["7: case c: steps.inputs.T: found T, expected it in the inputs of the case: it"],
+            ["7: case c: steps.inputs.T: found T, expected it in the inputs of the case, because"],
         ),
         (
             case(f"{{count: 2, inputs: {{R: [1, 2], G: {GOOD}}}}}"),
-            ["7: case c: steps.inputs.R: found R, expected it here or in the inputs of the case"],
+            ["7: case c: steps.inputs.R: found R, expected it either here or in the inputs"],
         ),
         (
             case(f"{{count: 2, inputs: {{Q: [1, 2], G: {GOOD}}}}}"),
@@ -69,7 +69,7 @@ def case(steps, inputs=INPUTS, more=""):
         ),
         (
             case("{count: 2, inputs: {G: {quadratic: {center: {dtype: double, data: [1, 2]}}}}}"),
-            ["7: case c: steps.inputs.G.quadratic.center: found float64, expected float32 as X is"],
+            ["7: case c: steps.inputs.G.quadratic.center: found float64, expected float32"],
         ),
         (
             case(
@@ -107,19 +107,19 @@ def case(steps, inputs=INPUTS, more=""):
                 f"{{count: 9, inputs: {{G: {GOOD}}}}}",
                 INPUTS.replace("T: 1", "T: 9223372036854775806"),
             ),
-            ["6: case c: inputs.T: found a T that leaves int64 within 9 steps"],
+            ["6: case c: inputs.T: found a T that exceeds int64 within 9 steps"],
         ),
         (
             case(f"{{count: 2, inputs: {{G: {GOOD}}}}}", more="  outputs: {X_new: [1, 2]}\n"),
-            ["8: case c: outputs: found outputs, expected none beside steps"],
+            ["8: case c: outputs: found outputs, expected none in a case with steps"],
         ),
         (
             case(f"{{count: 2, inputs: {{G: {GOOD}}}}}", more="  rejects: true\n"),
-            ["8: case c: rejects: found rejects, expected none beside steps"],
+            ["8: case c: rejects: found rejects, expected none in a case with steps"],
         ),
         (
             "onnxopt: 1\nsuite: s\ncases:\n- name: c\n  operator: Relu\n  steps: {count: 2}\n",
-            ["6: case c: steps: found steps, expected them beside an operator with a formula"],
+            ["6: case c: steps: found steps, expected only with an operator that has a formula"],
         ),
         (
             case("{count: 2, inputs: {G: {file: none.npy}}, record: [9]}"),

@@ -73,7 +73,7 @@ def test_a_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("V: [1.0]", "V: [2.0, 1.0]", "expected one value"),
+        ("V: [1.0]", "V: [2.0, 1.0]", "expected equal inputs"),
         ("inputs: [G, T]", "inputs: [G, Q]", "Q"),
         ("X_new: after", "X_new: G", "expected another for the output"),
     ],

@@ -1,4 +1,4 @@
-"""The fields of one case on their way to a model, its inputs and its outputs."""
+"""Read and validate the fields of one case; build the parts that all kinds of cases share."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ _DTYPES = {kind: name for name, kinds in _TYPES.items() for kind in kinds}
 
 
 class DeclaredCase(NamedTuple):
-    """A case of a file whose content is made when it is run.
+    """A validated case of a file, whose problem is created on demand.
 
     Attributes:
         operators: names of the operators in the model.
         output_names: names of the graph's outputs.
-        contents: makes the content, without tolerances; by the end of the id, which is empty unless
-            the case is run in several ways.
+        contents: functions that create the problem, without tolerances, by the ending of the id.
+            The ending is empty unless the case runs in several ways.
     """
 
     operators: tuple[str, ...]
@@ -71,7 +71,7 @@ class DeclaredCase(NamedTuple):
     contents: Mapping[str, Callable[[], Problem]]
 
 
-def content_of_one_step(
+def one_step_problem(
     model: Callable[[], onnx.ModelProto],
     inputs: Mapping[str, Declared],
     outputs: Mapping[str, Declared] | None,
@@ -79,15 +79,15 @@ def content_of_one_step(
     must_reject: bool = False,
     call: Call[DeclaredTensor] | None = None,
 ) -> Problem:
-    """Make the problem of a case whose inputs and outputs are in the graph's order.
+    """Create the problem of a case without steps.
 
     Args:
-        model: makes the model.
-        inputs: the inputs.
-        outputs: the stored outputs; None if there are none.
-        must_reject: whether a right backend must refuse the model.
-        call: the call of the model's only node, if it is of an operator with a formula and the
-            inputs are in the node's order.
+        model: creates the model.
+        inputs: the inputs in the graph's order.
+        outputs: the stored outputs in the graph's order; None if the case states none.
+        must_reject: whether a correct backend must reject the model.
+        call: the call of the model's only node, if its operator has a formula and the inputs are in
+            the node's order.
     """
     fed = {name: made(value) for name, value in inputs.items()}
     stored = None if outputs is None else {name: made(value) for name, value in outputs.items()}
@@ -98,20 +98,20 @@ def content_of_one_step(
 
 
 class Incomplete(Exception):
-    """A case cannot be read any further; what is wrong with it has been collected."""
+    """Reading a case ends here; its errors have been collected."""
 
 
 @dataclass(slots=True)
 class CaseFields:
-    """The fields of one case, and everything found wrong with them so far.
+    """The fields of one case, and the errors collected while they are read.
 
     Attributes:
         node: the case.
-        folder: of the file, where other files are looked for.
-        broken: ids of the nodes in which something is known to be wrong.
-        memory: bytes that the case may take; 0 for no limit.
-        errors: what was found since.
-        elements: number of elements of the values that were read since.
+        folder: the folder of the case file; paths of data files are relative to it.
+        broken: `id()` of the nodes that contain errors which have already been reported.
+        memory: the maximum size of the case in bytes; 0 for no limit.
+        errors: the errors of the case.
+        elements: the total number of elements of the values that have been read.
     """
 
     node: Node
@@ -123,56 +123,63 @@ class CaseFields:
 
     @property
     def rejects(self) -> bool:
-        """True if a right backend must refuse the case."""
+        """True if a correct backend must reject the case."""
         rejects = self.node.field("rejects")
         return rejects is not None and rejects.scalar is True
 
     def text(self, name: str) -> str:
-        """Return the text of a field; empty if it is left out."""
-        found = self.node.field(name)
-        return str(found.scalar).strip() if found else ""
+        """Return the text of a field; empty if the field is absent."""
+        node = self.node.field(name)
+        return str(node.scalar).strip() if node else ""
 
     def mapping(self, name: str) -> Mapping[str, Node]:
-        """Return what stands under ``attributes``, ``inputs`` or ``outputs``; empty if left out."""
+        """Return a mapping such as ``attributes`` or ``inputs``; empty if the field is absent."""
         node = self.node.field(name)
         return (node.fields if node else None) or {}
 
-    def complain(self, node: Node, what: str) -> None:
-        """Collect that something is wrong with a node."""
-        self.errors.append(FormatError(node, what))
+    def add_error(self, node: Node, message: str) -> None:
+        """Collect an error about a node."""
+        self.errors.append(FormatError(node, message))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect the error that is raised meanwhile."""
+        """Collect a FormatError that is raised inside the context."""
         try:
             yield
         except FormatError as error:
             self.errors.append(error)
 
-    def refuse(self, names: Sequence[str], why: str) -> None:
-        """Collect the fields that the case may not have."""
+    def forbid(self, names: Sequence[str], reason: str) -> None:
+        """Collect an error for each of some fields that is present.
+
+        Args:
+            names: the fields that the case must not have.
+            reason: the end of the message, after ``found NAME``.
+        """
         for name in names:
             node = self.node.field(name)
             if node is not None:
-                self.complain(node, f"found {name}{why}")
+                self.add_error(node, f"found {name}{reason}")
 
-    def refuse_inherited(self, node: Node | None, reason: str) -> None:
-        """Refuse a version of another domain, unless the case has its operator from elsewhere.
+    def forbid_version(self, node: Node | None, reason: str) -> None:
+        """Reject a ``version`` or ``opset`` that does not apply to the operator's domain.
+
+        A field inherited from the file is ignored if the case states its own operator or domain.
 
         Raises:
-            FormatError: if it is refused.
+            FormatError: if the field is rejected.
         """
-        own = self.node.field("operator") or self.node.field("domain")
-        if node is not None and (node.parent is self.node or own is None):
-            other = "opset" if node.key == "version" else "version"
-            raise FormatError(node, f"found {node.key}, expected {other}: {reason}")
+        own_operator = self.node.field("operator") or self.node.field("domain")
+        if node is not None and (node.parent is self.node or own_operator is None):
+            valid_field = "opset" if node.key == "version" else "version"
+            raise FormatError(node, f"found {node.key}, expected {valid_field}: {reason}")
 
     def read(self, nodes: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-        """Read nodes by name; collects what is wrong with them, and leaves out those."""
+        """Return the values of nodes by name; collect the errors of invalid nodes and omit them."""
         values: dict[str, T] = {}
         for name, node in nodes.items():
             if id(node) not in self.broken:
-                # As collecting() does, which takes longer than most tensors.
+                # Entering collecting() would take longer than reading most tensors.
                 try:
                     values[name] = reader(name, node)
                 except FormatError as error:
@@ -183,8 +190,8 @@ class CaseFields:
         """Read a value.
 
         Raises:
-            FormatError: at the first thing that is wrong with it, or if the values of the case have
-                too many elements together.
+            FormatError: at the first error of the value, or if the values of the case have too many
+                elements in total.
         """
         value = declare_value(node, self.folder, choose)
         self.elements += element_count(value)
@@ -197,33 +204,45 @@ class CaseFields:
             )
         return value
 
-    def declare_tensor(self, node: Node, choose: ChooseDtype, what: str = "") -> DeclaredTensor:
-        """Read a value that must be a tensor; see :meth:`declare_value`."""
+    def declare_tensor(self, node: Node, choose: ChooseDtype, purpose: str = "") -> DeclaredTensor:
+        """Read a value that must be a tensor; see :meth:`declare_value`.
+
+        Args:
+            node: the value.
+            choose: see :func:`declare_value`.
+            purpose: the end of the message about another kind of value: ``" for X"``.
+        """
         value = self.declare_value(node, choose)
         if isinstance(value, DeclaredGroup):
-            raise FormatError(node, f"found no tensor, expected one{what}")
+            kind = "a sequence" if value.kind == "seq" else "an optional"
+            raise FormatError(node, f"found {kind}, expected a tensor{purpose}")
         return value
 
-    def check_names(self, what: str, known: Sequence[str], required: Sequence[str]) -> None:
-        """Collect the names of a mapping that are unknown, and those that are missing."""
-        given, place = self.mapping(what), self.node.field(what) or self.node
-        one = what.removesuffix("s")
+    def check_names(self, kind: str, valid: Sequence[str], required: Sequence[str]) -> None:
+        """Collect errors about unknown and missing names.
+
+        Args:
+            kind: the mapping to check: ``attributes``, ``inputs`` or ``outputs``.
+            valid: the valid names.
+            required: the names that must be present.
+        """
+        names, place = self.mapping(kind), self.node.field(kind) or self.node
+        singular = kind.removesuffix("s")
         self.errors += [
-            unknown_name(place, name, known, one) for name in given if name not in known
+            unknown_name(place, name, valid, singular) for name in names if name not in valid
         ]
-        missing = [name for name in required if name not in given]
+        missing = [name for name in required if name not in names]
         if missing and (place is self.node or place.fields is not None):
-            # Only of outputs may there be none at all: then the formula says what they are.
-            where = f" below {what}:" if place is self.node else ""
-            self.complain(
-                place, f"found no {one} {listed(missing)}, expected {listed(known)}{where}"
+            where = f" below {kind}:" if place is self.node else ""
+            self.add_error(
+                place, f"found no {singular} {listed(missing)}, expected {listed(valid)}{where}"
             )
 
     def finish(self, inherited: Node | None = None) -> None:
-        """Stop here if anything is wrong with the case, or with what it inherits.
+        """Stop reading if the case or an inherited field has errors.
 
         Raises:
-            Incomplete: if so.
+            Incomplete: if there are errors.
         """
         if self.errors or not self.broken.isdisjoint((id(self.node), id(inherited))):
             raise Incomplete
@@ -231,49 +250,52 @@ class CaseFields:
 
 def declare_attributes(
     fields: CaseFields,
-    given: Mapping[str, Node],
+    nodes: Mapping[str, Node],
     kind_of: Callable[[str, Node], int],
     *,
-    lone: bool = False,
+    wrap_scalars: bool = False,
 ) -> list[MakeAttribute]:
-    """Check the attributes of a case and promise them; collects what is wrong with them.
+    """Validate attributes and return functions that create them; errors are collected in `fields`.
 
     Args:
         fields: the case.
-        given: those of its attributes that the operator has.
-        kind_of: says the ``AttributeProto.AttributeType`` of each.
-        lone: whether a single value may stand for a list of it.
+        nodes: the values of the attributes, by valid name.
+        kind_of: returns the ``AttributeProto.AttributeType`` of an attribute.
+        wrap_scalars: whether a single value is accepted in place of a list of one.
     """
-    found = fields.read(
-        given, lambda name, node: _attribute(name, node, kind_of(name, node), fields, lone=lone)
+    attributes = fields.read(
+        nodes,
+        lambda name, node: _attribute(
+            name, node, kind_of(name, node), fields, wrap_scalars=wrap_scalars
+        ),
     )
-    return list(found.values())
+    return list(attributes.values())
 
 
 def _attribute(
-    name: str, node: Node, kind: int, fields: CaseFields, *, lone: bool
+    name: str, node: Node, kind: int, fields: CaseFields, *, wrap_scalars: bool
 ) -> MakeAttribute:
     if kind == AttributeProto.TENSOR:
         value = fields.declare_tensor(node, natural_dtype)
         return lambda: helper.make_attribute(name, tensor_of(made(value)))
     if kind not in _DTYPES:
-        words = AttributeProto.AttributeType.Name(kind)
+        type_name = AttributeProto.AttributeType.Name(kind)
         raise FormatError(
-            node, f"found an attribute of type {words}, expected the case to use model: instead"
+            node, f"found an attribute of type {type_name}, expected the case to use model: instead"
         )
     is_list = kind == _TYPES[_DTYPES[kind]][1]
     if _stated_type(node):
         node = node.field("data") or node
-    fits = is_list == (node.items is not None) or (lone and is_list)
+    fits = is_list == (node.items is not None) or (wrap_scalars and is_list)
     if not fits or node.fields is not None:
         raise unexpected(node, "a list" if is_list else "a single value")
     items = [node] if node.items is None else node.items
-    found = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
-    return lambda: helper.make_attribute(name, found if is_list else found[0], attr_type=kind)
+    values = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
+    return lambda: helper.make_attribute(name, values if is_list else values[0], attr_type=kind)
 
 
 def _stated_type(node: Node) -> str:
-    """Return the type that an attribute of a refused case states; empty if it states none."""
+    """Return the attribute type that a case with ``rejects`` may state; empty if it is absent."""
     stated = node.field("type") if node.fields else None
     return str(stated.scalar) if stated else ""
 
@@ -287,29 +309,32 @@ def rejected_case(
     choice_of: Callable[[str], ChooseDtype] = lambda _name: natural_dtype,
     input_names: Sequence[str] = (),
 ) -> DeclaredCase:
-    """Read a case that a right backend must refuse: built as written, whatever the signature says.
+    """Read a case that a correct backend must reject; the node is not checked against a signature.
 
-    The node has the inputs that are known in their order, then others as the case lists them.
+    The node's inputs are in the order of `input_names`, followed by unknown ones in the order of
+    the case.
 
     Args:
-        operator: the node's, ours or onnx's.
+        operator: the node's operator, from onnxopt or onnx.
         version: the domain's version that the model imports.
         fields: the case.
-        output_names: of the node; their types are those of its last input, for want of others.
+        output_names: the node's outputs; they get the element type of its last input.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
-        choice_of: how an input that does not say its element type gets it.
-        input_names: of a right node; none if their order is that of the case.
+        choice_of: returns, by input name, how the element type is chosen if the case omits it.
+        input_names: the inputs of a valid node in order; empty to use the order of the case.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
-    fields.refuse(["outputs"], ", expected none beside rejects: true")
-    given = fields.mapping("inputs")
-    ordered = {name: given[name] for name in (*input_names, *given) if name in given}
+    fields.forbid(["outputs"], ", expected none in a case with rejects: true")
+    input_nodes = fields.mapping("inputs")
+    ordered = {
+        name: input_nodes[name] for name in (*input_names, *input_nodes) if name in input_nodes
+    }
     inputs = fields.read(ordered, lambda name, node: fields.declare_value(node, choice_of(name)))
 
     def natural_kind(name: str, node: Node) -> int:
-        """Return the type that a value has by itself; floats for integers where it must be so."""
+        """Return the attribute type of a bare value; FLOAT for integers if that is declared."""
         if stated := _stated_type(node):
             return int(AttributeProto.AttributeType.Value(stated))
         if node.fields is not None:
@@ -318,12 +343,12 @@ def rejected_case(
         kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
-        # As in a case that is not refused, one number stands for a list of it.
-        lone = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
-        return _TYPES[min(kinds)][lone or node.items is not None]
+        # As in other cases, one number is accepted in place of a list of one.
+        is_wrapped = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
+        return _TYPES[min(kinds)][is_wrapped or node.items is not None]
 
-    given_attributes = fields.mapping("attributes")
-    attributes = declare_attributes(fields, given_attributes, natural_kind, lone=True)
+    attribute_nodes = fields.mapping("attributes")
+    attributes = declare_attributes(fields, attribute_nodes, natural_kind, wrap_scalars=True)
     fields.finish()
     dtype = next(reversed(inputs.values())).dtype if inputs else natural_dtype(frozenset())
 
@@ -337,5 +362,5 @@ def rejected_case(
             graph_name=fields.text("name"),
         )
 
-    make = partial(content_of_one_step, model, inputs, None, must_reject=True)
+    make = partial(one_step_problem, model, inputs, None, must_reject=True)
     return DeclaredCase((operator.name,), tuple(output_names), {"": make})

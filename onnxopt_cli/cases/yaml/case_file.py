@@ -34,13 +34,13 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
     abbreviated,
+    located_fault,
     number,
     packaged_schema,
-    problem_of,
     read_document,
+    read_source,
     unexpected,
     unknown_name,
-    yaml_text,
 )
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.tolerance import (
@@ -76,7 +76,7 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
     """
     try:
         with recorded() as file:
-            text = yaml_text(path)
+            text = read_source(path)
         with reading_at_most(MAX_CASE_FILE_BYTES):
             return read_yaml_text(text, path, file, memory)
     except InvalidCase as error:
@@ -98,7 +98,7 @@ def read_apart(
         contents: whether to include the contents; otherwise loading a case reads the file again.
 
     Returns:
-        None if the cases cannot be sent.
+        The cases and problems, like :func:`read_yaml_file`; None if the cases cannot be pickled.
     """
     cases, problems = read_yaml_file(path, memory)
     if not contents:
@@ -161,7 +161,7 @@ def read_yaml_text(
     root, errors = read_document(text, _SCHEMA, "onnxopt")
     cases = _cases(root, path, file, memory, errors) if root else []
     errors.sort(key=lambda error: error.line)
-    problems = [problem_of(path, error) for error in errors[:_MAX_PROBLEMS]]
+    problems = [located_fault(path, error) for error in errors[:_MAX_PROBLEMS]]
     more = errors[_MAX_PROBLEMS:]
     if more:
         message = f"{len(more)} more problems from here on"
@@ -172,7 +172,7 @@ def read_yaml_text(
 def _cases(
     root: Node, path: Path, file: Mapping[str, Signature], memory: int, errors: list[FormatError]
 ) -> list[Case]:
-    """Return the valid cases of a file; append the errors of the others."""
+    """Return the valid cases of a file; append the errors of the invalid cases to `errors`."""
     nodes = root.field("cases")
     items = [item for item in (nodes.items if nodes else None) or [] if item.fields]
     first: dict[str, Node] = {}
@@ -205,7 +205,7 @@ def _cases(
             incomplete = True
             continue
         except Exception as error:  # noqa: BLE001 - one case must not affect the others
-            fields.complain(item, loading_failure(error))
+            fields.add_error(item, loading_failure(error))
             incomplete = True
             continue
         finally:
@@ -239,18 +239,18 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str
     name = name or path.resolve().parent.name
     valid_name = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
     for part, kind, remedy in (
-        (name, "folder", "the file to say its suite"),
+        (name, "folder", "the file to state its suite"),
         (path.stem, "file", "another name of the file"),
     ):
         if not valid_name.fullmatch(part):
-            message = f"found the {kind} {abbreviated(part)}, which no id can have, "
+            message = f"found the {kind} {abbreviated(part)}, which is not valid in an id, "
             errors.append(FormatError(Node(1), f"{message}expected {remedy}"))
             return "", ""
     return f"{name}/{path.stem}/", version
 
 
 def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatError]:
-    """Return the errors about outputs of a tolerance that do not exist."""
+    """Return the errors about tolerances for outputs that do not exist."""
     return [
         unknown_name(tolerance, name, outputs, "output")
         for name in tolerance.fields or {}
@@ -264,13 +264,16 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     Raises:
         Incomplete: if the case is invalid; its errors are collected in the fields.
     """
-    # Most files contain single steps of operators with a formula, so that the other readers are
-    # imported lazily.
-    steps, no_steps = fields.node.field("steps"), "expected them beside an operator with a formula"
+    # Most files contain only cases without steps of operators with a formula. The other readers
+    # are imported lazily.
+    steps, only_formula = (
+        fields.node.field("steps"),
+        "expected only with an operator that has a formula",
+    )
     if fields.node.field("model") is not None:
         from onnxopt_cli.cases.yaml.model_case import model_case
 
-        fields.refuse(["steps", "graph"], f", {no_steps}")
+        fields.forbid(["steps", "graph"], f", {only_formula}")
         return model_case(fields)
     inherited = ("operator", "domain", "version", "opset")
     named = {name: fields.node.field(name) or file.field(name) for name in inherited}
@@ -278,7 +281,7 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         raise Incomplete
     operator, domain, version, opset = named.values()
     if operator is None:
-        fields.complain(fields.node, "found neither operator nor model, expected one of them")
+        fields.add_error(fields.node, "found neither operator nor model, expected one of them")
         raise Incomplete
     if domain is not None:
         declared = registry().find(str(domain.scalar), str(operator.scalar))
@@ -289,18 +292,18 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         if declared is not None:
             if version is not None and version.scalar != declared.version:
                 raise unexpected(version, f"{declared.version}, the version of {declared.domain}")
-            fields.refuse_inherited(opset, f"{declared.name} is of {declared.domain}")
+            fields.forbid_version(opset, f"the domain of {declared.name} is {declared.domain}")
             if steps is None:
                 return formula_case(declared, fields)
             from onnxopt_cli.cases.yaml.trajectory_case import trajectory_case
 
-            fields.refuse(["graph"], ", expected none beside steps")
+            fields.forbid(["graph"], ", expected none in a case with steps")
             return trajectory_case(declared, fields)
         if steps is not None:
-            raise FormatError(steps, f"found steps, {no_steps}")
+            raise FormatError(steps, f"found steps, {only_formula}")
         from onnxopt_cli.cases.yaml.schema_case import find_schema, schema_case
 
-        fields.refuse(["graph"], f", {no_steps}")
+        fields.forbid(["graph"], f", {only_formula}")
         return schema_case(*find_schema(operator, domain, version, opset, fields), fields)
     raise Incomplete
 
@@ -330,4 +333,4 @@ def _read(path: Path, make: Callable[[], Problem], limits: dict[str, Any] | None
         with reading_at_most(MAX_CASE_BYTES):
             return replace(make(), **limits) if limits else make()
     except FormatError as error:
-        raise InvalidCase([problem_of(path, error)]) from None
+        raise InvalidCase([located_fault(path, error)]) from None

@@ -1,7 +1,8 @@
-"""The values of a case file: what type they have, and the promise of their data.
+"""Read the values of a case file: their element types, shapes and data.
 
-``[1.2, 2.8]``, ``{dtype: double, shape: [2], data: ...}``, ``{random: ...}``, ``{file: x.npy}``,
-``{sequence: [...]}``, ``{optional: ...}``; the schema has made sure of their structure.
+The forms are ``[1.2, 2.8]``, ``{dtype: double, shape: [2], data: ...}``, ``{random: ...}``,
+``{file: x.npy}``, ``{sequence: [...]}`` and ``{optional: ...}``. The JSON Schema has validated
+their structure.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from onnxopt_cli.core.values import (
     dtype_named,
 )
 
-#: The element type of a value that does not say it; or what chooses it, from the types that its
-#: bare values have by themselves (``int64``, ``float32``, ``bool``, ``string``) if there are any.
+#: The element type of a value that does not state one; or a function that chooses it, given the
+#: natural types of its bare values (``int64``, ``float32``, ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
-#: The name of the element type that a bare value of a file has by itself, by its Python type.
+#: The natural element type of a bare value of a file, by its Python type.
 BARE_DTYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",
@@ -59,19 +60,19 @@ BARE_DTYPES: dict[type, str] = {
 
 T = TypeVar("T")
 
-# It has no type information.
+# finfo of ml_dtypes lacks type annotations.
 _finfo: Any = ml_dtypes.finfo
-# The smallest and the largest normal number.
-_NORMAL = {
-    np.dtype(it): (float(_finfo(it).smallest_normal), float(_finfo(it).max))
-    for it in (np.float32, np.float64)
+# The smallest and the largest normal number of common types.
+_NORMAL_RANGES = {
+    np.dtype(scalar): (float(_finfo(scalar).smallest_normal), float(_finfo(scalar).max))
+    for scalar in (np.float32, np.float64)
 }
 
 _COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
 
 
 def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the element type that bare values have by themselves, float32 if there are none."""
+    """Return the element type of bare values of some natural types; float32 without values."""
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
 
 
@@ -85,17 +86,17 @@ def declare_value(
     choose: ChooseDtype = natural_dtype,
     dtype: np.dtype[Any] | None = None,
 ) -> Declared:
-    """Read a value: literal data whole, of random data and files only type and shape.
+    """Read a value: literal data completely, random data and files only by type and shape.
 
     Args:
         node: the value.
-        folder: where the case file stands; files are looked for there.
-        choose: the element type where none is given; float32 where a float occurs, otherwise that
-            of the bare values, if left out.
-        dtype: the element type of what is around the value, if that is known.
+        folder: the folder of the case file; paths of data files are relative to it.
+        choose: the element type if the value states none. By default it is float32 if a float
+            occurs, and otherwise the natural type of the bare values.
+        dtype: the element type of the enclosing value, if it is known.
 
     Raises:
-        FormatError: at the first thing that is wrong with it.
+        FormatError: at the first error.
     """
     fields = node.fields
     if fields is None:
@@ -121,20 +122,20 @@ def declare_value(
     return DeclaredGroup("optional", value.dtype, (value,))
 
 
-def _stated_dtype(node: Node, field: Node, around: np.dtype[Any] | None) -> np.dtype[Any]:
-    """Return the element type that a value says, which must be that around it, if there is one."""
+def _stated_dtype(node: Node, field: Node, enclosing: np.dtype[Any] | None) -> np.dtype[Any]:
+    """Return the element type that a value states; it must equal that of an enclosing value."""
     dtype = dtype_named(str(field.scalar))
     if dtype is None:
         hint = nearest(str(field.scalar), DTYPES)
         raise unexpected(field, f"one of {', '.join(DTYPES)}{'; ' * bool(hint)}{hint}")
-    if around is not None and around != dtype:
-        expected = f"expected {dtype_name(around)} as around it"
+    if enclosing is not None and enclosing != dtype:
+        expected = f"expected {dtype_name(enclosing)}, the type of the enclosing value"
         raise FormatError(node, f"found {dtype_name(dtype)}, {expected}")
     return dtype
 
 
 def has_dtype(node: Node) -> bool:
-    """Tell whether a value says its element type, or a file that it names does."""
+    """Return whether a value states its element type, directly or by naming a file."""
     fields = node.fields or {}
     if "dtype" in fields or "file" in fields:
         return True
@@ -144,7 +145,7 @@ def has_dtype(node: Node) -> bool:
 
 
 def untyped_kinds(node: Node) -> frozenset[str]:
-    """Return the types that bare values have by themselves; empty where the value says its own."""
+    """Return the natural types of bare values; an empty set if the value states its type."""
     if node.items is not None:
         types = {type(item.scalar) for item in node.items} - {type(None)}
         nested = (untyped_kinds(item) for item in node.items if item.scalar is None)
@@ -156,8 +157,8 @@ def untyped_kinds(node: Node) -> frozenset[str]:
     random = node.field("random")
     if random is not None:
         return frozenset({"int64" if random.field("integers") else "float32"})
-    inner = (node.fields.get(name) for name in ("data", "sequence", "optional"))
-    return next((untyped_kinds(it) for it in inner if it is not None), frozenset())
+    contents = (node.fields.get(name) for name in ("data", "sequence", "optional"))
+    return next((untyped_kinds(item) for item in contents if item is not None), frozenset())
 
 
 def _sequence(
@@ -171,18 +172,18 @@ def _sequence(
 
 
 def _promised(
-    node: Node, declare: Callable[[], PromisedTensor | RandomTensor], what: str = "found"
+    node: Node, declare: Callable[[], PromisedTensor | RandomTensor], prefix: str = "found"
 ) -> DeclaredTensor:
-    """Declare a tensor; say of a node what is wrong with it, now and when it is made."""
+    """Declare a tensor; report errors at a node, both now and when the data are made."""
 
-    def blaming(function: Callable[[], T]) -> T:
+    def located(function: Callable[[], T]) -> T:
         try:
             return function()
         except (Malformed, ValueError) as error:
-            raise FormatError(node, f"{what} {error}") from None
+            raise FormatError(node, f"{prefix} {error}") from None
 
-    declared = blaming(declare)
-    return PromisedTensor(declared.dtype, declared.shape, lambda: blaming(declared.make))
+    declared = located(declare)
+    return PromisedTensor(declared.dtype, declared.shape, lambda: located(declared.make))
 
 
 def _from_file(
@@ -198,16 +199,16 @@ def _from_file(
 def _random(random: Node, shape: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
     fields = dict(random.fields or {})
     seed = int(number(fields.pop("seed")))
-    last = fields.pop("tail", None)
-    tail = tuple(number(item) for item in (last.items or ())) if last is not None else ()
-    ((distribution, given),) = fields.items()
-    parameters = {name: number(value) for name, value in (given.fields or {}).items()}
+    tail_node = fields.pop("tail", None)
+    tail = tuple(number(item) for item in (tail_node.items or ())) if tail_node is not None else ()
+    ((distribution, parameter_node),) = fields.items()
+    parameters = {name: number(value) for name, value in (parameter_node.fields or {}).items()}
     tensor = partial(RandomTensor, distribution, seed, _shape(shape), dtype, parameters, tail)
     return _promised(random, tensor)
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    # To JSON Schema, 2.0 is an integer.
+    # JSON Schema accepts 2.0 as an integer.
     return tuple(int(number(size)) for size in node.items or ())
 
 
@@ -215,8 +216,8 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
     """Read nested lists of elements.
 
     Raises:
-        FormatError: at the first list or value that is not as its first sibling is, or if the
-            shape is another one than that of the lists.
+        FormatError: at the first list or value that differs in length or depth from its first
+            sibling, or if the stated shape differs from that of the lists.
     """
     sizes: list[int] = []
     level = [node]
@@ -224,27 +225,27 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
         size = len(level[0].items)
         for item in level:
             if item.items is None or len(item.items) != size:
-                raise unexpected(item, f"a list of {size} as the first one here is")
+                raise unexpected(item, f"a list of {size}, like the first one at this depth")
         sizes.append(size)
         level = [inner for item in level for inner in item.items or ()]
     for item in level:
         if item.items is not None or item.fields is not None:
-            raise unexpected(item, "a single value as the first one here is")
-    found = dimensions = tuple(sizes)
+            raise unexpected(item, "a single value, like the first one at this depth")
+    nested = dimensions = tuple(sizes)
     if shape is not None:
         dimensions = _shape(shape)
         if oversize := too_large(dimensions):
             raise FormatError(shape, f"found {oversize}")
         count = math.prod(dimensions)
-        if found != dimensions and (len(found) != 1 or len(level) != count):
+        if nested != dimensions and (len(nested) != 1 or len(level) != count):
             raise FormatError(
                 node,
-                f"found {len(level)} elements in the shape {list(found)}, expected "
+                f"found {len(level)} elements in the shape {list(nested)}, expected "
                 f"{list(dimensions)}, or {count} in a flat list",
             )
     array = element_array(level, dtype)
     if array.shape != dimensions:
-        # A copy, as a view would keep two objects for each of many cases.
+        # A view would keep two objects alive for each of many cases, so copy.
         array = array.reshape(dimensions).copy()
     return array
 
@@ -252,24 +253,24 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
 def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
     """Return the values of nodes as a one-dimensional array.
 
-    A decimal was read as the nearest double; it is rounded to the element type from there.
+    Decimal fractions have been read as the nearest double, which is rounded to the element type.
 
     Raises:
-        FormatError: at the first value that the element type cannot hold.
+        FormatError: at the first value that the element type cannot represent.
     """
     values: list[Any] = [node.scalar for node in nodes]
-    if dtype in _NORMAL and values and set(map(type, values)) <= {int, float}:
-        # What most cases hold: numbers in the range of normal ones, of which none can be lost.
-        sizes = list(map(abs, values))
-        least, largest = _NORMAL[dtype]
-        if min(sizes) >= least and max(sizes) <= largest:
+    if dtype in _NORMAL_RANGES and values and set(map(type, values)) <= {int, float}:
+        # Fast path for the most common data: no normal number overflows or underflows.
+        magnitudes = list(map(abs, values))
+        smallest, largest = _NORMAL_RANGES[dtype]
+        if min(magnitudes) >= smallest and max(magnitudes) <= largest:
             return np.array(values, np.float64).astype(dtype)
     name = dtype_name(dtype)
     fits, expected = _rule(dtype)
     for node in nodes:
         if not fits(node.scalar):
-            words = str(node.scalar).lower().lstrip("+-") if isinstance(node.scalar, str) else ""
-            hint = " (.nan, .inf and -.inf are numbers)" * (words in ("nan", "inf", "infinity"))
+            word = str(node.scalar).lower().lstrip("+-") if isinstance(node.scalar, str) else ""
+            hint = " (.nan, .inf and -.inf are numbers)" * (word in ("nan", "inf", "infinity"))
             raise unexpected(node, expected + hint)
     if name in (STRING, "bool"):
         return np.array(values, dtype)
@@ -287,13 +288,13 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
         part = narrow.real.dtype
         smallest, largest = float(_finfo(part).smallest_subnormal), float(_finfo(part).max)
         limits = f"(magnitudes {smallest:.4g} to {largest:.4g})"
-        expected = f"a number that {dtype_name(part)} can hold {limits}"
+        expected = f"a number in the range of {dtype_name(part)} {limits}"
         raise unexpected(nodes[int(lost.argmax())], expected)
     return narrow
 
 
 def _rule(dtype: np.dtype[Any]) -> tuple[Callable[[Any], bool], str]:
-    """Return what tells whether a scalar can be an element, and what is expected in words."""
+    """Return a predicate for valid scalars of an element type, and its description."""
     name = dtype_name(dtype)
     if name == STRING:
         return lambda item: isinstance(item, str), "text"
@@ -317,9 +318,13 @@ def _is_complex(value: Any) -> bool:
 
 
 def _lost(wide: Array, narrow: Array) -> Array:
-    """Tell which doubles an element type could not hold, given what they became in it.
+    """Return which doubles are out of the range of an element type.
 
-    Rounding is no failure; turning infinite, finite, zero or NaN is, and so is saturating.
+    Rounding is acceptable. A change to or from infinity, NaN or zero is not, nor is saturation.
+
+    Args:
+        wide: the doubles.
+        narrow: the doubles converted to the element type.
     """
     back = narrow.astype(np.float64)
     lost: Array = (

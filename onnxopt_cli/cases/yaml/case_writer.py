@@ -1,6 +1,6 @@
-"""Cases as the text of a YAML case file: reading it gives the same cases, to the last bit.
+"""Write cases as the text of a YAML case file, which reads back as the same cases, bit for bit.
 
-Values come as tokens that may be separated by spaces or by line ends.
+Values are lists of tokens, which may be separated by blanks or line breaks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: A tensor, or how to draw one.
+#: A tensor, or a description of random data.
 TemplateInput: TypeAlias = Array | RandomTensor
 
-#: What stands for an input of each step: random data, numbers in nested lists, or a mapping such as
+#: An input under ``steps``: random data, numbers in nested lists, or a mapping such as
 #: ``{"quadratic": {"center": (1.0, 2.0)}}``.
 Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str, Notation]"
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _WIDTH = 100
-# From here on nested lists are harder to read than a flat one, and the depth of a file is limited.
-_DEEPEST_NESTING = 6
+# Tensors of higher rank are written as a flat list, which is easier to read.
+_MAX_NESTING = 6
 _SHORT_RANGE = (1e-4, 1e6)
 _PLAIN_TEXT = re.compile(r"[A-Za-z_](?:[A-Za-z0-9 _.()/+*=^<>'-]*[A-Za-z0-9_.)])?")
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0": r"\0"}
@@ -40,7 +40,7 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0"
 
 @dataclass(frozen=True, slots=True)
 class TypedAttribute:
-    """An attribute of a refused case, of a type that the operator's attribute does not have.
+    """An attribute of a case with ``rejects`` whose type differs from that in the signature.
 
     Attributes:
         type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...
@@ -53,23 +53,24 @@ class TypedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class CaseTemplate:
-    """A case of an operator with a formula, as its author writes it down.
+    """A case of an operator with a formula, before it is written to a file.
 
     Attributes:
         name: unique in its file.
         operator: the operator.
-        inputs: by the operator's names, in the specification's order; random data stay a notation.
-        attributes: those that the node has; floats are written as the float32 they become.
-        outputs: what is expected; None leaves it to the formula.
-        about: what the case asks, one sentence.
-        source: where the numbers come from.
-        tags: words to select by.
-        rejects: True if a right backend must refuse the case.
+        inputs: inputs by the operator's names, in the specification's order; random data are
+            written as their description.
+        attributes: the attributes of the node; floats are rounded to float32.
+        outputs: the stored outputs; None if the formula yields them.
+        about: what the case tests, in one sentence.
+        source: the origin of the numbers.
+        tags: words that select the case.
+        rejects: True if a correct backend must reject the case.
         notes: a comment above the case.
-        onnx_names: names of the node's inputs in an ONNX directory, where they are other ones.
-        wiring: of the graph around the node.
-        steps: number of steps of a trajectory; 0 for a case of one step.
-        changing: the inputs of a trajectory that change and are not fed back.
+        onnx_names: names of the node's inputs in an ONNX directory, if they differ.
+        wiring: the graph around the node.
+        steps: number of steps of a trajectory; 0 for a case without steps.
+        changing: the inputs of a trajectory that change without being fed back.
     """
 
     name: str
@@ -91,12 +92,12 @@ class CaseTemplate:
 def yaml_text(
     cases: Sequence[CaseTemplate], *, suite: str, about: str = "", notes: str = ""
 ) -> str:
-    """Write a case file; reading it gives the same cases, every array to the last bit.
+    """Return the text of a case file.
 
     Args:
-        cases: in the order of the file, at least one, all of one operator.
-        suite: first part of their ids, with its version if it has one: ``conformance@2``.
-        about: what the file is for.
+        cases: one or more cases of the same operator, in the order of the file.
+        suite: the first part of their ids, with a version if there is one: ``conformance@2``.
+        about: the purpose of the file.
         notes: a comment at the top.
     """
     head = {"onnxopt": ["1"], "suite": [suite], "operator": [cases[0].operator.name]}
@@ -117,17 +118,17 @@ def model_yaml_text(
     about: str = "",
     source: str = "",
 ) -> str:
-    """Write a case file of one case of a model; reading it gives the same, to the last bit.
+    """Return the text of a case file with one case that has a model file.
 
     Args:
-        name: of the case.
-        suite: first part of its id.
+        name: the name of the case.
+        suite: the first part of its id.
         model: the model's file, in the folder of the case file.
-        inputs: by the names of the graph.
-        outputs: likewise, what is expected.
-        tolerances: for each output.
-        about: what the case asks, one sentence.
-        source: where the numbers come from.
+        inputs: inputs by the names of the graph.
+        outputs: stored outputs by the names of the graph.
+        tolerances: a tolerance for each output.
+        about: what the case tests, in one sentence.
+        source: the origin of the numbers.
     """
     fields = {
         "name": [name],
@@ -135,10 +136,13 @@ def model_yaml_text(
         "source": source,
         "model": [model],
         # The model declares the element types.
-        "inputs": _tensors(inputs, {name: it.dtype for name, it in inputs.items()}),
-        "outputs": _tensors(outputs, {name: it.dtype for name, it in outputs.items()}),
+        "inputs": _tensors(inputs, {name: value.dtype for name, value in inputs.items()}),
+        "outputs": _tensors(outputs, {name: value.dtype for name, value in outputs.items()}),
         "tolerance": flow(
-            {name: {"rtol": it.rtol, "atol": it.atol} for name, it in tolerances.items()}
+            {
+                name: {"rtol": tolerance.rtol, "atol": tolerance.atol}
+                for name, tolerance in tolerances.items()
+            }
         ),
     }
     lines = [*_lines({"onnxopt": ["1"], "suite": [suite]}), "cases:", *_item(fields)]
@@ -230,7 +234,7 @@ def value_flow(value: Value) -> list[str]:
 
 def _typed_tensor(tensor: Array) -> list[str]:
     named = {"dtype": [dtype_name(tensor.dtype)]}
-    if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
+    if tensor.ndim > _MAX_NESTING or 0 in tensor.shape[:-1]:
         named["shape"] = flow(tensor.shape)
         tensor = tensor.reshape(-1)
     return _in_braces({**named, "data": flow(tensor.tolist(), tensor.dtype)})
@@ -241,7 +245,9 @@ def _case_fields(case: CaseTemplate) -> dict[str, Any]:
     names = case.operator.input_names(groups)
     places = zip(case.operator.output_names(groups), case.operator.places(groups), strict=True)
     defaults = {name: default_dtype(case.operator, name) for name in case.inputs}
-    likes = {name: case.inputs[names[like]].dtype for name, (like, _) in places if case.outputs}
+    output_defaults = {
+        name: case.inputs[names[like]].dtype for name, (like, _) in places if case.outputs
+    }
     changing = {name: flow(notation) for name, notation in case.changing.items()}
     return {
         "name": [case.name],
@@ -253,19 +259,19 @@ def _case_fields(case: CaseTemplate) -> dict[str, Any]:
         "inputs": _tensors(case.inputs, defaults),
         "graph": _graph(case.wiring) or None,
         "steps": {"count": [str(case.steps)], "inputs": changing} if case.steps else None,
-        "outputs": _tensors(case.outputs, likes),
+        "outputs": _tensors(case.outputs, output_defaults),
     }
 
 
 def _graph(wiring: Wiring) -> dict[str, list[str]]:
-    known = {
+    fields = {
         "names": wiring.names,
         "inputs": wiring.inputs,
         "outputs": wiring.outputs,
         "initializers": wiring.initializers,
         "attributes": wiring.attributes,
     }
-    return {key: flow(value) for key, value in known.items() if value}
+    return {key: flow(value) for key, value in fields.items() if value}
 
 
 def _tensors(
@@ -273,19 +279,19 @@ def _tensors(
 ) -> dict[str, list[str]] | None:
     if tensors is None:
         return None
-    return {name: tensor_flow(it, defaults[name]) for name, it in tensors.items()}
+    return {name: tensor_flow(tensor, defaults[name]) for name, tensor in tensors.items()}
 
 
 def _item(fields: Mapping[str, Any]) -> list[str]:
-    """Write an item of a list."""
-    first, *others = _lines(fields, " " * 4)
-    return [f"  - {first[4:]}", *others]
+    """Return the lines of a list item."""
+    first, *following = _lines(fields, " " * 4)
+    return [f"  - {first[4:]}", *following]
 
 
 def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Write fields on lines of their own, without those that are None.
+    """Return the lines of a mapping; fields that are None are omitted.
 
-    A value is a list of tokens, words as a text, or a mapping of other fields.
+    A value is a list of tokens, a text of words, or a nested mapping.
     """
     lines: list[str] = []
     for name, value in fields.items():
@@ -299,11 +305,11 @@ def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
 
 
 def _words(indent: str, name: str, text: str) -> list[str]:
-    """Write a field of words, folded where it is long; nothing where it is empty."""
+    """Return the lines of a field of words, folded if it is long; no lines if it is empty."""
     if not text:
         return []
     line = f"{indent}{name}: {text_token(text, in_block=True)}"
-    # Folding gives back single spaces between words only.
+    # A folded text reads back with single spaces between its words.
     if len(line) < _WIDTH or text != " ".join(text.split()) or not text.isprintable():
         return [line]
     return [f"{indent}{name}: >-", *_filled(text, f"{indent}  ")]
@@ -329,7 +335,7 @@ def _filled(text: str, indent: str) -> list[str]:
 
 
 def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
-    """Write a value as lines, those after the first indented below it."""
+    """Return the lines of a value; lines after the first are indented."""
     indent = " " * (len(start) - len(start.lstrip()) + 2)
     lines, line = [], start.rstrip()
     for token in tokens:
@@ -342,37 +348,37 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
 
 
 def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
-    """Write a tensor as tokens: in nested lists if they say its shape, with its dtype if need be.
+    """Return a tensor as tokens; its shape and element type are stated only if necessary.
 
     NaN is written without its sign and payload.
 
     Args:
-        tensor: the array, or what to draw.
-        default: the element type that a reader takes where none is written.
+        tensor: the array, or the description of random data.
+        default: the element type that a reader assumes if none is stated.
     """
     name, shape = dtype_name(tensor.dtype), flow(tensor.shape)
-    unlike = {} if name == dtype_name(default) else {"dtype": [name]}
+    dtype_field = {} if name == dtype_name(default) else {"dtype": [name]}
     if isinstance(tensor, RandomTensor):
         tail = {"tail": tensor.tail} if tensor.tail else {}
-        drawn = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed, **tail})
-        return _in_braces({"random": drawn, **unlike, "shape": shape})
-    if tensor.ndim > _DEEPEST_NESTING or 0 in tensor.shape[:-1]:
+        random = flow({tensor.distribution: tensor.parameters, "seed": tensor.seed, **tail})
+        return _in_braces({"random": random, **dtype_field, "shape": shape})
+    if tensor.ndim > _MAX_NESTING or 0 in tensor.shape[:-1]:
         data = flow(tensor.reshape(-1).tolist(), tensor.dtype)
-        return _in_braces({**unlike, "shape": shape, "data": data})
+        return _in_braces({**dtype_field, "shape": shape, "data": data})
     data = flow(tensor.tolist(), tensor.dtype)
-    return _in_braces({**unlike, "data": data}) if unlike else data
+    return _in_braces({**dtype_field, "data": data}) if dtype_field else data
 
 
 def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
-    """Write a value as tokens, numbers with as many digits as the element type needs."""
+    """Return a value as tokens, its numbers with the fewest digits that the element type needs."""
     if isinstance(value, RandomTensor):
         return tensor_flow(value, _FLOAT32)
     if isinstance(value, TypedAttribute):
         return flow({"type": value.type, "data": value.value}, dtype)
     if isinstance(value, Mapping):
-        return _in_braces({name: flow(it, dtype) for name, it in value.items()})
+        return _in_braces({name: flow(item, dtype) for name, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return _bracketed("[]", [flow(it, dtype) for it in value])
+        return _bracketed("[]", [flow(item, dtype) for item in value])
     return [_scalar(value, dtype)]
 
 
@@ -382,18 +388,18 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> str:
     if isinstance(value, complex):
         part = np.empty(0, dtype).real.dtype
         real, imaginary = (
-            number_text(it, part).replace(".nan", "nan").replace(".inf", "inf")
-            for it in (value.real, value.imag)
+            number_text(component, part).replace(".nan", "nan").replace(".inf", "inf")
+            for component in (value.real, value.imag)
         )
         return f'"{real}{"" if imaginary.startswith("-") else "+"}{imaginary}j"'
     return number_text(value, dtype)
 
 
 def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
-    """Write a number with the fewest digits that a reader rounds to it.
+    """Return a number with the fewest digits from which a reader recovers it exactly.
 
     Args:
-        value: the number, rounded to the element type first; an integer stays as it is.
+        value: the number; a float is first rounded to the element type.
         dtype: the element type.
     """
     if isinstance(value, int):
@@ -410,24 +416,25 @@ def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
 
 
 def _digits(value: float, dtype: np.dtype[Any]) -> int:
-    """Return the least number of significant digits that give the value back."""
-    exact = 17
-    # A type without infinity refuses what is above its largest number, and so what rounds to it.
+    """Return the least number of significant digits from which a reader recovers the value."""
+    max_digits = 17
+    # Readers reject numbers above the largest one of a type without infinity, even those that
+    # would round to it. Write all digits.
     if dtype_name(dtype).endswith(("fn", "fnuz", "fnu")):
         return len(repr(value).partition("e")[0].replace(".", "").strip("-0")) or 1
     with np.errstate(over="ignore", under="ignore"):
-        for digits in range(1, exact):
+        for digits in range(1, max_digits):
             if float(np.float64(f"{value:.{digits}g}").astype(dtype)) == value:
                 return digits
-    return exact
+    return max_digits
 
 
 def text_token(text: str, *, in_block: bool = False) -> str:
-    """Write text, in quotes where it would be taken for something else.
+    """Return text as a token, in quotes if YAML would otherwise read another value.
 
     Args:
         text: the text.
-        in_block: it stands outside of all brackets, where a comma ends nothing.
+        in_block: whether the token is outside all brackets, where a comma needs no quotes.
     """
     bare = text.replace(",", "") if in_block else text
     if _PLAIN_TEXT.fullmatch(bare) and plain_scalar(text) == text:
@@ -441,7 +448,9 @@ def text_token(text: str, *, in_block: bool = False) -> str:
 
 
 def _in_braces(fields: Mapping[str, list[str]]) -> list[str]:
-    return _bracketed("{}", [[f"{name}: {it[0]}", *it[1:]] for name, it in fields.items()])
+    return _bracketed(
+        "{}", [[f"{name}: {tokens[0]}", *tokens[1:]] for name, tokens in fields.items()]
+    )
 
 
 def _bracketed(brackets: str, items: list[list[str]]) -> list[str]:

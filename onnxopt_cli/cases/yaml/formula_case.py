@@ -1,4 +1,4 @@
-"""Cases of an operator with a formula: checked against its signature, outputs optional."""
+"""Cases of operators with a formula, validated against their signatures; outputs are optional."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxopt_cli.cases.tensors.declared import DeclaredTensor, made
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
-    content_of_one_step,
+    one_step_problem,
     rejected_case,
 )
 from onnxopt_cli.cases.yaml.case_value import element_array
@@ -43,66 +43,66 @@ from onnxopt_cli.operators.operator import (
     Operator,
 )
 
-# What inputs of one name in the graph must be.
-_ONE_VALUE = "expected one value, as graph gives them one name"
+# The end of messages about inputs that share a name in the graph but differ.
+_EXPECTED_EQUAL = "expected equal inputs, because they share a name in the graph"
 
 
 def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator with a formula.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)
     if fields.rejects:
-        fields.refuse(["graph"], ", expected none beside rejects: true")
+        fields.forbid(["graph"], ", expected none in a case with rejects: true")
         kinds = {attribute.name: attribute.kind for attribute in operator.attributes}
         choice_of = partial(default_dtype, operator)
         version = operator.version
         return rejected_case(operator, version, fields, output_names, kinds, choice_of, names)
     attributes = read_attributes(operator, fields)
     fields.check_names("inputs", names, names)
-    found = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
-    inputs = list(found.values())
+    dtypes = {name: default_dtype(operator, name) for name in names}
+    inputs_by_name = read_tensors(fields, "inputs", dtypes)
+    inputs = list(inputs_by_name.values())
     outputs: Mapping[str, DeclaredTensor] | None = None
     call: Call[DeclaredTensor] | None = None
     if len(inputs) == len(names):
-        # A wrong attribute has been noticed already, and has no part in the check of the inputs.
+        # Errors of attributes have been collected; they do not affect the check of the inputs.
         call = check_signature(operator, fields, inputs, attributes)
         if fields.node.field("outputs") is not None:
             fields.check_names("outputs", output_names, output_names)
             places = dict(zip(output_names, operator.places(groups), strict=True))
-            dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
-            outputs = read_tensors(fields, "outputs", dtypes)
+            output_dtypes = {name: inputs[like].dtype for name, (like, _) in places.items()}
+            outputs = read_tensors(fields, "outputs", output_dtypes)
             for name, value in outputs.items():
-                dtype, shape = dtypes[name], inputs[places[name][1]].shape
+                dtype, shape = output_dtypes[name], inputs[places[name][1]].shape
                 if (value.dtype, value.shape) != (dtype, shape):
-                    fields.complain(
+                    fields.add_error(
                         fields.mapping("outputs")[name],
                         f"found {dtype_name(value.dtype)}{list(value.shape)}, expected "
                         f"{dtype_name(dtype)}{list(shape)}",
                     )
-    wiring = _wiring(
-        fields, found, output_names, [attribute.name for attribute in operator.attributes]
-    )
+    attribute_names = [attribute.name for attribute in operator.attributes]
+    wiring = _wiring(fields, inputs_by_name, output_names, attribute_names)
     fields.finish()
     model = partial(formula_model, operator, attributes, inputs, fields.text("name"))
     if wiring is PLAIN_WIRING:
-        make = partial(content_of_one_step, model, found, outputs, call=call)
+        make = partial(one_step_problem, model, inputs_by_name, outputs, call=call)
         return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
     def make_wired() -> Problem:
-        values = {name: made(value) for name, value in found.items()}
-        expected = None if outputs is None else wiring.yielded(outputs)
-        # What random data and files hold is known only now.
+        values = {name: made(value) for name, value in inputs_by_name.items()}
+        stored = None if outputs is None else wiring.yielded(outputs)
+        # The content of random data and files is known only at this point.
         for name, value in values.items():
-            first = next(value for value in values if wiring.name(value) == wiring.name(name))
+            first = next(peer for peer in values if wiring.name(peer) == wiring.name(name))
             if value.tobytes() != values[first].tobytes():
                 node = fields.mapping("inputs")[name]
-                raise FormatError(node, f"found {name} unlike {first}, {_ONE_VALUE}")
+                raise FormatError(node, f"found {name} unlike {first}, {_EXPECTED_EQUAL}")
         wired = partial(wiring.apply, model(), values)
-        return content_of_one_step(wired, wiring.fed(values), expected)
+        return one_step_problem(wired, wiring.fed(values), stored)
 
     graph_outputs = tuple(wiring.yielded(dict.fromkeys(output_names)))
     return DeclaredCase((operator.name,), graph_outputs, {"": make_wired})
@@ -114,47 +114,47 @@ def _wiring(
     outputs: Sequence[str],
     attributes: Sequence[str],
 ) -> Wiring:
-    """Read how the graph is wired; collects what is wrong with that."""
+    """Read the wiring of the graph; collect its errors in `fields`."""
     graph = fields.node.field("graph")
     if graph is None or id(graph) in fields.broken:
         return PLAIN_WIRING
-    known = {
+    valid_names = {
         "names": (*inputs, *outputs),
         "inputs": tuple(inputs),
         "outputs": tuple(outputs),
         "initializers": tuple(inputs),
         "attributes": tuple(attributes),
     }
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for key, node in (graph.fields or {}).items():
-        listed = {str(item.scalar): item for item in node.items or ()}
-        given = listed if node.fields is None else node.fields
-        for name in given:
-            if name not in known[key]:
-                expected = f"expected one of {', '.join(known[key])}"
-                fields.complain(given[name], f"found {abbreviated(name)}, {expected}")
-        scalars = {name: str(it.scalar) for name, it in given.items()}
-        found[key] = scalars if key == "names" else tuple(scalars)
-    wiring = Wiring(**found)
-    first: dict[str, str] = {}
+        items = {str(item.scalar): item for item in node.items or ()}
+        nodes = items if node.fields is None else node.fields
+        for name in nodes:
+            if name not in valid_names[key]:
+                expected = f"expected one of {', '.join(valid_names[key])}"
+                fields.add_error(nodes[name], f"found {abbreviated(name)}, {expected}")
+        scalars = {name: str(item.scalar) for name, item in nodes.items()}
+        arguments[key] = scalars if key == "names" else tuple(scalars)
+    wiring = Wiring(**arguments)
+    first_by_name: dict[str, str] = {}
     for name in (*inputs, *outputs):
-        other = first.setdefault(wiring.name(name), name)
-        if other == name:
+        first = first_by_name.setdefault(wiring.name(name), name)
+        if first == name:
             continue
         if name in outputs:
-            what = f"found {other} and {name} of one name, expected another for the output"
-            fields.complain(graph, what)
-        elif (inputs[name].dtype, inputs[name].shape) != (inputs[other].dtype, inputs[other].shape):
-            fields.complain(
+            message = f"found the same name for {first} and {name}, expected another for the output"
+            fields.add_error(graph, message)
+        elif (inputs[name].dtype, inputs[name].shape) != (inputs[first].dtype, inputs[first].shape):
+            fields.add_error(
                 fields.mapping("inputs")[name],
-                f"found {dtype_name(inputs[name].dtype)}{list(inputs[name].shape)}, "
-                f"{_ONE_VALUE} with {other}",
+                f"found {dtype_name(inputs[name].dtype)}{list(inputs[name].shape)} unlike {first}, "
+                f"{_EXPECTED_EQUAL}",
             )
     return wiring
 
 
 def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object]) -> int:
-    """Return how many tensors are optimized, as far as the inputs' names tell: X, or X1, X2, ..."""
+    """Return the number of optimized tensors according to the inputs' names: X, or X1, X2, ..."""
     first = operator.tensors[0]
     numbered = [name for name in names if name.startswith(first) and name[len(first) :].isdecimal()]
     return 1 if first in names else max(1, len(numbered))
@@ -162,38 +162,38 @@ def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object])
 
 @cache
 def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
-    """Return the element type of an input whose case does not say it."""
-    own = {scalar.name: scalar.dtypes for scalar in operator.scalars}
-    return DTYPES[own.get(name, operator.dtypes)[0]]
+    """Return the element type of an input if its case states none."""
+    scalar_dtypes = {scalar.name: scalar.dtypes for scalar in operator.scalars}
+    return DTYPES[scalar_dtypes.get(name, operator.dtypes)[0]]
 
 
 def read_tensors(
-    fields: CaseFields, what: str, dtypes: Mapping[str, np.dtype[Any]]
+    fields: CaseFields, kind: str, dtypes: Mapping[str, np.dtype[Any]]
 ) -> dict[str, DeclaredTensor]:
-    """Read inputs or outputs, which must be tensors; collects what is wrong with them.
+    """Read inputs or outputs, which must be tensors; collect the errors of invalid ones.
 
     Args:
         fields: the case.
-        what: ``inputs`` or ``outputs``.
-        dtypes: by the names that may stand there, the element type of one that does not say it.
+        kind: ``inputs`` or ``outputs``.
+        dtypes: the default element types, by valid name.
     """
-    given = fields.mapping(what)
+    nodes = fields.mapping(kind)
     return fields.read(
-        {name: given[name] for name in dtypes if name in given},
+        {name: nodes[name] for name in dtypes if name in nodes},
         lambda name, node: fields.declare_tensor(node, dtypes[name], f" for {name}"),
     )
 
 
 def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
-    """Read the attributes that the node has; collects what is wrong with them."""
-    known = {attribute.name: attribute for attribute in operator.attributes}
+    """Read the attributes of the node; collect the errors of invalid ones."""
+    declared = {attribute.name: attribute for attribute in operator.attributes}
     required = [attribute.name for attribute in operator.attributes if attribute.required]
-    fields.check_names("attributes", list(known), required)
-    given = fields.mapping("attributes").items()
+    fields.check_names("attributes", list(declared), required)
+    nodes = fields.mapping("attributes").items()
     return fields.read(
-        # The names of ours, as many cases would keep as many copies of them.
-        {known[name].name: node for name, node in given if name in known},
-        lambda name, node: _attribute(operator, known[name], node),
+        # The operator's string objects replace those of the file, so that cases share them.
+        {declared[name].name: node for name, node in nodes if name in declared},
+        lambda name, node: _attribute(operator, declared[name], node),
     )
 
 
@@ -217,16 +217,16 @@ def check_signature(
     inputs: Sequence[DeclaredTensor],
     attributes: Attributes,
 ) -> Call[DeclaredTensor] | None:
-    """Return the operator's call, or report what breaks its signature at the input that does."""
+    """Return the operator's call; if it breaks the signature, collect an error and return None."""
     omitted = frozenset(attribute.name for attribute in operator.attributes) - {*attributes}
     required = {attribute.name for attribute in operator.attributes if attribute.required}
     try:
-        # A missing or wrong attribute has been reported already.
-        given = attributes if required & omitted else complete_attributes(operator, attributes)
-        return bind(operator, inputs, given, omitted=omitted)
+        # Missing and invalid attributes have been reported already.
+        complete = attributes if required & omitted else complete_attributes(operator, attributes)
+        return bind(operator, inputs, complete, omitted=omitted)
     except NodeError as error:
         name = error.message.removeprefix(f"{operator.name}: ").partition(" ")[0]
         nodes = {**fields.mapping("inputs"), **fields.mapping("attributes")}
         node = nodes.get(name, fields.node.field("inputs") or fields.node)
-        fields.complain(node, error.message)
+        fields.add_error(node, error.message)
         return None

@@ -1,4 +1,4 @@
-"""Cases of a model file: fed and judged by the names of its graph."""
+"""Cases with a model file: inputs and outputs have the names of its graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     Incomplete,
-    content_of_one_step,
+    one_step_problem,
 )
 from onnxopt_cli.cases.yaml.case_value import ChooseDtype, natural_dtype
 from onnxopt_cli.cases.yaml.yaml_syntax import (
@@ -32,38 +32,38 @@ from onnxopt_cli.operators.nodes import operator_names
 
 
 def model_case(fields: CaseFields) -> DeclaredCase:
-    """Read a case of a model file.
+    """Read a case with a model file.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
     file = fields.node.fields["model"] if fields.node.fields else fields.node
     if id(file) in fields.broken:
         raise Incomplete
-    beside = ["operator", "domain", "version", "opset", "attributes"]
-    fields.refuse(beside, " beside model, expected only one")
+    redundant = ["operator", "domain", "version", "opset", "attributes"]
+    fields.forbid(redundant, " and model, expected only one of them")
     try:
         path = contained_path(fields.folder, str(file.scalar))
         model = read_model(path, links=False)
     except (Malformed, InvalidCase) as error:
-        found = (
+        reasons = (
             [problem.what for problem in error.problems]
             if isinstance(error, InvalidCase)
             else [error]
         )
-        for reason in found:
-            fields.complain(file, f"the file {abbreviated(str(file.scalar))} {reason}")
+        for reason in reasons:
+            fields.add_error(file, f"the file {abbreviated(str(file.scalar))} {reason}")
         raise Incomplete from None
     inputs, outputs = _values("inputs", fed_inputs(model.graph), fields), None
     if fields.rejects:
-        fields.refuse(["outputs"], ", expected none beside rejects: true")
+        fields.forbid(["outputs"], ", expected none in a case with rejects: true")
     elif fields.node.field("outputs") is not None:
         outputs = _values("outputs", model.graph.output, fields)
     if not fields.rejects:
         _check(file, model, inputs, outputs or {}, fields)
     fields.finish()
-    again = partial(read_model, path, links=False)
-    make = partial(content_of_one_step, again, inputs, outputs, must_reject=fields.rejects)
+    load_model = partial(read_model, path, links=False)
+    make = partial(one_step_problem, load_model, inputs, outputs, must_reject=fields.rejects)
     output_names = tuple(output.name for output in model.graph.output)
     return DeclaredCase(operator_names(model), output_names, {"": make})
 
@@ -75,25 +75,31 @@ def _check(
     outputs: Mapping[str, Declared],
     fields: CaseFields,
 ) -> None:
-    """Make sure that onnx accepts the model, and that its shapes are those of the values."""
-    given, returned = (
-        {name: outline(it) for name, it in values.items()} for values in (inputs, outputs)
+    """Validate the model with onnx, and the shapes of the values against those of the graph."""
+    input_outlines, output_outlines = (
+        {name: outline(value) for name, value in values.items()} for values in (inputs, outputs)
     )
-    if fault := symbol_fault(model.graph, given, returned):
-        fields.complain(fields.node, fault)
+    if fault := symbol_fault(model.graph, input_outlines, output_outlines):
+        fields.add_error(fields.node, fault)
     elif fault := model_fault(model):
         name = abbreviated(str(file.scalar))
-        fields.complain(file, f"the file {name} does not pass onnx's check: {fault}")
+        fields.add_error(file, f"the file {name} does not pass onnx's check: {fault}")
 
 
 def _values(
-    what: str, infos: Iterable[onnx.ValueInfoProto], fields: CaseFields
+    kind: str, infos: Iterable[onnx.ValueInfoProto], fields: CaseFields
 ) -> dict[str, Declared]:
-    """Read the values of graph inputs or outputs, in the graph's order, and check their types."""
+    """Read the values of graph inputs or outputs, in the graph's order, and check their types.
+
+    Args:
+        kind: ``inputs`` or ``outputs``.
+        infos: the declarations of the graph.
+        fields: the case.
+    """
     types = {info.name: info.type for info in infos}
     if not fields.rejects:
-        fields.check_names(what, list(types), list(types))
-    nodes = fields.mapping(what)
+        fields.check_names(kind, list(types), list(types))
+    nodes = fields.mapping(kind)
 
     def declare(name: str, node: Node) -> Declared:
         value = fields.declare_value(node, _chooser(types[name]))
@@ -108,7 +114,7 @@ def _values(
 
 
 def _chooser(declared: onnx.TypeProto) -> ChooseDtype:
-    """Return the choice of the element type that the graph declares, the values' own if none."""
+    """Return the element type that the graph declares, or the natural type if it declares none."""
     while declared.WhichOneof("value") in ("sequence_type", "optional_type"):
         declared = getattr(declared, str(declared.WhichOneof("value"))).elem_type
     try:

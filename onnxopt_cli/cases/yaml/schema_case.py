@@ -1,4 +1,4 @@
-"""Cases of the other operators of the installed onnx: checked against its schema."""
+"""Cases of operators without a formula, validated against the schemas of the installed onnx."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
-    content_of_one_step,
     declare_attributes,
+    one_step_problem,
     rejected_case,
 )
 from onnxopt_cli.cases.yaml.case_value import (
@@ -41,57 +41,67 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: A place of the node: its parameter, and the name of what stands there, empty if nothing does.
+#: An input or output of the node: the schema's parameter and the value's name, empty if omitted.
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
 
 _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 
 
 def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
-    """Read a case of an operator that onnx defines, whose domain is imported in a version.
+    """Read a case of an operator that onnx defines.
+
+    Args:
+        schema: the operator's schema.
+        version: the version of its domain that the model imports.
+        fields: the case.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
-    # onnx's enumeration of its own, whose numbers are those of AttributeProto.
-    kinds = {name: int(it.type.value) for name, it in schema.attributes.items()}  # type: ignore[attr-defined]
+    # OpSchema.AttrType has the same numbers as AttributeProto.AttributeType.
+    kinds = {
+        name: int(attribute.type.value)  # type: ignore[attr-defined]
+        for name, attribute in schema.attributes.items()
+    }
     if fields.rejects:
         single = OpSchema.FormalParameterOption.Single
         required = [formal.name for formal in schema.outputs if formal.option == single]
         return rejected_case(schema, version, fields, required or [schema.outputs[0].name], kinds)
     required = [name for name, attribute in schema.attributes.items() if attribute.required]
     fields.check_names("attributes", sorted(kinds), required)
-    known = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
-    attributes = declare_attributes(fields, known, lambda name, _: kinds[name])
-    given = _arranged("inputs", schema.inputs, fields)
-    returned = _arranged("outputs", schema.outputs, fields)
+    nodes = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
+    attributes = declare_attributes(fields, nodes, lambda name, _: kinds[name])
+    input_places = _arranged("inputs", schema.inputs, fields)
+    output_places = _arranged("outputs", schema.outputs, fields)
     bound: dict[str, np.dtype[Any]] = {}
-    inputs = _values("inputs", given, fields, bound)
-    outputs = _values("outputs", returned, fields, bound)
+    inputs = _values("inputs", input_places, fields, bound)
+    outputs = _values("outputs", output_places, fields, bound)
     fields.finish()
 
     def model() -> onnx.ModelProto:
         return node_model(
             schema,
             version,
-            inputs=[value_info(name, inputs[name]) if name else None for _, name in given],
-            outputs=[value_info(name, outputs[name]) if name else None for _, name in returned],
+            inputs=[value_info(name, inputs[name]) if name else None for _, name in input_places],
+            outputs=[
+                value_info(name, outputs[name]) if name else None for _, name in output_places
+            ],
             attributes=[make() for make in attributes],
             graph_name=fields.text("name"),
         )
 
-    # Types and shapes of the outputs are judged by onnx's own inference.
+    # onnx's shape inference validates the types and shapes of the outputs.
     if fault := model_fault(model()):
         place = fields.node.field("outputs") or fields.node
-        fields.complain(place, f"onnx refuses them: {fault}")
+        fields.add_error(place, f"rejected by onnx: {fault}")
     fields.finish()
-    make = partial(content_of_one_step, model, inputs, outputs)
+    make = partial(one_step_problem, model, inputs, outputs)
     return DeclaredCase((schema.name,), tuple(outputs), {"": make})
 
 
 def find_schema(
     operator: Node,
-    given: Node | None,
+    domain_node: Node | None,
     version: Node | None,
     opset: Node | None,
     fields: CaseFields,
@@ -99,34 +109,35 @@ def find_schema(
     """Return the schema of an operator of onnx, and the version of its domain to import.
 
     Args:
-        operator: its name.
-        given: its domain, ai.onnx if left out.
-        version: the version of any other domain.
+        operator: the operator's name.
+        domain_node: its domain; None for ai.onnx.
+        version: the version of a domain other than ai.onnx.
         opset: the version of ai.onnx.
         fields: the case.
 
     Raises:
-        FormatError: if there is no such operator.
+        FormatError: if the operator does not exist.
     """
     registry().register_schemas()
     name = str(operator.scalar)
-    domain = str(given.scalar) if given and given.scalar not in ("", "ai.onnx") else ""
-    other, wanted = (opset, version) if domain else (version, opset)
-    fields.refuse_inherited(other, f"{name} is {'not ' * bool(domain)}of ai.onnx")
+    domain = str(domain_node.scalar) if domain_node else ""
+    domain = "" if domain == "ai.onnx" else domain
+    invalid, version_node = (opset, version) if domain else (version, opset)
+    fields.forbid_version(invalid, f"the domain of {name} is {'not ' * bool(domain)}ai.onnx")
     try:
         schema = defs.get_schema(name, domain=domain)
     except defs.SchemaError:
-        raise _unknown(operator, given, domain) from None
+        raise _unknown(operator, domain_node, domain) from None
     imported = schema.since_version
-    if wanted is not None:
-        imported = int(number(wanted))
+    if version_node is not None:
+        imported = int(number(version_node))
         latest: int = defs.C.schema_version_map()[domain][1]
         if imported > latest:
-            raise unexpected(wanted, f"at most {latest}, the latest of the installed onnx")
+            raise unexpected(version_node, f"at most {latest}, the latest of the installed onnx")
         try:
             schema = defs.get_schema(name, imported, domain)
         except defs.SchemaError:
-            raise unexpected(wanted, f"a later one: there is no {name} in it") from None
+            raise unexpected(version_node, f"a later version, which has {name}") from None
     if schema.deprecated:
         raise FormatError(
             operator,
@@ -136,106 +147,112 @@ def find_schema(
     return schema, imported
 
 
-def _unknown(operator: Node, given: Node | None, domain: str) -> FormatError:
+def _unknown(operator: Node, domain_node: Node | None, domain: str) -> FormatError:
+    """Return the error about an operator that does not exist in its domain."""
     schemas = defs.get_all_schemas()
     domains = {schema.domain for schema in schemas}
-    if given is not None and domain not in domains:
-        known = ", ".join(sorted(name or "ai.onnx" for name in domains))
-        return unexpected(given, f"one of {known}")
+    if domain_node is not None and domain not in domains:
+        valid = ", ".join(sorted(name or "ai.onnx" for name in domains))
+        return unexpected(domain_node, f"one of {valid}")
     homes = sorted({schema.domain for schema in schemas if schema.name == operator.scalar})
     if homes:
         return FormatError(
-            operator, f"found {operator.scalar}, expected domain: {' or '.join(homes)} beside it"
+            operator, f"found {operator.scalar}, expected the field domain: {' or '.join(homes)}"
         )
+    registered = registry().operators
     names = {schema.name for schema in schemas if schema.domain == domain}
-    names |= {own.name for own in registry().operators if given is None or own.domain == domain}
-    # Adan is as near to Atan as to Adam: ours are asked for more often.
-    ours = nearest(str(operator.scalar), [own.name for own in registry().operators], cutoff=0.75)
-    hint = ours or nearest(str(operator.scalar), names)
-    expected = f"an operator of {domain or 'ai.onnx, or ours'}{'; ' * bool(hint)}{hint}"
+    names |= {item.name for item in registered if domain_node is None or item.domain == domain}
+    # "Adan" resembles Atan as much as Adam. Prefer registered operators, which are used more often.
+    hint = nearest(str(operator.scalar), [item.name for item in registered], cutoff=0.75)
+    hint = hint or nearest(str(operator.scalar), names)
+    expected = f"an operator of {domain or 'ai.onnx or of onnxopt'}{'; ' * bool(hint)}{hint}"
     return unexpected(operator, expected)
 
 
 def _arranged(
-    what: str, formals: Sequence[OpSchema.FormalParameter], fields: CaseFields
+    kind: str, formals: Sequence[OpSchema.FormalParameter], fields: CaseFields
 ) -> list[Place]:
     """Sort the names of ``inputs`` or ``outputs`` into the schema's order.
 
-    Unknown and missing names are collected.
+    Errors about unknown and missing names are collected in `fields`.
 
     Returns:
-        For each place of the node the parameter and the name, empty if it is left out.
+        For each place of the node the parameter and the value's name, empty if it is omitted.
     """
-    given = fields.mapping(what)
-    known: list[str] = []
+    names = fields.mapping(kind)
+    valid: list[str] = []
     required: list[str] = []
     places: list[Place] = []
     for formal in formals:
         if formal.option == OpSchema.FormalParameterOption.Variadic:
-            found = _variadic(formal.name, given)
-            least = [*found, *([formal.name] if len(found) < formal.min_arity else [])]
-            known += least or [formal.name]
-            required += least
-            places += [(formal, name) for name in found]
+            values = _variadic(formal.name, names)
+            minimum = [*values, *([formal.name] if len(values) < formal.min_arity else [])]
+            valid += minimum or [formal.name]
+            required += minimum
+            places += [(formal, name) for name in values]
             continue
-        known.append(formal.name)
+        valid.append(formal.name)
         if formal.option == OpSchema.FormalParameterOption.Single:
             required.append(formal.name)
-        places.append((formal, formal.name if formal.name in given else ""))
-    fields.check_names(what, known, required)
+        places.append((formal, formal.name if formal.name in names else ""))
+    fields.check_names(kind, valid, required)
     while places and not places[-1][1]:
         places.pop()
     return places
 
 
-def _variadic(name: str, given: Mapping[str, Node]) -> list[str]:
+def _variadic(name: str, names: Mapping[str, Node]) -> list[str]:
     """Return the names that a case uses for a variadic parameter, in order and without gaps.
 
-    ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; ``data_0, data_1`` where onnx
-    itself calls the parameter ``data_0``.
+    They are ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; or ``data_0, data_1``
+    if the schema itself calls the parameter ``data_0``.
     """
     stem, first = (name[:-2], 0) if name.endswith("_0") else (name, 1)
-    if name in given and first:
+    if name in names and first:
         return [name]
-    bar = "_" if not first or any(key.startswith(f"{stem}_") for key in given) else ""
-    numbers = re.compile(rf"{re.escape(stem + bar)}([0-9]{{1,4}})")
-    count = sum(numbers.fullmatch(key) is not None for key in given)
-    return [f"{stem}{bar}{number}" for number in range(first, first + count)]
+    separator = "_" if not first or any(key.startswith(f"{stem}_") for key in names) else ""
+    numbers = re.compile(rf"{re.escape(stem + separator)}([0-9]{{1,4}})")
+    count = sum(numbers.fullmatch(key) is not None for key in names)
+    return [f"{stem}{separator}{number}" for number in range(first, first + count)]
 
 
 def _values(
-    what: str, places: list[Place], fields: CaseFields, bound: dict[str, np.dtype[Any]]
+    kind: str, places: list[Place], fields: CaseFields, bound: dict[str, np.dtype[Any]]
 ) -> dict[str, Declared]:
-    """Read inputs or outputs, without those with something wrong, which is collected.
+    """Read the valid inputs or outputs; collect the errors of the others.
 
-    Those that say their element type bind the type variable of the schema for those that do not; of
-    the others, one float makes all of a variable float32.
+    A value that states its element type binds the type variable of its schema parameter. If no
+    value of a type variable states its element type, a single float among them makes all of them
+    float32.
 
     Args:
-        what: ``inputs`` or ``outputs``.
-        places: of the node.
+        kind: ``inputs`` or ``outputs``.
+        places: the node's inputs or outputs.
         fields: the case.
-        bound: the element types of variables, to which others are added.
+        bound: the element types of type variables; new ones are added.
     """
-    nodes = fields.mapping(what)
+    nodes = fields.mapping(kind)
     formals = {name: formal for formal, name in places if name in nodes}
 
     def declare(name: str, node: Node) -> Declared:
         formal, kinds = formals[name], frozenset[str]()
         variable, allowed = _variable(formal), _allowed(formal)
         if not has_dtype(node):
-            alike = [it for it, form in formals.items() if variable and _variable(form) == variable]
-            kinds = kinds.union(*(untyped_kinds(nodes[it]) for it in alike or [name]))
-        known = bound.get(variable or "")
+            same_type = [
+                peer for peer, form in formals.items() if variable and _variable(form) == variable
+            ]
+            kinds = kinds.union(*(untyped_kinds(nodes[peer]) for peer in same_type or [name]))
+        bound_dtype = bound.get(variable or "")
         value = fields.declare_value(
-            node, known or (lambda own: _choose(node, allowed, kinds or own))
+            node, bound_dtype or (lambda natural: _choose(node, allowed, kinds or natural))
         )
-        found = _type_of(value)
-        if found not in allowed:
-            raise FormatError(node, f"found {found}, expected one of {', '.join(sorted(allowed))}")
+        value_type = _type_of(value)
+        if value_type not in allowed:
+            listing = ", ".join(sorted(allowed))
+            raise FormatError(node, f"found {value_type}, expected one of {listing}")
         if variable is not None and bound.setdefault(variable, value.dtype) != value.dtype:
-            text = f"{dtype_name(bound[variable])} as the other {variable} of {formal.name}"
-            raise FormatError(node, f"found {dtype_name(value.dtype)}, expected {text}")
+            expected = f"{dtype_name(bound[variable])}, like the other values of type {variable}"
+            raise FormatError(node, f"found {dtype_name(value.dtype)}, expected {expected}")
         return value
 
     typed_first = sorted(formals, key=lambda name: not has_dtype(nodes[name]))
@@ -244,7 +261,7 @@ def _values(
 
 
 def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the element type of a value that does not say it, of one of some types."""
+    """Return the element type of a value that states none, among those of the valid types."""
     allowed = {name for text in types for name in _TENSOR.findall(text)}
     if len(allowed) == 1:
         return DTYPES[next(iter(allowed))]
@@ -257,18 +274,18 @@ def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]
 
 
 def _variable(formal: OpSchema.FormalParameter) -> str | None:
-    """Return the name of the type that all values of it share; None if each has its own."""
+    """Return the name of a parameter's type variable; None if its values may differ in type."""
     return formal.type_str if formal.is_homogeneous and "(" not in formal.type_str else None
 
 
 def _allowed(formal: OpSchema.FormalParameter) -> set[str]:
-    """Return the types of a parameter that we know: ``seq(tensor(float32))``."""
+    """Return the supported types of a parameter, such as ``seq(tensor(float32))``."""
     return {text for text in map(_renamed, formal.types) if text is not None}
 
 
 @cache
 def _renamed(text: str) -> str | None:
-    """Return a type with our name of its element type; None if we know none."""
+    """Replace ONNX's element type name by NumPy's; return None for an unsupported type."""
     match = _TENSOR.search(text)
     dtype = dtype_named(match[1]) if match else None
     return text.replace(match[1], dtype_name(dtype)) if match and dtype else None

@@ -1,8 +1,8 @@
-"""Cases of many steps: what is fed back, what counts up, and what each step is given anew.
+"""Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
 
-An input of the operator that one of its outputs follows is fed back; an integer counts up; any
-other is constant, or has under ``steps`` a value for each step, or is computed from X. So the file
-says no more than where it starts and what comes from outside.
+The file states only the initial inputs and those that change from outside. An input is fed back if
+an output is its next value (``X_new`` of ``X``). An integer scalar counts up. Any other input is
+constant, unless ``steps`` gives a value for each step or computes it from X as a gradient.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from onnxopt_cli.interpret.bound.chained_bound import first_inputs
 from onnxopt_cli.interpret.evaluate import WIDE
 from onnxopt_cli.operators.operator import Operator
 
-#: Elements that all steps of a case may compute together, those of its gradients included. They are
-#: computed here, in a wide type and several times over: as many take minutes.
+#: Limit on the elements that all steps of a case compute, including gradients. The expected results
+#: are computed in a wide type and several times, which takes minutes at this limit.
 MAX_STEP_ELEMENTS = 100_000_000
 
 
@@ -60,20 +60,20 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case with ``steps`` of an operator with a formula.
 
     Raises:
-        Incomplete: if something is wrong; it is collected in the fields.
+        Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
-    fields.refuse(["outputs", "rejects"], ", expected none beside steps")
+    fields.forbid(["outputs", "rejects"], ", expected none in a case with steps")
     attributes = read_attributes(operator, fields)
     if id(fields.node.field("steps")) in fields.broken:
         raise Incomplete
-    steps, given = fields.mapping("steps"), fields.mapping("inputs")
+    steps, input_nodes = fields.mapping("steps"), fields.mapping("inputs")
     count = int(number(steps["count"]))
     changing = (steps["inputs"].fields if "inputs" in steps else None) or {}
-    groups = group_count(operator, {**given, **changing})
+    groups = group_count(operator, {**input_nodes, **changing})
     names = operator.input_names(groups)
-    # For each output the inputs that have its element type and its shape.
+    # For each output, the positions of the inputs with its element type and with its shape.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
-    # What an output is the next value of: X_new of X, Z1_new of Z1.
+    # The input whose next value an output is: X for X_new, Z1 for Z1_new.
     feedback = {
         name: names[like]
         for name, (like, _) in places.items()
@@ -88,17 +88,17 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     start = read_tensors(fields, "inputs", dtypes)
     for name in counted:
         if name in start:
-            _check_count(start[name], given[name], count, fields)
-    # Where an input has to stand that may not stand here.
+            _check_count(start[name], input_nodes[name], count, fields)
+    # Inputs that are not allowed under steps, with the valid place.
     elsewhere = {
-        **dict.fromkeys(given, "here or in the inputs of the case"),
-        **dict.fromkeys(feedback.values(), "in the inputs of the case: it is fed back after them"),
-        **dict.fromkeys(counted, "in the inputs of the case: it counts up from them"),
+        **dict.fromkeys(input_nodes, "either here or in the inputs of the case"),
+        **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
+        **dict.fromkeys(counted, "in the inputs of the case, because it counts up"),
     }
     series: dict[str, DeclaredTensor] = {}
     derived: dict[str, Callable[[], Derived]] = {}
     gradient_elements = 0
-    # As the first step gets them.
+    # The inputs of the first step.
     first = dict(start)
     for name, node in changing.items():
         with fields.collecting():
@@ -107,23 +107,29 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
                 place = names.index(name) - len(operator.scalars)
                 if place < 0:
                     raise FormatError(node, f"found a gradient, expected values for {name}")
-                # The first tensor of its group.
-                of = names[len(operator.scalars) + place % groups]
-                if of in start:
-                    derived[name], size = _derived(node, of, start[of], fields)
+                # The optimized tensor of the same group.
+                variable = names[len(operator.scalars) + place % groups]
+                if variable in start:
+                    derived[name], size = _derived(node, variable, start[variable], fields)
                     gradient_elements += size
-                    first[name] = start[of]
+                    first[name] = start[variable]
             else:
-                series[name] = _series(node, count, dtypes[name], fields)
-                whole = series[name]
-                first[name] = PromisedTensor(whole.dtype, whole.shape[1:], partial(made, whole))
+                stacked = series[name] = _series(node, count, dtypes[name], fields)
+                first[name] = PromisedTensor(
+                    stacked.dtype, stacked.shape[1:], partial(made, stacked)
+                )
     fields.finish()
     inputs = [first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
     _check_shapes({name: places[name] for name in feedback}, inputs, fields)
     returned = sum(element_count(inputs[like]) for like, _ in places.values())
-    fed_anew = sum(map(element_count, series.values()))
-    _check_work(count, returned + gradient_elements, (len(recorded), returned, fed_anew), fields)
+    changing_elements = sum(map(element_count, series.values()))
+    _check_work(
+        count,
+        returned + gradient_elements,
+        (len(recorded), returned, changing_elements),
+        fields,
+    )
     fields.finish()
 
     @cache
@@ -142,66 +148,73 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     return DeclaredCase((operator.name,), tuple(places), _contents(trajectory))
 
 
-def _check_work(count: int, computed: int, kept: tuple[int, int, int], fields: CaseFields) -> None:
-    """Complain of a case that takes more time or memory than a case may.
+def _check_work(
+    count: int, computed: int, stored: tuple[int, int, int], fields: CaseFields
+) -> None:
+    """Collect an error if a case exceeds the limits of time or memory.
 
     Args:
         count: number of steps.
-        computed: number of elements that each of them computes.
-        kept: numbers of recorded steps, of elements that each returns, and of those fed anew.
+        computed: number of elements that each step computes.
+        stored: the number of recorded steps, the number of elements that each step returns, and the
+            number of elements of inputs that change.
         fields: the case.
     """
-    recorded, returned, fed_anew = kept
-    found = ""
+    recorded, returned, changing = stored
+    excess = ""
     if computed * count > MAX_STEP_ELEMENTS:
-        found = f"{count} steps that compute {computed} elements each, expected at most "
-        found += f"{MAX_STEP_ELEMENTS} in all"
-    elif 0 < fields.memory < (returned * recorded + fed_anew) * BYTES_PER_ELEMENT:
-        found = f"{recorded} recorded steps of {returned} elements, and {fed_anew} of inputs that "
-        found += f"change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all with the "
-        found += "memory that --memory allows"
-    if found:
-        fields.complain(fields.node.field("steps") or fields.node, f"found {found}")
+        excess = f"{count} steps that compute {computed} elements each, expected at most "
+        excess += f"{MAX_STEP_ELEMENTS} in all"
+    elif 0 < fields.memory < (returned * recorded + changing) * BYTES_PER_ELEMENT:
+        excess = f"{recorded} recorded steps of {returned} elements, and {changing} of inputs that "
+        excess += f"change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all with the "
+        excess += "memory that --memory allows"
+    if excess:
+        fields.add_error(fields.node.field("steps") or fields.node, f"found {excess}")
 
 
 def _check_shapes(
     places: Mapping[str, tuple[int, int]], inputs: Sequence[DeclaredTensor], fields: CaseFields
 ) -> None:
-    """Complain of inputs whose shapes are not those of the outputs that take their places."""
+    """Collect errors about fed-back inputs whose shapes differ from those of the outputs."""
     for name, (like, base) in places.items():
-        given, wanted = inputs[like], list(inputs[base].shape)
-        if list(given.shape) != wanted:
-            fields.complain(
+        value, expected = inputs[like], list(inputs[base].shape)
+        if list(value.shape) != expected:
+            fields.add_error(
                 fields.mapping("inputs")[name.removesuffix("_new")],
-                f"found {dtype_name(given.dtype)}{list(given.shape)}, expected the shape {wanted} "
-                f"of {name}, which takes its place in the next step",
+                f"found {dtype_name(value.dtype)}{list(value.shape)}, expected the shape "
+                f"{expected} of {name}, which replaces it in the next step",
             )
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return what makes the content step by step, and in a loop."""
+    """Return functions that create the problem run step by step, and the one run in a loop."""
 
     def step_by_step() -> Problem:
-        made = trajectory()
-        return Problem(made.model, first_inputs(made), None, trajectory=made)
+        steps = trajectory()
+        return Problem(steps.model, first_inputs(steps), None, trajectory=steps)
 
     def looped() -> Problem:
-        made = trajectory()
-        return Problem(loop_model(made), loop_inputs(made), None, trajectory=made)
+        steps = trajectory()
+        return Problem(loop_model(steps), loop_inputs(steps), None, trajectory=steps)
 
     return {"/steps": step_by_step, "/loop": looped}
 
 
 def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFields) -> None:
-    """Complain of a counter that grows beyond its type."""
-    fits = value.dtype == np.int64 and value.shape in ((), (1,))
-    if fits and made(value).item() + count > np.iinfo(np.int64).max:
-        what = f"leaves int64 within {count} steps, expected a smaller"
-        fields.complain(node, f"found a {node.key} that {what}")
+    """Collect an error about a counter that would overflow."""
+    is_counter = value.dtype == np.int64 and value.shape in ((), (1,))
+    if is_counter and made(value).item() + count > np.iinfo(np.int64).max:
+        overflow = f"that exceeds int64 within {count} steps"
+        fields.add_error(node, f"found a {node.key} {overflow}, expected a smaller value")
 
 
 def _check_place(node: Node, names: Sequence[str], elsewhere: Mapping[str, str]) -> None:
-    """Make sure that an input may change, and that it does not stand elsewhere."""
+    """Check that an input under ``steps`` exists and is allowed there.
+
+    Raises:
+        FormatError: if it is unknown or must be stated in another place.
+    """
     name = str(node.key)
     if name not in names:
         raise unknown_name(node.parent or node, name, names, "input")
@@ -213,11 +226,12 @@ def _recorded_steps(node: Node | None, count: int) -> tuple[int, ...]:
     """Read the numbers of the steps that are judged.
 
     Args:
-        node: a list of numbers or ``{every: 50}``, as the schema has it; None for all.
+        node: a list of numbers or ``{every: 50}``; None for all steps.
         count: number of steps.
 
     Raises:
-        FormatError: at the first number that is no step, or does not exceed the one before it.
+        FormatError: at the first number that exceeds `count`, or is not larger than its
+            predecessor.
     """
     if node is None:
         return tuple(range(1, count + 1))
@@ -242,11 +256,11 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
         node: a tensor with a leading dimension for the steps, ``{cycle: ...}`` or
             ``{linear: ...}``.
         count: number of steps.
-        dtype: the element type where none is given.
+        dtype: the element type if the value states none.
         fields: the case.
 
     Raises:
-        FormatError: at the first thing that is wrong with it.
+        FormatError: at the first error.
     """
     linear, cycle = node.field("linear"), node.field("cycle")
     if linear is not None and linear.fields is not None:
@@ -256,52 +270,58 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
         over = int(number(linear.fields["over"]))
 
         def line() -> Array:
-            # The last step of the line has its end.
+            # Step `over` has the value `high`, and so have all later ones.
             share = np.minimum(np.arange(count) / max(over - 1, 1), 1.0) if over > 1 else 1.0
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 
         return PromisedTensor(dtype, (count,), line)
     stacked = fields.declare_tensor(cycle or node, dtype)
-    found = stacked.shape[0] if stacked.shape else None
-    values = "a single value" if found is None else f"{found} values"
+    length = stacked.shape[0] if stacked.shape else None
+    description = "a single value" if length is None else f"{length} values"
     if cycle is None:
-        if found != count:
-            raise FormatError(node, f"found {values}, expected {count}, one for each step")
+        if length != count:
+            raise FormatError(node, f"found {description}, expected {count}, one for each step")
         return stacked
-    if not found:
-        raise FormatError(cycle, f"found {values}, expected a list of them")
+    if not length:
+        raise FormatError(cycle, f"found {description}, expected a list of values")
     shape = (count, *stacked.shape[1:])
     if oversize := too_large(shape):
         raise FormatError(cycle, f"found {oversize}")
     return PromisedTensor(
-        stacked.dtype, shape, lambda: made(stacked)[np.arange(count) % found, ...]
+        stacked.dtype, shape, lambda: made(stacked)[np.arange(count) % length, ...]
     )
 
 
 def _derived(
-    node: Node, of: str, base: DeclaredTensor, fields: CaseFields
+    node: Node, variable: str, base: DeclaredTensor, fields: CaseFields
 ) -> tuple[Callable[[], Derived], int]:
-    """Read a gradient as a function of X; return what makes it, and the elements it computes with.
+    """Read a gradient as a function of X.
 
     Args:
         node: ``{quadratic: {center: [1, 2]}}`` or another of the gradients.
-        of: the name of X.
-        base: its first value, whose element type and shape the gradient has.
+        variable: the name of X.
+        base: the first value of X; the gradient has the same element type and shape.
         fields: the case.
 
+    Returns:
+        A function that creates the gradient, and the number of elements that it computes with.
+
     Raises:
-        FormatError: if a parameter is no tensor, of another type than X, or of a wrong shape.
+        FormatError: if a parameter is not a tensor, or differs from X in type, or has an invalid
+            shape.
     """
-    ((name, given),) = (node.fields or {}).items()
+    ((name, parameter_node),) = (node.fields or {}).items()
     gradient = _GRADIENTS[name]
-    nodes = given.fields or {}
+    nodes = parameter_node.fields or {}
     parameters = {key: fields.declare_tensor(value, base.dtype) for key, value in nodes.items()}
     for key, parameter in parameters.items():
         if parameter.dtype != base.dtype:
-            found, expected = dtype_name(parameter.dtype), dtype_name(base.dtype)
-            raise FormatError(nodes[key], f"found {found}, expected {expected} as {of} is")
-    if misfit := gradient.misfit(base.shape, {key: it.shape for key, it in parameters.items()}):
-        raise FormatError(given, f"found {misfit}")
+            actual, expected = dtype_name(parameter.dtype), dtype_name(base.dtype)
+            message = f"found {actual}, expected {expected}, the type of {variable}"
+            raise FormatError(nodes[key], message)
+    shapes = {key: parameter.shape for key, parameter in parameters.items()}
+    if shape_error := gradient.shape_error(base.shape, shapes):
+        raise FormatError(parameter_node, f"found {shape_error}")
 
     def make() -> Derived:
         values = {key: np.array(value, base.dtype) for key, value in gradient.defaults.items()}
@@ -309,18 +329,18 @@ def _derived(
         if name == "rosenbrock":
             values["elements"] = np.eye(base.shape[0])
         wide = {key: value.astype(WIDE) for key, value in values.items()}
-        return Derived(of, lambda X: gradient.formula(X, **wide), base.dtype)
+        return Derived(variable, lambda X: gradient.formula(X, **wide), base.dtype)
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))
     if name == "rosenbrock":
-        # It multiplies with the unit matrix.
+        # The formula multiplies by the unit matrix.
         computed += element_count(base) ** 2
     return make, computed
 
 
-# Gradients as functions of X, each written once as a NumPy formula that every reading can read.
-# Parameters are numbers of X's type, held in the wide type. What a formula computes from parameters
-# alone must be exact, since only what it computes from X is followed by the bound reading.
+# Gradients as functions of X, written as NumPy formulas that all interpretations share. The
+# parameters have values of X's type, converted to the wide type. Results that depend on parameters
+# alone must be exact, because the error bound follows only operations on X.
 
 
 def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
@@ -331,20 +351,20 @@ def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
 def rosenbrock(X: Any, *, valley: Any, elements: Any) -> Any:
     """Gradient of ``sum(valley * (x[i + 1] - x[i]**2)**2 + (1 - x[i])**2)`` over a vector X.
 
-    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements; ``elements`` is the
-    unit matrix, whose rows take all elements but the last, and all but the first.
+    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements. ``elements`` is the
+    unit matrix: its first rows select ``x[i]`` and its last rows ``x[i + 1]``.
     """
-    these, following = elements[:-1] @ X, elements[1:] @ X
-    bend = following - these * these
-    down = 4 * valley * these * bend + 2 * (1 - these)
+    current, following = elements[:-1] @ X, elements[1:] @ X
+    bend = following - current * current
+    down = 4 * valley * current * bend + 2 * (1 - current)
     return elements[1:].T @ (2 * valley * bend) - elements[:-1].T @ down
 
 
 def logistic(X: Any, *, features: Any, labels: Any) -> Any:
     """Gradient of the mean logistic loss of weights X on a data set.
 
-    ``features`` is a matrix with a row a sample and a column an element of X, ``labels`` a vector
-    of 0 and 1 (Hastie, Tibshirani, Friedman 2009, section 4.4.1).
+    ``features`` is a matrix with one row per sample and one column per element of X, ``labels`` a
+    vector of 0 and 1 (Hastie, Tibshirani, Friedman 2009, section 4.4.1).
     """
     probability = 1 / (1 + np.exp(-(features @ X)))
     return features.T @ (probability - labels) / len(labels)
@@ -355,34 +375,38 @@ class _Gradient(NamedTuple):
 
     Attributes:
         formula: called with X and the parameters.
-        defaults: of the parameters that a case may leave out.
-        misfit: says what is wrong with the shapes of parameters for an X of a shape; empty if
-            nothing.
+        defaults: default values of optional parameters.
+        shape_error: given the shape of X and the shapes of the parameters, returns the message
+            about an invalid shape, or an empty string.
     """
 
     formula: Callable[..., Any]
     defaults: Mapping[str, float]
-    misfit: Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], str]
+    shape_error: Callable[[tuple[int, ...], Mapping[str, tuple[int, ...]]], str]
 
 
-def _quadratic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]]) -> str:
-    for name, own in given.items():
-        if not broadcasts(own, shape):
-            return f"{name} of shape {list(own)}, expected one that broadcasts to {list(shape)}"
+def _quadratic_shape_error(
+    shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
+) -> str:
+    for name, size in parameters.items():
+        if not broadcasts(size, shape):
+            return f"{name} of shape {list(size)}, expected one that broadcasts to {list(shape)}"
     return ""
 
 
-def _rosenbrock_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]]) -> str:
-    if len(shape) != 1 or shape[0] < 2:  # noqa: PLR2004 - it joins neighbours
+def _rosenbrock_shape_error(
+    shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
+) -> str:
+    if len(shape) != 1 or shape[0] < 2:  # noqa: PLR2004 - it pairs neighboring elements
         return f"an X of shape {list(shape)}, expected a vector of at least 2 elements"
-    valley = given.get("valley", ())
+    valley = parameters.get("valley", ())
     return f"valley of shape {list(valley)}, expected a number" if valley else ""
 
 
-def _logistic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]]) -> str:
+def _logistic_shape_error(shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]) -> str:
     if len(shape) != 1:
         return f"an X of shape {list(shape)}, expected a vector"
-    features, labels = given["features"], given["labels"]
+    features, labels = parameters["features"], parameters["labels"]
     if len(labels) != 1 or not labels[0]:
         return f"labels of shape {list(labels)}, expected a vector"
     if features != (*labels, *shape):
@@ -391,7 +415,7 @@ def _logistic_misfit(shape: tuple[int, ...], given: Mapping[str, tuple[int, ...]
 
 
 _GRADIENTS = {
-    "quadratic": _Gradient(quadratic, {"curvature": 1.0, "center": 0.0}, _quadratic_misfit),
-    "rosenbrock": _Gradient(rosenbrock, {"valley": 100.0}, _rosenbrock_misfit),
-    "logistic": _Gradient(logistic, {}, _logistic_misfit),
+    "quadratic": _Gradient(quadratic, {"curvature": 1.0, "center": 0.0}, _quadratic_shape_error),
+    "rosenbrock": _Gradient(rosenbrock, {"valley": 100.0}, _rosenbrock_shape_error),
+    "logistic": _Gradient(logistic, {}, _logistic_shape_error),
 }

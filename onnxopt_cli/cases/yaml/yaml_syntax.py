@@ -1,9 +1,9 @@
-"""YAML text to a tree of nodes that know their lines, held against a schema; safe on hostile text.
+"""Parse untrusted YAML text into nodes with line numbers, and validate it against a JSON Schema.
 
-Works on the parser's event stream: aliases, anchors, tags and deep nesting are refused before
-anything is built from them. Problems that leave the rest readable are collected, not raised. Plain
-scalars follow YAML 1.2, with C's hexadecimal floats; PyYAML resolves by YAML 1.1, where ``1e-7``
-is text, ``010`` is eight and ``no`` is false.
+The parser works on PyYAML's event stream: it rejects aliases, anchors, tags and deep nesting before
+it builds anything from them. Errors after which parsing can continue are collected, not raised.
+Plain scalars follow YAML 1.2, extended by C's hexadecimal floats. PyYAML itself follows YAML 1.1,
+where ``1e-7`` is text, ``010`` is eight and ``no`` is false.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from onnxopt_cli.errors import Fault, InvalidCase
 if TYPE_CHECKING:
     import jsonschema_rs
 
-#: Larger files are not read.
+#: Largest size of a YAML or JSON file.
 MAX_BYTES = 16 * 2**20
-#: Deeper nesting is refused; libyaml's own recursion ends in a crash at some 10^5.
+#: Deepest nesting of mappings and lists. libyaml recurses, and crashes at a depth of about 10^5.
 MAX_DEPTH = 20
 _TOO_DEEP = f"found nesting deeper than {MAX_DEPTH}, expected less"
-#: More values are refused: reading them would take seconds. Large tensors belong into files.
+#: Largest number of values in a file; reading more takes seconds. Large tensors belong in files.
 MAX_NODES = 200_000
 
-# libyaml's parser where PyYAML was built with it; it is ten times faster.
+# libyaml's parser is ten times faster, but PyYAML may have been built without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Scalar: TypeAlias = bool | int | float | str | None
@@ -50,7 +50,7 @@ _TYPES = {
     "object": "a mapping",
     "string": "text",
 }
-# What is expected where a keyword of the schema is broken that has no errorMessage.
+# The expected content for violations of schema keywords that have no errorMessage.
 _EXPECTED = {
     "const": "{expected_value!r}",
     "minimum": "at least {limit}",
@@ -58,8 +58,9 @@ _EXPECTED = {
     "minItems": "at least {limit} of them",
     "maxItems": "at most {limit} of them",
 }
-_SECOND = "found a second YAML document, expected one a file"
-_AMBIGUOUS = "\0+0123456789"
+_SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
+# The validator turns mapping keys of only these characters into list indices; see _marked().
+_INDEX_CHARS = "\0+0123456789"
 # A case is an item of the list under the key "cases".
 _CASE_DEPTH = 2
 
@@ -71,28 +72,28 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
-# Its group is there if the integer says its base.
+# The group matches if the integer has a prefix for its base.
 _INTEGER = re.compile(r"[-+]?(?:[0-9]+|(0x[0-9a-fA-F]+|0o[0-7]+))")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _HEXADECIMAL = re.compile(
     r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
 )
-# Below the largest double, so that every integer of a file can also become a float.
-_MOST_DIGITS = 300
-_MOST_BITS = 1023
+# Integers of this size are below the largest double, so every integer can be converted to a float.
+_MAX_DIGITS = 300
+_MAX_BITS = 1023
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A value of the file and where it stands.
+    """A value of the file and its position.
 
     Attributes:
-        line: line of the value, or of its key where it has one; counted from 1.
-        parent: the mapping or list that it stands in.
-        key: its key or index there.
-        scalar: the value, if it is neither mapping nor list.
-        fields: the values by key, if it is a mapping.
-        items: the values in order, if it is a list.
+        line: line of the value's key, or of the value if it has no key; counted from 1.
+        parent: the mapping or list that contains the value.
+        key: its key or index in the parent.
+        scalar: the value, unless it is a mapping or a list.
+        fields: the values of a mapping by key.
+        items: the values of a list in order.
     """
 
     line: int
@@ -104,22 +105,22 @@ class Node:
 
     @property
     def path(self) -> tuple[str | int, ...]:
-        """Keys and indices that lead here from the top of the file."""
+        """Keys and indices that lead from the top of the file to this node."""
         return tuple(node.key for node in self.lineage() if node.parent is not None)[::-1]
 
     def lineage(self) -> Iterator[Node]:
-        """Yield this node, its parent and so on to the top."""
+        """Yield this node and its ancestors, from the inside out."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def field(self, name: str) -> Node | None:
-        """Return the value of a key, None if this is no mapping or does not have it."""
+        """Return the value of a key; None if this node is not a mapping or lacks the key."""
         return self.fields.get(name) if self.fields else None
 
     def __str__(self) -> str:
-        """What stands here, for messages: ``2.5``, ``"text"``, ``a list of 3``."""
+        """Describe the value for messages: ``2.5``, ``"text"``, ``a list of 3``."""
         if self.fields is not None:
             return f"a mapping with {', '.join(self.fields)}" if self.fields else "an empty mapping"
         if self.items is not None:
@@ -130,119 +131,119 @@ class Node:
 
 
 def number_token(value: float) -> str:
-    """Write a number or a truth value as YAML has it."""
+    """Return a number or a truth value in YAML syntax."""
     words = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf", "True": "true", "False": "false"}
     return words.get(repr(value), repr(value))
 
 
 class FormatError(Exception):
-    """One value of a file is not as it has to be.
+    """One value of a file is invalid.
 
     Args:
         node: the value.
-        what: ``found ..., expected ...``.
-        line: where to point, if not at the value.
+        message: ``found ..., expected ...``.
+        line: the line to report, if it is not the node's own.
     """
 
-    def __init__(self, node: Node, what: str, *, line: int | None = None) -> None:
-        super().__init__(what)
+    def __init__(self, node: Node, message: str, *, line: int | None = None) -> None:
+        super().__init__(message)
         self.node = node
-        self.what = what
+        self.message = message
         self.line = line or node.line
 
 
 def unexpected(node: Node, expected: str) -> FormatError:
-    """Return the error that says what a node is and what it should be."""
+    """Return an error that states the actual and the expected value of a node."""
     return FormatError(node, f"found {abbreviated(str(node))}, expected {expected}")
 
 
 def number(node: Node) -> float:
-    """Return the number at a node, an integer as an exact int.
+    """Return the number at a node; an integer is exact.
 
     Raises:
-        FormatError: if something else stands there.
+        FormatError: if the value is not a number.
     """
     if isinstance(node.scalar, (int, float)):
         return node.scalar
     raise unexpected(node, "a number")
 
 
-def abbreviated(text: str, longest: int = 80) -> str:
-    """Return text from a file as it can be quoted in a message: printable and short."""
-    return printable(text if len(text) <= longest else f"{text[:longest]}...")
+def abbreviated(text: str, max_chars: int = 80) -> str:
+    """Return text from a file in a form that a message can quote: printable and short."""
+    return printable(text if len(text) <= max_chars else f"{text[:max_chars]}...")
 
 
-def problem_of(path: Path, error: FormatError) -> Fault:
-    """Return an error of a file as users see it, with its place: ``case adam: inputs.X[1]``."""
+def located_fault(path: Path, error: FormatError) -> Fault:
+    """Return an error with its location, as users see it: ``case adam: inputs.X[1]: ...``."""
     keys, where = error.node.path, ""
     if len(keys) >= _CASE_DEPTH and keys[0] == "cases" and isinstance(keys[1], int):
         case = next(node for node in error.node.lineage() if len(node.path) == _CASE_DEPTH)
         name = case.field("name")
-        known = name is not None and isinstance(name.scalar, str) and name.scalar
-        where = f"case {abbreviated(str(known)) if known else f'#{keys[1] + 1}'}: "
+        case_name = name.scalar if name is not None and isinstance(name.scalar, str) else ""
+        where = f"case {abbreviated(case_name) if case_name else f'#{keys[1] + 1}'}: "
         keys = keys[_CASE_DEPTH:]
     parts = (f"[{key}]" if isinstance(key, int) else f".{abbreviated(key)}" for key in keys)
     field = "".join(parts).removeprefix(".")
-    return Fault(f"{path}:{error.line}", f"{where}{f'{field}: ' * bool(field)}{error.what}")
+    return Fault(f"{path}:{error.line}", f"{where}{f'{field}: ' * bool(field)}{error.message}")
 
 
-def yaml_text(path: Path) -> str:
-    """Return the text of a file, which may be any file.
+def read_source(path: Path) -> str:
+    """Return the text of an untrusted YAML or JSON file.
 
     Raises:
-        InvalidCase: if it cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
+        InvalidCase: if the file cannot be read, is larger than MAX_BYTES, or is not in UTF-8.
     """
     try:
         text = read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
-        # Tabs indent JSON, and may not stand in its strings; YAML does not take them.
+        # YAML does not allow the tabs that may indent JSON; JSON strings cannot contain tabs.
         return text.replace("\t", " ") if path.suffix.lower() == ".json" else text
     except Malformed as error:
         raise InvalidCase([Fault(str(path), f"the file {error}")]) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        what = "found bytes that are not UTF-8, expected UTF-8 text"
-        raise InvalidCase([Fault(f"{path}:{line}", what)]) from error
+        message = "found bytes that are not UTF-8, expected UTF-8 text"
+        raise InvalidCase([Fault(f"{path}:{line}", message)]) from error
 
 
 @cache
 def packaged_schema(package: str) -> dict[str, Any]:
-    """Return the JSON Schema (Draft 2020-12) that stands in a package; it is not to be changed."""
+    """Return the JSON Schema (Draft 2020-12) in a package; callers must not modify it."""
     text = resources.files(package).joinpath("schema.json").read_text("utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
 
 def read_document(text: str, package: str, version: str) -> tuple[Node | None, list[FormatError]]:
-    """Parse a file of one YAML document and hold it against a schema.
+    """Parse a file of one YAML document and validate it against a schema.
 
     Args:
-        text: of the file.
-        package: where the schema stands.
-        version: the field that says the version of the format.
+        text: the text of the file.
+        package: the package that contains the schema.
+        version: the field that states the version of the format.
 
     Returns:
-        The document, None if it could not be read to its end or is of another version; and
-        everything that is wrong with it, of another version that alone.
+        The document and its errors. The document is None if the text cannot be parsed to its end,
+        or has no version or an unknown one. An unknown version is then the only error.
     """
     root, errors = parse_yaml(text)
     if root is None:
         return None, errors
-    seen = {id(error.node) for error in errors}
+    invalid_nodes = {id(error.node) for error in errors}
     instance = _instance(root)
     with losing_exceptions():
         violations = [*_validator(package).iter_errors(instance)]
-    for theirs in violations:
-        ours = _ours(packaged_schema(package), root, theirs)
-        errors += [error for error in ours if id(error.node) not in seen]
-    found = root.field(version)
-    if found is None:
+    for violation in violations:
+        violation_errors = _format_errors(packaged_schema(package), root, violation)
+        errors += [error for error in violation_errors if id(error.node) not in invalid_nodes]
+    version_node = root.field(version)
+    if version_node is None:
         return None, [error for error in errors if len(error.node.path) <= 1]
-    # The rules of another version are not known here.
-    wrong = [error for error in errors if error.node is found]
-    return (None, wrong) if wrong else (root, errors)
+    # The schema is not meant for other versions, so its remaining errors would be misleading.
+    version_errors = [error for error in errors if error.node is version_node]
+    return (None, version_errors) if version_errors else (root, errors)
 
 
-# Making one takes longer than reading a file.
+# Creating a validator takes longer than reading a file.
 @cache
 def _validator(package: str) -> jsonschema_rs.Validator:
     import jsonschema_rs
@@ -251,31 +252,31 @@ def _validator(package: str) -> jsonschema_rs.Validator:
 
 
 def _instance(node: Node) -> object:
-    """Return what stands at a node as JSON has it."""
+    """Return the value of a node as JSON data."""
     if node.fields is not None:
         return {_marked(key): _instance(value) for key, value in node.fields.items()}
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
-        # JSON has neither infinity nor NaN. As text they pass where text may stand, which is in
-        # tensors and attributes, and fail where only a number may.
+        # JSON has neither infinity nor NaN. As text they are valid in tensors and attributes,
+        # which may contain text, and invalid in all other places.
         return str(node)
     if isinstance(node.scalar, int):
-        # The validator knows no integers of more than 64 bits.
+        # The validator does not support integers of more than 64 bits.
         return max(-(2**63), min(node.scalar, 2**64 - 1))
     return node.scalar
 
 
-def _ours(
-    schema: dict[str, Any], root: Node, theirs: jsonschema_rs.ValidationError
+def _format_errors(
+    schema: dict[str, Any], root: Node, violation: jsonschema_rs.ValidationError
 ) -> Iterator[FormatError]:
-    """Say a validation error in the words of this package."""
-    node = _at(root, theirs.instance_path)
+    """Yield the errors of this package for an error of the schema validator."""
+    node = _node_at(root, violation.instance_path)
     part: Any = schema
-    for step in theirs.schema_path[:-1]:
+    for step in violation.schema_path[:-1]:
         part = part[step]
-    details = theirs.kind.as_dict()
-    match theirs.kind.name:
+    details = violation.kind.as_dict()
+    match violation.kind.name:
         case "additionalProperties":
             for name in map(_unmarked, details["unexpected"]):
                 yield unknown_name(node, name, list(part["properties"]), "field")
@@ -288,20 +289,27 @@ def _ours(
             yield unexpected(node, expected or _EXPECTED[kind].format(**details))
 
 
-def unknown_name(mapping: Node, name: str, known: Collection[str], what: str) -> FormatError:
-    """Return the error that a mapping has a key it should not have, with the nearest known one."""
-    expected = f"one of {listed(known)}" if known else "none"
-    hint = nearest(name, known)
-    what = f"found an unknown {what}, expected {expected}{'; ' * bool(hint)}{hint}"
-    return FormatError(mapping.field(name) or mapping, what)
+def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) -> FormatError:
+    """Return the error about an unknown key of a mapping; the message suggests a similar one.
+
+    Args:
+        mapping: the mapping.
+        name: the unknown key.
+        valid: the valid keys.
+        kind: the noun for a key: ``input``, ``field``.
+    """
+    expected = f"one of {listed(valid)}" if valid else "none"
+    hint = nearest(name, valid)
+    message = f"found an unknown {kind}, expected {expected}{'; ' * bool(hint)}{hint}"
+    return FormatError(mapping.field(name) or mapping, message)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as a message lists them."""
-    return abbreviated(", ".join(names), longest=200)
+    """Return names separated by commas, abbreviated for a message."""
+    return abbreviated(", ".join(names), max_chars=200)
 
 
-def _at(root: Node, path: list[str | int]) -> Node:
+def _node_at(root: Node, path: list[str | int]) -> Node:
     node = root
     for step in path:
         if isinstance(step, int):
@@ -312,30 +320,30 @@ def _at(root: Node, path: list[str | int]) -> Node:
 
 
 def _marked(key: str) -> str:
-    # The validator's paths turn keys such as "0" and "+7" into indices and leave out an empty one.
-    return key if key.strip(_AMBIGUOUS) else f"\0{key}"
+    # The validator's paths turn keys such as "0" and "+7" into indices and omit an empty key.
+    return key if key.strip(_INDEX_CHARS) else f"\0{key}"
 
 
 def _unmarked(key: str) -> str:
-    return key if key.strip(_AMBIGUOUS) else key[1:]
+    return key if key.strip(_INDEX_CHARS) else key[1:]
 
 
 def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
     """Parse a file of one YAML document.
 
     Returns:
-        The document, None if it could not be read to its end; and everything that is refused:
-        syntax errors, anchors, aliases, tags, repeated keys, numbers out of range, too much depth.
+        The document, None if the text cannot be parsed to its end; and the errors: invalid syntax,
+        anchors, aliases, tags, repeated keys, numbers out of range, excessive depth.
     """
     errors: list[FormatError] = []
     try:
         builder = _Builder(iter(_Loader(text).get_event, None), errors)
         root = None
         for event in builder.events:
-            here = Node(event.start_mark.line + 1)
+            line = event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    raise FormatError(here, _SECOND)  # noqa: TRY301 - as those of the builder
+                    raise FormatError(Node(line), _SECOND_DOCUMENT)  # noqa: TRY301 - like the builder
                 root = builder.node(next(builder.events), Node(line=1), 0)
         return root or Node(line=1), errors
     except FormatError as error:
@@ -346,28 +354,27 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
 
 @dataclass
 class _Builder:
-    """Builds nodes from the events of the parser; collects what need not stop it."""
+    """Builds nodes from the parser's events; collects errors after which it can continue."""
 
     events: Iterator[Any]
     errors: list[FormatError]
     count: int = 0
 
     def node(self, event: Any, node: Node, depth: int) -> Node:
-        """Fill a node from an event and, for a collection, those that follow it."""
+        """Fill a node from an event and, for a collection, from the events of its content."""
         self.count += 1
         if self.count > MAX_NODES:
             line = event.start_mark.line + 1
-            large = "expected large tensors as {random: ...} or {file: ...}"
-            raise FormatError(Node(line), f"found over {MAX_NODES} values, {large}")
+            expected = "expected large tensors as {random: ...} or {file: ...}"
+            raise FormatError(Node(line), f"found over {MAX_NODES} values, {expected}")
         kind = type(event)
         alias = kind is yaml.AliasEvent
         if event.anchor is not None or event.tag is not None:
             line = event.start_mark.line + 1
-            named = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
-            found = abbreviated(f"the alias *{event.anchor}" if alias else named)
-            what = f"found {found}, expected plain values (anchors, aliases and tags "
-            error = FormatError(node, f"{what}are not allowed)", line=line)
-            self.errors.append(error)
+            mark = f"the anchor &{event.anchor}" if event.anchor else f"the tag {event.tag}"
+            mark = abbreviated(f"the alias *{event.anchor}" if alias else mark)
+            expected = "expected plain values (anchors, aliases and tags are not allowed)"
+            self.errors.append(FormatError(node, f"found {mark}, {expected}", line=line))
         if kind is yaml.ScalarEvent:
             node.scalar = event.value
             if event.implicit[0] and event.tag is None:
@@ -393,28 +400,29 @@ class _Builder:
             line = event.start_mark.line + 1
             plain = type(event) is yaml.ScalarEvent and event.anchor is event.tag is None
             if plain and event.value[:1].isalpha():
-                # Nearly all are; nothing can be wrong with such a key alone.
+                # Nearly all keys are such names, which need no further checks.
                 self.count += 1
             else:
                 name = self.node(event, Node(line, node, "(key)"), depth)
                 if not isinstance(event, (yaml.ScalarEvent, yaml.AliasEvent)):
-                    what = f"found {name} as a key, expected a name"
-                    self.errors.append(FormatError(name, what))
+                    message = f"found {name} as a key, expected a name"
+                    self.errors.append(FormatError(name, message))
             key = event.value if isinstance(event, yaml.ScalarEvent) else "(key)"
             value = self.node(next(self.events), Node(line, node, key), depth)
             first = fields.setdefault(key, value)
             if first is not value:
-                what = f"found this key again, expected it once (line {first.line})"
-                self.errors.append(FormatError(value, what))
+                message = f"found this key again, expected it once (line {first.line})"
+                self.errors.append(FormatError(value, message))
 
 
 def plain_scalar(text: str) -> Scalar:
-    """Return the value of an unquoted scalar; text that is nothing else stands for itself.
+    """Return the value of an unquoted scalar: null, a truth value, a number, or else the text.
 
-    A decimal becomes the nearest double, an integer stays exact.
+    A decimal fraction becomes the nearest double; an integer stays exact.
 
     Raises:
-        ValueError: if the text is a number that neither a double nor 300 digits can hold.
+        ValueError: if a fraction is out of the range of a double, or an integer has over 300
+            digits; the message follows ``found``.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -434,15 +442,15 @@ def plain_scalar(text: str) -> Scalar:
     if math.isinf(value):
         raise ValueError(f"{text[:40]}, expected a number in the range of a double, or .inf")
     if value == 0 and match[1].strip("0."):
-        raise ValueError(f"{text[:40]}, expected a number that a double can tell from zero")
+        raise ValueError(f"{text[:40]}, expected a number that does not underflow to zero")
     return value
 
 
 def _integer(text: str, base: int) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"an integer of {len(text)} digits, expected at most {_MOST_DIGITS}")
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits, expected at most {_MAX_DIGITS}")
     value = int(text, base)
-    if value.bit_length() > _MOST_BITS:
+    if value.bit_length() > _MAX_BITS:
         raise ValueError(f"{text[:40]}, expected an integer in the range of a double")
     return value
 
@@ -453,7 +461,7 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
         line = min(mark.line, text.count("\n")) + 1 if mark else 1
         words = " ".join(part for part in (error.problem, error.context) if part)
     elif isinstance(error, yaml.reader.ReaderError):
-        # libyaml gives the position in bytes of UTF-8, PyYAML in characters.
+        # The position counts bytes of UTF-8 in libyaml, and characters in PyYAML's own parser.
         units = text if error.encoding == "unicode" else text.encode().decode("latin-1")
         line = units.count("\n", 0, error.position) + 1
         words = error.reason
@@ -462,8 +470,9 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
     content = text.split("\n")[line - 1] if text else ""
     if content.lstrip(" ").startswith("\t"):
         return FormatError(Node(line), "found a line indented with a tab, expected spaces")
-    # libyaml 0.2.6 reads a thousand brackets ahead, and refuses them before it says of the first.
+    # libyaml 0.2.6 scans a thousand brackets ahead, and rejects them before it emits an event for
+    # the first one.
     too_deep = "maximum nesting depth" in words
     return FormatError(
-        Node(line), _TOO_DEEP if too_deep else f"found no valid YAML: {printable(words)}"
+        Node(line), _TOO_DEEP if too_deep else f"found invalid YAML: {printable(words)}"
     )

@@ -12,7 +12,7 @@ from typing import TypeVar
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    problem_of,
+    located_fault,
     read_document,
     unexpected,
 )
@@ -157,7 +157,9 @@ def parse_layer(text: str, path: Path) -> Layer:
         except FormatError as error:
             errors.append(error)
     left_out = valid_root.field("without") or Node(1)
-    problems = [problem_of(path, error) for error in sorted(errors, key=lambda error: error.line)]
+    problems = [
+        located_fault(path, error) for error in sorted(errors, key=lambda error: error.line)
+    ]
     return Layer(
         path,
         text,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from onnxopt_cli.cases.yaml.yaml_syntax import yaml_text
+from onnxopt_cli.cases.yaml.yaml_syntax import read_source
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.record import (
@@ -77,7 +77,7 @@ def update_expectations(
         return f"{name} is up to date"
     # Lock the folder: the file itself is replaced.
     with locked(path.absolute().parent, _LOCK_SECONDS):
-        now = yaml_text(path) if path.exists() else ""
+        now = read_source(path) if path.exists() else ""
         if now != before:
             raise UsageError(
                 f"{name} is not written: it changed during the run",

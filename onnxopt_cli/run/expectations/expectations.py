@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from onnxopt_cli.cases.yaml.yaml_syntax import yaml_text
+from onnxopt_cli.cases.yaml.yaml_syntax import read_source
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import (
     HARMLESS,
@@ -56,7 +56,7 @@ class Expectations:
         problems: list[Fault] = []
         for path in paths:
             try:
-                layers.append(parse_layer(yaml_text(path), path))
+                layers.append(parse_layer(read_source(path), path))
                 problems += layers[-1].errors
             except InvalidCase as error:
                 problems += error.problems

@@ -181,7 +181,7 @@ def test_the_log_keeps_standings_and_findings(run, demo, onnxopt):
         (f"{HEAD}  - {{case: x, outcome: fail, expires: soon}}\n", "a date, as in"),
         (f"{HEAD}  - {{case: x, outcome: fail, issue: 'javascript:x'}}\n", "a link that begins"),
         (f"{HEAD}  - &a {{case: x, outcome: fail}}\n  - *a\n", "the anchor &a"),
-        (f"{HEAD}  - [\n", "no valid YAML"),
+        (f"{HEAD}  - [\n", "invalid YAML"),
         ("onnxopt-expect: 1\nmust-pass: x\n", "must-pass: found"),
         ("onnxopt-expect: 1\nmust-pass: [3]\n", "must-pass[0]: found 3, expected an id or a glob"),
     ],
