@@ -176,3 +176,11 @@ def test_the_project_s_own_workflow_runs_every_check():
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
+
+
+def test_every_output_of_the_action_is_written_by_a_step():
+    action = load(ACTION)
+    scripts = {step["id"]: step["run"] for step in action["runs"]["steps"] if "id" in step}
+    for output in action["outputs"].values():
+        reference = re.fullmatch(r"\$\{\{ steps\.(\w+)\.outputs\.(\w+) \}\}", output["value"])
+        assert f"{reference[2]}=%s" in scripts[reference[1]]
