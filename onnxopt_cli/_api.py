@@ -345,14 +345,14 @@ def explain_session(
     """
     from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
     from onnxopt_cli.analysis.explain import explain, least_seconds
-    from onnxopt_cli.run.rerun import questioning
+    from onnxopt_cli.run.rerun import open_model_runner
 
     if seconds is None:
         seconds = least_seconds(perf_counter() - session.began)
     plan = session.plan
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
-    with questioning(plan.interruption, session.config.execution, session.cluster) as ask:
+    with open_model_runner(plan.interruption, session.config.execution, session.cluster) as ask:
         explanations = explain(
             results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask
         )

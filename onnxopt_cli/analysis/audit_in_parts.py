@@ -36,8 +36,8 @@ from onnxopt_cli.core.record_json import (
 )
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
-from onnxopt_cli.run.remote import sent
-from onnxopt_cli.run.served import found_case
+from onnxopt_cli.run.remote import case_references
+from onnxopt_cli.run.served import sent_case
 from onnxopt_cli.run.session import VERSIONS
 from onnxopt_cli.workers.cluster.dask_client import (
     Cluster,
@@ -81,7 +81,7 @@ def outcomes(
     operators = {trial.case: name for name, own_trials in trials.items() for trial in own_trials}
     items: dict[str, list[tuple[str, str]]] = {name: [] for name in trials}
     files: dict[str, list[str]] = {name: [] for name in trials}
-    for case, item, paths in zip(cases, *sent(cases), strict=True):
+    for case, item, paths in zip(cases, *case_references(cases), strict=True):
         if name := operators.get(case.id):
             items[name].append(item)
             files[name] += [path for path in paths if path not in files[name][-1:]]
@@ -110,7 +110,7 @@ def open_audit(arguments: _WorkerArguments, tree: Path) -> Iterator[tuple[Any, H
 
     @cache
     def trials(name: str) -> dict[str, list[AuditedCase]]:
-        cases = [found_case(tree, 0, *item) for item in items[name]]
+        cases = [sent_case(tree, 0, *item) for item in items[name]]
         return find_trials([case for case in cases if case is not None], judging)[0]
 
     def answer(request: Any, _: memoryview) -> bytes:

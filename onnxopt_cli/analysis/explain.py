@@ -56,7 +56,7 @@ from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.run.rerun import Questioning, node_question
+from onnxopt_cli.run.rerun import ModelRunner, call_model
 
 #: Larger cases are skipped: reading one may take longer than the rest of the search.
 MAX_OUTPUT_ELEMENTS = 1 << 20
@@ -93,7 +93,7 @@ def explain(
     *,
     seconds: float = float("inf"),
     progress: Callable[[str], None] = lambda _: None,
-    ask: Questioning | None = None,
+    ask: ModelRunner | None = None,
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
@@ -229,7 +229,7 @@ class _Search:
 
     # Lowered models -----------------------------------------------------------------------------
 
-    def check_lowered_nodes(self, ask: Questioning) -> Iterator[None]:
+    def check_lowered_nodes(self, ask: ModelRunner) -> Iterator[None]:
         """Find the primitive nodes that are wrong where a backend runs lowered models.
 
         Cases that such a node accounts for do not indicate a mistake of the operator.
@@ -460,7 +460,7 @@ class _Search:
 
     # Generated inputs ---------------------------------------------------------------------------
 
-    def find_condition(self, ask: Questioning | None, seconds: float) -> None:
+    def find_condition(self, ask: ModelRunner | None, seconds: float) -> None:
         """Test the cover on generated inputs, then look for a condition of the failures remaining.
 
         Args:
@@ -817,7 +817,7 @@ def _limited(ask: Submit, seconds: float) -> Callable[[Call[Array]], Sequence[Ar
         if process_time() - began + waited > seconds:
             return None
         start, busy = monotonic(), process_time()
-        returned = ask(*node_question(call))
+        returned = ask(*call_model(call))
         waited += max(0.0, monotonic() - start - (process_time() - busy))
         return returned
 

@@ -83,7 +83,7 @@ class Executor(Protocol):
 
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
-    """Return a warning if this system isolates backends incompletely; empty if there is none."""
+    """Return a warning if this system isolates backends incompletely, else an empty string."""
     is_numpy_alone = execution.isolation is None and set(backends) == {"numpy"}
     isolated = not is_numpy_alone and execution.isolation is not Isolation.NONE
     return f"isolation is {limits}" if isolated and (limits := weakness()) else ""
@@ -105,7 +105,7 @@ def open_executors(
         backends: the specifications of the backends.
         execution: how to run them.
         interruption: set when the user interrupts the run.
-        reference_oracle: receives workers of its own, whatever the isolation of the backends.
+        reference_oracle: receives workers of its own, for any isolation of the backends.
         cluster: the machines on which the backends run; None for this one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Backends on the workers of a cluster, as the runner sees them."""
+"""Backends on the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from onnxopt_cli.workers.cluster.dask_client import (
 )
 from onnxopt_cli.workers.worker_messages import pack_request, read_response
 
-_LOST = "it was lost with its machine each time: "
+_LOST = "its machine was lost in each attempt: "
 
 
 class Remote:
     """A backend on every worker of a cluster.
 
-    Cases run and are judged there, many at a time: :meth:`rows`. What else is asked of the backend,
-    by a rerun or to explain a failure, one worker is asked in order.
+    :meth:`rows` runs and judges cases on all workers at the same time. Other requests, such as
+    those of a rerun or an explanation, go to one worker, in order.
 
     Args:
-        names: the backends of the workers as the user asked for them.
-        place: its place among them.
+        names: the specifications of all backends of the workers.
+        place: the index of this backend among them.
         workers: the workers.
 
     Attributes:
-        workers: the same, for whoever has other work for them.
+        workers: the workers; other modules may send them requests.
     """
 
     def __init__(self, names: Sequence[str], place: int, workers: WorkerGroup) -> None:
@@ -55,32 +55,32 @@ class Remote:
         self.workers = workers
 
     def ready(self) -> None:
-        """Wait until a worker has started it.
+        """Wait until a worker has started the backend.
 
         Raises:
-            UsageError: if there is no such backend, or the workers do not agree.
-            BackendUnavailable: if it does not start, or no worker comes.
+            UsageError: if there is no such backend, or the workers disagree on its version.
+            BackendUnavailable: if the backend does not start, or no worker appears.
         """
         self.workers.ready()
         match self.workers.hello:
             case [*versions] if len(versions) == len(self._names):
                 self.version = printable(str(versions[self._place]))
             case _:
-                raise BackendUnavailable("the workers do not say which backends they have")
+                raise BackendUnavailable("the workers sent an invalid list of their backends")
 
     def submit(self, request: Request) -> Callable[[], Response | str]:
-        """Have a model run on a worker."""
+        """Begin to run a model on a worker."""
         try:
             message, values = pack_request(request, request.model.SerializeToString())
         except UnusableOutput as error:
-            said = f"the case cannot be sent to a worker: {error.message}"
-            return lambda: said
-        more = {
+            reason = f"the case cannot be sent to a worker: {error.message}"
+            return lambda: reason
+        fields = {
             "backend": self._place,
             "expected_bytes": request.expected_bytes,
             "formula_loop": request.formula_loop,
         }
-        frames = values.message({**message, **more})
+        frames = values.message({**message, **fields})
         request.started()
         pending = self.workers.ask(b"".join(frames))
 
@@ -94,74 +94,86 @@ class Remote:
         return wait
 
     def renew(self) -> None:
-        """Let the next model meet a fresh process."""
+        """Restart the backend's process before the next model."""
         self.workers.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
 
     def finish(self) -> list[Incident]:
-        """Shut it down everywhere; return what it did outside of any case, in words."""
+        """Shut the backend down on all workers, and return its failures outside of any case."""
         message = json.dumps({"request": "finish", "backend": self._place}).encode()
         incidents = []
         for answer in self.workers.everyone(message):
             try:
                 incidents += [
-                    Incident(str(where), Outcome(outcome), printable(str(what), lines=True))
-                    for where, outcome, what in read_json(answer)
+                    Incident(str(stage), Outcome(outcome), printable(str(message), lines=True))
+                    for stage, outcome, message in read_json(answer)
                 ]
             except (ValueError, TypeError):
-                said = "a machine sent what is not an answer"
-                incidents.append(Incident("teardown", Outcome.PROTOCOL, said))
+                fault = "a machine sent an invalid message"
+                incidents.append(Incident("teardown", Outcome.PROTOCOL, fault))
         return incidents
 
     def rows(self, cases: Sequence[Case]) -> Generator[tuple[Result, ...] | None]:
-        """Yield the results of cases, one for each of the workers' backends, in order.
+        """Yield the results of each case, one for each of the workers' backends, in order.
 
         Yields:
-            None for a case that no worker can judge by itself.
+            The results; None for a case that no worker can judge by itself.
         """
-        items, files = sent(cases)
+        items, files = case_references(cases)
         names = self._names
 
-        def read(place: int, answer: Any) -> tuple[Result, ...] | None:
+        def read(index: int, answer: Any) -> tuple[Result, ...] | None:
             if answer is None:
                 return None
-            row = tuple(map(result_from_json, answer))
-            if [(it.case, it.backend) for it in row] != [(items[place][0], it) for it in names]:
+            results = tuple(map(result_from_json, answer))
+            case_id, _ = items[index]
+            if [(result.case, result.backend) for result in results] != [
+                (case_id, name) for name in names
+            ]:
                 raise ValueError("results of another case")
-            return row
+            return results
 
-        found = self.workers.spread("cases", items, read, files.__getitem__)
-        for case, row in zip(cases, found, strict=False):
+        rows = self.workers.spread("cases", items, read, files.__getitem__)
+        for case, row in zip(cases, rows, strict=False):
             if isinstance(row, LostError):
-                why = _LOST + printable(str(row))
-                yield tuple(unanswered(case, name, why, Outcome.CRASH) for name in names)
+                reason = _LOST + printable(str(row))
+                yield tuple(unanswered(case, name, reason, Outcome.CRASH) for name in names)
             else:
                 yield row
 
 
-def sent(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return how a worker finds cases, each by its id and its file or none; and all their files."""
+def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Return the id and the file of each case, and the paths of all files that it needs.
+
+    The file is empty for a case of a built-in suite, which each worker has.
+    """
     files = [sorted(map(real_place, case.files())) for case in cases]
-    pairs = zip(cases, files, strict=True)
-    return [(it.id, real_place(it.location.path) if mine else "") for it, mine in pairs], files
+    references = [
+        (case.id, real_place(case.location.path) if paths else "")
+        for case, paths in zip(cases, files, strict=True)
+    ]
+    return references, files
 
 
 def _response(answer: bytes, request: Request) -> Response | str:
-    """Return what a worker says of a model; it is taken apart as strictly as on one machine."""
+    """Parse the answer of a worker, which is as little trusted as one on this machine."""
     try:
-        head, _, rest = answer.partition(b"\n")
+        head, _, body = answer.partition(b"\n")
         match read_json(head):
-            case {"stopped": str(why)}:
-                return printable(why)
+            case {"stopped": str(reason)}:
+                return printable(reason)
             case {"leak": str(leak), "printed": str(printed)}:
-                line, _, payload = rest.partition(b"\n")
-                message = read_json(line)
-                message = {name: it for name, it in message.items() if name not in {"id", "bytes"}}
+                line, _, payload = body.partition(b"\n")
+                message = {
+                    name: value
+                    for name, value in read_json(line).items()
+                    if name not in {"id", "bytes"}
+                }
                 response = read_response(message, memoryview(payload), request.inputs)
                 return replace(response, leak=leak, printed=printed)
     except (ValueError, AttributeError) as error:
-        what = f"sent {printable(str(error))}"
+        fault = f"sent an invalid message: {printable(str(error))}"
     except ProtocolBreach as breach:
-        what = breach.message
+        fault = breach.message
     else:
-        what = "sent what is not an answer"
-    return Response(failure=Outcome.PROTOCOL, message=f"the machine {what}")
+        fault = "sent an invalid message"
+    return Response(failure=Outcome.PROTOCOL, message=f"the machine {fault}")

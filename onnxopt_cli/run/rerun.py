@@ -1,4 +1,4 @@
-"""Asking a backend again: whether a failing case is flaky, and how other nodes come out."""
+"""Running cases again to see whether a failure is flaky, and running other models."""
 
 from __future__ import annotations
 
@@ -39,55 +39,54 @@ if TYPE_CHECKING:
 #: Runs cases in order on a backend that has been restarted before the first.
 Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# After these a worker is another one: what came before has no effect on what comes after.
-_DEADLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
+# After these outcomes the worker is replaced, so the cases before have no effect on those after.
+_WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
 
 
 class RunInterrupted(Exception):
-    """The user wants the run to end."""
+    """The user has interrupted the run."""
 
 
-#: Asks a backend, given by its name, for the outputs of a model; None where it returns none.
-Questioning = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
+#: Returns the outputs of a model on a backend, given by its name; None if the backend fails.
+ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 
 @contextmanager
-def questioning(
+def open_model_runner(
     interruption: Interruption, execution: Execution, cluster: Cluster | None
-) -> Iterator[Questioning]:
-    """Yield a function that asks a backend for the outputs of a model.
-
-    A backend is started again when it is first asked.
-    """
+) -> Iterator[ModelRunner]:
+    """Yield a function that runs models; it starts each backend again on first use."""
     with ExitStack() as stack:
 
         @cache
         def executor(backend: str) -> Executor:
             one_worker = replace(execution, jobs=1)
             opened = open_executors([backend], one_worker, interruption, cluster=cluster)
-            (found,) = stack.enter_context(opened)
-            found.ready()
-            return found
+            (started,) = stack.enter_context(opened)
+            started.ready()
+            return started
 
-        def ask(
+        def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
         ) -> Sequence[Array] | None:
             with suppress(OnnxoptError):
                 response = executor(backend).submit(Request(model, inputs))()
                 outputs = None if isinstance(response, str) else response.outputs
-                arrays = [it for it in outputs or () if isinstance(it, np.ndarray)]
+                arrays = [value for value in outputs or () if isinstance(value, np.ndarray)]
                 return arrays if outputs and len(arrays) == len(outputs) else None
             return None
 
-        yield ask
+        yield run_model
 
 
-def node_question(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """Return a node as a model of its own, with its inputs."""
-    given = {name: it for name, it in call.attributes.items() if name not in call.omitted}
-    model = formula_model(call.operator, given, call.inputs, graph_name="further")
+def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return the model of a single node that performs a call, and its inputs."""
+    attributes = {
+        name: value for name, value in call.attributes.items() if name not in call.omitted
+    }
+    model = formula_model(call.operator, attributes, call.inputs, graph_name="further")
     names = call.operator.input_names(len(call.groups))
     return model, dict(zip(names, call.inputs, strict=True))
 
@@ -96,34 +95,34 @@ def node_question(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]
 def restarted_backend(
     plan: Plan, backend: str, execution: Execution, cluster: Cluster | None
 ) -> Iterator[Restarted]:
-    """Yield a function that runs cases in order, on a backend that is newly started at each call.
+    """Yield a function that runs cases in order on a backend, and restarts it before each call.
 
-    The function raises RunInterrupted where the user wants the run to end.
+    The function raises RunInterrupted if the user interrupts the run.
 
     Args:
-        plan: how to judge, and what interrupts.
-        backend: the backend as the user asked for it.
-        execution: how to run it.
-        cluster: the machines on which it runs; None for this one.
+        plan: the plan of the run.
+        backend: the specification of the backend.
+        execution: how to run the backend.
+        cluster: the machines on which the backend runs; None for this one.
 
     Raises:
         BackendUnavailable: if the backend does not start again.
     """
-    # A plan of its own: nothing of this is in the log but what comes of it.
+    # This plan does not write to the log; the caller logs the result of the rerun.
     one_worker = replace(execution, jobs=1)
     opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
     with opened as fresh:
-        alone = replace(fresh, vacuity=plan.vacuity)
-        (executor,) = alone.backends
+        rerun_plan = replace(fresh, vacuity=plan.vacuity)
+        (executor,) = rerun_plan.backends
         executor.ready()
-        used = False
+        is_used = False
 
         def restarted(cases: Sequence[Case]) -> list[Result]:
-            nonlocal used
-            if used:
+            nonlocal is_used
+            if is_used:
                 executor.renew()
-            used = True
-            results = [run_case(alone, case)[0] for case in cases]
+            is_used = True
+            results = [run_case(rerun_plan, case)[0] for case in cases]
             if plan.interruption.signal:
                 raise RunInterrupted
             return results
@@ -138,45 +137,46 @@ def run_again(
     restarted: Restarted,
     times: int,
 ) -> Iterator[Result]:
-    """Yield each suspect that is worth another run, with what makes it flaky if something does.
+    """Yield each suspect whose outcome may change, with the reason if it is flaky.
 
-    Each runs alone, several times; then in the order of the run, to see whether the cases before
-    it make the difference. Where they do, the one that does is looked for.
+    Each suspect runs alone, several times, and then after the cases before it. If its outcome
+    depends on these, a search finds the case that makes the difference.
 
     Args:
-        cases: what ran, in its order.
-        results: what came out on one backend, by id of the case.
+        cases: the cases of the run, in order.
+        results: their results on one backend, by the case's id.
         suspects: those of the results that do not conform.
         restarted: runs cases on that backend.
-        times: how often each runs alone, at least once.
+        times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    doubtful: list[tuple[Result, Outcome]] = []
+    # Suspects that have the same outcome each time they run alone, and that outcome.
+    stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:
             continue
-        alone = [restarted([by_id[result.case]])[0].outcome for _ in range(times)]
-        if len(set(alone)) > 1:
-            yield replace(result, flaky=_share([result.outcome, *alone]))
+        outcomes = [restarted([by_id[result.case]])[0].outcome for _ in range(times)]
+        if len(set(outcomes)) > 1:
+            yield replace(result, flaky=_share([result.outcome, *outcomes]))
         else:
-            doubtful.append((result, alone[0]))
-    if not doubtful:
+            stable_alone.append((result, outcomes[0]))
+    if not stable_alone:
         return
-    calm = [case for case in cases if results[case.id].outcome not in _DEADLY]
+    harmless = [case for case in cases if results[case.id].outcome not in _WORKER_ENDS]
     place = {name: index for index, name in enumerate(by_id)}
-    last = max(place[result.case] for result, _ in doubtful)
-    once = restarted([case for case in calm if place[case.id] <= last])
-    together = {result.case: result.outcome for result in once}
+    last = max(place[result.case] for result, _ in stable_alone)
+    rerun = restarted([case for case in harmless if place[case.id] <= last])
+    in_order = {result.case: result.outcome for result in rerun}
     culprits: list[Case] = []
-    for result, outcome in doubtful:
-        before = [case for case in calm if place[case.id] < place[result.case]]
+    for result, outcome in stable_alone:
+        before = [case for case in harmless if place[case.id] < place[result.case]]
         case = by_id[result.case]
-        found = together.get(result.case, outcome)
-        if result.case not in together and outcome is not result.outcome:
-            # What ends the process would take away what the others ran in, so it runs on its own.
-            found = restarted([*before, case])[-1].outcome
-        if found is not outcome:
-            text = _dependence(before, case, found, restarted, culprits)
+        outcome_in_order = in_order.get(result.case, outcome)
+        if result.case not in in_order and outcome is not result.outcome:
+            # The case ended its worker, so it was left out of the common rerun.
+            outcome_in_order = restarted([*before, case])[-1].outcome
+        if outcome_in_order is not outcome:
+            text = _dependence(before, case, outcome_in_order, restarted, culprits)
             yield replace(result, flaky=text)
         elif outcome is not result.outcome:
             yield replace(result, flaky=_share([result.outcome, *[outcome] * times]))
@@ -187,21 +187,21 @@ def run_again(
 def _dependence(
     before: Sequence[Case], case: Case, outcome: Outcome, restarted: Restarted, culprits: list[Case]
 ) -> str:
-    """Say after which case alone a case has the outcome that it has in order."""
+    """Return after which earlier case a case has the outcome that it has in order."""
 
     def same_after(prefix: Sequence[Case]) -> bool:
         return restarted([*prefix, case])[-1].outcome is outcome
 
     verb = _VERBS.get(outcome, f"ends in {outcome}")
-    earlier = {other.id for other in before}
-    for known in culprits:
-        if known.id in earlier and same_after([known]):
-            return f"{verb} only after {printable(known.id)}"
+    earlier_ids = {earlier_case.id for earlier_case in before}
+    for culprit in culprits:
+        if culprit.id in earlier_ids and same_after([culprit]):
+            return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only now and then"
-    # It is so after the culprit and what follows it, and not after what follows it alone.
-    later = range(1, len(before))
-    culprit = before[bisect_left(later, True, key=lambda at: not same_after(before[at:]))]
+    # Search for the shortest suffix after which the outcome is the same: it starts at the culprit.
+    starts = range(1, len(before))
+    culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):
         return f"{verb} only after {printable(culprit.id)} and others before it"
     culprits.append(culprit)
@@ -210,6 +210,6 @@ def _dependence(
 
 def _share(outcomes: Sequence[Outcome]) -> str:
     passed = sum(outcome is Outcome.PASS for outcome in outcomes)
-    others = sorted({outcome.value for outcome in outcomes} - {Outcome.PASS.value})
+    failures = sorted({outcome.value for outcome in outcomes} - {Outcome.PASS.value})
     text = f"{passed} of {len(outcomes)} passed"
-    return f"{text}; the others: {', '.join(others)}" if len(others) > 1 else text
+    return f"{text}; the others: {', '.join(failures)}" if len(failures) > 1 else text

@@ -72,7 +72,7 @@ class Plan:
     Attributes:
         cases: the cases, in order.
         backends: the backends under test; each case runs on all of them.
-        problems: faults of case files that cannot be read.
+        problems: faults of case files that contain no valid case.
         judging: how outputs are judged.
         max_fail: stop after this number of cases that do not conform; 0 for never.
         failed: number of cases that already failed in the log from which the run resumes.

@@ -1,4 +1,4 @@
-"""Cases on a machine of a cluster: found among what was sent, run and judged as anywhere."""
+"""The requests of a cluster's client, answered on a worker: run and judge cases, run models."""
 
 from __future__ import annotations
 
@@ -23,73 +23,81 @@ from onnxopt_cli.workers.cluster.sidecar import Handler, placed
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.worker_messages import pack_response, read_request
 
-# Case files whose cases are kept.
-_FILES = 64
+_MAX_CACHED_FILES = 64
 
 
 @contextmanager
 def open_run(
-    terms: tuple[Sequence[str], Execution, Judging], tree: Path
+    settings: tuple[Sequence[str], Execution, Judging], tree: Path
 ) -> Iterator[tuple[Any, Handler]]:
-    """Open backends whose cases run and are judged here.
+    """Start backends; yield their versions, and a function that answers the client's requests.
 
     Args:
-        terms: the backends, how they run, and how their outputs are judged.
-        tree: where the files of cases stand.
+        settings: the backends, how they run, and how their outputs are judged.
+        tree: the folder with the case files that the client has sent.
     """
-    backends, execution, judging = terms
+    backends, execution, judging = settings
     with open_plan(backends, execution, judging, Interruption()) as opened:
         for backend in opened.backends:
             backend.ready()
-        # Only the client has all cases, and looks among them for one that shows more.
-        plan = replace(opened, vacuity=VacuityCheck(_AtTheClient()))
+        # Only the client has all cases, from which the vacuity check selects probes.
+        plan = replace(opened, vacuity=VacuityCheck(_CasesAtClient()))
         executors = plan.backends
 
-        def answer(asked: Any, payload: memoryview) -> bytes:
-            match asked:
+        def answer(message: Any, payload: memoryview) -> bytes:
+            match message:
                 case {"request": "cases", "items": items}:
-                    found = [found_case(tree, execution.limits.memory, *it) for it in items]
-                    rows = [it and delegated_results(plan, it) for it in found]
-                    return json.dumps([it and [*map(result_to_json, it)] for it in rows]).encode()
+                    cases = [sent_case(tree, execution.limits.memory, *item) for item in items]
+                    rows = [case and delegated_results(plan, case) for case in cases]
+                    return json.dumps(
+                        [results and [*map(result_to_json, results)] for results in rows]
+                    ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # What is made of backends elsewhere than here.
+                    # A request of another module, named by its function.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
-                    return json.dumps([function(executors, it) for it in items]).encode()
-                case {"request": "run", "backend": int(at)}:
-                    given = {name: asked[name] for name in ("expected_bytes", "formula_loop")}
-                    submitted = replace(read_request(asked, payload), **given)
-                    response = executors[at].submit(submitted)()
+                    return json.dumps([function(executors, item) for item in items]).encode()
+                case {"request": "run", "backend": int(index)}:
+                    options = {name: message[name] for name in ("expected_bytes", "formula_loop")}
+                    submitted = replace(read_request(message, payload), **options)
+                    response = executors[index].submit(submitted)()
                     if isinstance(response, str):
                         return json.dumps({"stopped": response}).encode() + b"\n"
-                    more = {"leak": response.leak, "printed": response.printed}
+                    head = {"leak": response.leak, "printed": response.printed}
                     frames = pack_response(0, response)
-                    return b"".join([json.dumps(more).encode(), b"\n", *frames])
-                case {"request": "renew", "backend": int(at)}:
-                    executors[at].renew()
-                case {"request": "finish", "backend": int(at)}:
-                    return json.dumps([*map(astuple, executors[at].finish())]).encode()
+                    return b"".join([json.dumps(head).encode(), b"\n", *frames])
+                case {"request": "renew", "backend": int(index)}:
+                    executors[index].renew()
+                case {"request": "finish", "backend": int(index)}:
+                    return json.dumps([*map(astuple, executors[index].finish())]).encode()
             return b"[]"
 
-        yield [it.version for it in executors], answer
+        yield [executor.version for executor in executors], answer
 
 
-class _AtTheClient:
-    """The cases that are not here; who looks for one leaves that to the client."""
+class _CasesAtClient:
+    """The cases of the client. A case that needs them as probes is left to the client."""
 
     def __iter__(self) -> Iterator[Case]:
         refuse_workers()
 
 
-def found_case(tree: Path, memory: int, name: str, path: str) -> Case | None:
-    """Find a case by its id, and the path of its file at the client or none."""
-    place = placed(tree, path) if path else Path(name.partition("/")[0])
-    return _cases(place, memory).get(name)
+def sent_case(tree: Path, memory: int, case_id: str, path: str) -> Case | None:
+    """Return the case with an id; None if there is no such case.
+
+    Args:
+        tree: the folder with the case files that the client has sent.
+        memory: maximum size of a case in bytes; 0 for no limit.
+        case_id: the id of the case.
+        path: the path of the case's file at the client; empty for a case of a built-in suite.
+    """
+    target = placed(tree, path) if path else Path(case_id.partition("/")[0])
+    return _cases(target, memory).get(case_id)
 
 
-@lru_cache(_FILES)
-def _cases(place: Path, memory: int) -> Mapping[str, Case]:
+@lru_cache(_MAX_CACHED_FILES)
+def _cases(target: Path, memory: int) -> Mapping[str, Case]:
     try:
-        return {case.id: case for case in collect([str(place)], memory).cases}
+        return {case.id: case for case in collect([str(target)], memory).cases}
     except OnnxoptError:
         return {}

@@ -59,7 +59,7 @@ from onnxopt_cli.suites.collect import Collection, suite_versions
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.processes import weakness
 
-# What a log and a rerun need is imported where there is one: most runs have neither.
+# Modules for logs and reruns are imported on use, because most runs have neither.
 if TYPE_CHECKING:
     from onnxopt_cli.run.log.log_contents import FileSnapshot
     from onnxopt_cli.run.log.log_header import CaseList, Header
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.log.log_writer import LogWriter
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-#: Of onnxopt, Python, the machine and the packages that verdicts depend on.
+#: Versions of onnxopt, Python, the machine, and the packages that verdicts depend on.
 VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
@@ -76,7 +76,7 @@ VERSIONS = {
     "onnx": onnx.__version__,
     "ml_dtypes": ml_dtypes.__version__,
 }
-_MOMENT = "%Y-%m-%dT%H:%M:%S.%fZ"
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def open_session(
     Args:
         config: the settings of the run.
         find: collects the cases to choose from, while the backends start.
-        interruption: set when the user wants the run to end.
-        tell: called with messages for the user before the run.
+        interruption: set when the user interrupts the run.
+        tell: shows a message to the user before the run.
         cluster: the machines on which backends run; None for this one.
 
     Raises:
@@ -104,7 +104,7 @@ def open_session(
     opened = open_plan(config.backends, config.execution, config.judging, interruption, cluster)
     snapshot = listed = None
     if config.log_file:
-        # A run without a log has no use for it.
+        # Importing these would delay runs without a log.
         from onnxopt_cli.run.log.log_contents import FileSnapshot
         from onnxopt_cli.run.log.log_header import CaseList
 
@@ -131,7 +131,9 @@ def open_session(
         chosen = {case.id for case in selected}
         if snapshot:
             with interruption.at_once():
-                listed = CaseList.of([it for it in collection.cases if it.id in chosen], snapshot)
+                listed = CaseList.of(
+                    [case for case in collection.cases if case.id in chosen], snapshot
+                )
         plan = plan or stack.enter_context(opened)
         if weak := weak_isolation(config.execution, config.backends):
             tell(weak)
@@ -145,7 +147,7 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # By the time that the log is resumed, other cases have failed last.
+            # List the ids, because other cases may have failed last when the log is resumed.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)
@@ -165,11 +167,11 @@ def _failed_last(config: RunConfig) -> FailedLast | None:
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
-    """Wait until the backends have started; the others run if some do not start.
+    """Wait until the backends have started; a backend that fails to start does not stop the rest.
 
     Raises:
         UsageError: if there is no such backend.
-        BackendUnavailable: if none starts, or a cluster's do not.
+        BackendUnavailable: if no backend starts, or any backend of a cluster fails to start.
     """
     executors: list[Executor] = []
     errors = []
@@ -213,10 +215,13 @@ class Session:
         self.cluster = cluster
         self.expectations = expectations
         self.ids = ids
-        of_suites = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Where worker processes are less isolated than elsewhere.
-        weak = {"isolation": lacking} if (lacking := weakness()) else {}
-        self._backends = {it.name: BackendIdentity(it.name, it.version) for it in plan.backends}
+        suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
+        # Systems that isolate worker processes incompletely are recorded, too.
+        isolation = {"isolation": limits} if (limits := weakness()) else {}
+        self._backends = {
+            executor.name: BackendIdentity(executor.name, executor.version)
+            for executor in plan.backends
+        }
         self.results: dict[tuple[str, str], Result] = {}
         self._log: Log | None = None
         self._writer: LogWriter | None = None
@@ -224,11 +229,11 @@ class Session:
         self.began = perf_counter()
         # The parts of the record that are known when the run begins.
         self._record = RunRecord(
-            versions={**VERSIONS, **of_suites, **weak},
+            versions={**VERSIONS, **suite_entries, **isolation},
             backends=tuple(self._backends.values()),
             options=config.to_json(),
             results=(),
-            started=datetime.now(UTC).strftime(_MOMENT),
+            started=datetime.now(UTC).strftime(_TIME_FORMAT),
             hostname=platform.node(),
             left_out=left_out,
         )
@@ -238,8 +243,8 @@ class Session:
         """Open the log; with ``--resume``, take its results and run only the other cases.
 
         Args:
-            snapshot: knows what the files of backends and cases held before any backend started.
-            cases: the selected cases, those of other shards too, in the order of their files.
+            snapshot: hashes of the files of backends and cases, taken before any backend started.
+            cases: the selected cases of all shards, in the order of their files.
 
         Raises:
             UsageError: if the file is not a log, cannot be written, or belongs to another run.
@@ -249,9 +254,9 @@ class Session:
         from onnxopt_cli.run.log.log_writer import LogWriter
 
         path = self.config.log_file
-        assert path is not None  # noqa: S101 - what to begin is what to write
+        assert path is not None  # noqa: S101 - only runs with a log have a snapshot
         self._snapshot = snapshot
-        guarded = [snapshot.guarded(it) for it in self.plan.cases]
+        guarded = [snapshot.guarded(case) for case in self.plan.cases]
         self.plan = replace(self.plan, cases=guarded, started=self._started)
         resume = self.config.resume is not None
         self._log = log = read_log(path) if resume else None
@@ -276,15 +281,15 @@ class Session:
         self._take(log)
         if not log.finished:
             self._writer = LogWriter.append(path, log.size, log.digest)
-            self._writer.write({"record": "resume", "at": datetime.now(UTC).strftime(_MOMENT)})
+            self._writer.write({"record": "resume", "at": datetime.now(UTC).strftime(_TIME_FORMAT)})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
         """Yield the results of each case, one for each backend: resumed ones first."""
         names = list(self._backends)
-        known = {case for case, _ in self.results}
-        for case in [case for case in self.plan.cases if case.id in known]:
+        resumed_ids = {case for case, _ in self.results}
+        for case in [case for case in self.plan.cases if case.id in resumed_ids]:
             yield tuple(self.results[case.id, name] for name in names)
-        cases = [case for case in self.plan.cases if case.id not in known]
+        cases = [case for case in self.plan.cases if case.id not in resumed_ids]
         if not cases:
             return
         failed = {result.case for result in self.results.values() if not result.conforms}
@@ -293,7 +298,7 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # Failures of workers outside of cases count even if that run was killed.
+                # A failure outside of any case counts even if it was in a run that was killed.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
@@ -309,32 +314,35 @@ class Session:
                 yield from self._rerun_on(backend)
 
     def _rerun_on(self, backend: str) -> Iterator[Result]:
-        mine = {case: it for (case, name), it in self.results.items() if name == backend}
-        cases = [case for case in self.plan.cases if case.id in mine]
-        settled = self._log.rerun if self._log else ()
-        ran = [mine[case.id] for case in cases if (case.id, backend) not in settled]
-        suspects = [result for result in ran if not result.conforms]
+        results = {case: result for (case, name), result in self.results.items() if name == backend}
+        cases = [case for case in self.plan.cases if case.id in results]
+        logged_reruns = self._log.rerun if self._log else ()
+        suspects = [
+            results[case.id]
+            for case in cases
+            if (case.id, backend) not in logged_reruns and not results[case.id].conforms
+        ]
         if not suspects:
             return
         from onnxopt_cli.run.rerun import restarted_backend, run_again
 
         opened = restarted_backend(self.plan, backend, self.config.execution, self.cluster)
         with opened as restarted:
-            for found in run_again(cases, mine, suspects, restarted, self.config.rerun or 0):
-                result = self._review(found)
+            for rerun in run_again(cases, results, suspects, restarted, self.config.rerun or 0):
+                result = self._review(rerun)
                 self._keep(result, "rerun")
                 yield result
 
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
         """End the run and its log, and return its record with explanations of the failures."""
         plan = self.plan
-        expected, backends = self.expectations, self._record.backends
-        findings = expected.findings(self.ids, backends) if expected.layers else ()
-        found: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
+        expectations, backends = self.expectations, self._record.backends
+        findings = expectations.findings(self.ids, backends) if expectations.layers else ()
+        faults: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
-            # A finished log also has the problems found at its end.
-            found = self._log.record.problems
-        problems = tuple(dict.fromkeys((*plan.problems, *found)))
+            # A finished log contains the faults that were found at its end.
+            faults = self._log.record.problems
+        problems = tuple(dict.fromkeys((*plan.problems, *faults)))
         results = tuple(self.results.values())
         code = exit_code(results, problems, findings, part=self.config.shard is not None)
         record = replace(
@@ -354,33 +362,35 @@ class Session:
         return record
 
     def require_log(self) -> None:
-        """Refuse a log that could not be written to its end.
+        """Raise an error unless the log could be written to its end.
 
         Raises:
-            UsageError: saying why.
+            UsageError: if it could not.
         """
         if self._writer is not None:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Take the results of cases that ran on all backends, or all of a finished log."""
+        """Take the results of cases that ran on all backends; of a finished log, all results."""
         from onnxopt_cli.run.log.log_rules import complete_row
 
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(self._record, started=started, hostname=hostname)
         self.expectations = replace(self.expectations, today=date.fromisoformat(started[:10]))
         results = log.results.values()
-        without_outputs = {it.case for it in results if it.outcome in HARMLESS and not it.diffs}
+        without_outputs = {
+            result.case for result in results if result.outcome in HARMLESS and not result.diffs
+        }
         for case in self.plan.cases:
             if case.id in without_outputs:
                 self._require_refusal(case)
         if log.finished:
-            taken = [*results]
+            resumed = [*results]
         else:
             rows = [complete_row(log.results, case.id, self._backends) for case in self.plan.cases]
-            taken = [it for row in rows for it in row]
-            taken += [it for it in results if it.case in OUTSIDE_IDS]
-        self.results |= {(it.case, it.backend): self._review(it) for it in taken}
+            resumed = [result for row in rows for result in row]
+            resumed += [result for result in results if result.case in OUTSIDE_IDS]
+        self.results |= {(result.case, result.backend): self._review(result) for result in resumed}
 
     def _require_refusal(self, case: Case) -> None:
         """Require that a case which conforms without outputs is a rejection case."""
@@ -388,27 +398,29 @@ class Session:
             if case.load().must_reject:
                 return
         raise UsageError(
-            f"cannot resume {printable(str(self.config.log_file))}: {printable(case.id)} conforms "
-            "in it without an output, and must have one",
-            hint="run it again with another log",
+            f"cannot resume {printable(str(self.config.log_file))}: in this log, "
+            f"{printable(case.id)} conforms without outputs but is not a rejection case",
+            hint="run the cases again with a new log",
         )
 
     def _require_same(self, log: Log, header: Header) -> None:
-        found = log.header.differences(header)
+        differences = log.header.differences(header)
         if log.header.shard != header.shard:
-            found.append(f"the shard ({log.header.shard or 'all'}, now {header.shard or 'all'})")
-        if found:
+            differences.append(
+                f"the shard ({log.header.shard or 'all'}, now {header.shard or 'all'})"
+            )
+        if differences:
             raise UsageError(
                 f"cannot resume {printable(str(self.config.log_file))}, which is of another run; "
-                f"what differs: {'; '.join(found)}",
-                hint="run it with the same cases, backends and options, or write another log",
+                f"differences: {'; '.join(differences)}",
+                hint="use the same cases, backends and options, or write a new log",
             )
 
     def _review(self, result: Result) -> Result:
         return self.expectations.review(result, self._backends[result.backend])
 
     def _keep(self, result: Result, record: str) -> None:
-        """Keep a result, and write it as such a record to the log, if there is one."""
+        """Store a result, and write it to the log, if any, as a record of the given type."""
         self.results[result.case, result.backend] = result
         if self._writer is not None:
             self._writer.write({"record": record, "result": result_to_json(result)})

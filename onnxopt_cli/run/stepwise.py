@@ -1,6 +1,6 @@
-"""A trajectory on a backend: its steps in order, and how its error grows over them.
+"""Running a trajectory step by step on a backend, and following its error over the steps.
 
-What a step returns is what the next one is fed.
+The outputs of a step are the inputs of the next one.
 """
 
 from __future__ import annotations
@@ -26,42 +26,43 @@ from onnxopt_cli.run.executors import Executor
 
 
 def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) -> Response | str:
-    """Run all steps; return what the recorded ones returned, stacked.
+    """Run all steps, and return the outputs of the recorded steps, stacked.
 
-    Where a step returns nothing, or what cannot be fed to the next one, the rest does not run.
+    The run ends at the first step whose outputs are missing or cannot be fed to the next step.
 
     Args:
         executor: the backend; it keeps the prepared model from step to step.
         problem: a trajectory, whose model is that of one step.
-        started: called when the first one starts.
+        started: called when the first step starts.
     """
     trajectory, call = problem.trajectory, problem.call
-    assert trajectory is not None and call is not None  # noqa: S101, PT018 - one that is stepwise
+    assert trajectory is not None and call is not None  # noqa: S101, PT018 - problem.stepwise
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
     rows: list[list[Array]] = []
     state: Mapping[str, Array] = trajectory.state
     total = Response([])
     for step in range(1, trajectory.count + 1):
-        fed = trajectory.inputs(step, state, lambda array: array, derived_array)
-        request = Request(trajectory.model, fed, keep=True, call=call.with_inputs([*fed.values()]))
+        inputs = trajectory.inputs(step, state, lambda array: array, derived_array)
+        step_call = call.with_inputs([*inputs.values()])
+        request = Request(trajectory.model, inputs, keep=True, call=step_call)
         response = executor.submit(replace(request, started=started) if step == 1 else request)()
         if isinstance(response, str):
             return response
         total = _joined(total, response)
         if response.outputs is None:
             return replace(total, message=f"step {step}: {response.message}")
-        outputs, wrong = _usable(response.outputs, names, trajectory, state)
-        if wrong:
-            # One row, so that it says what it is beside what was expected.
-            first = [value[np.newaxis, ...] for value in outputs]
-            return replace(total, outputs=[*first], message=f"step {step}: {wrong}")
+        outputs, fault = _usable(response.outputs, names, trajectory, state)
+        if fault:
+            # A single row: the diff then shows the wrong shape beside the expected one.
+            rows_of_step = [value[np.newaxis, ...] for value in outputs]
+            return replace(total, outputs=[*rows_of_step], message=f"step {step}: {fault}")
         named = dict(zip(names, outputs, strict=True))
         # A backend may return the same buffer at its next call.
-        state = {taken: named[name].copy() for name, taken in trajectory.feedback.items()}
+        state = {target: named[name].copy() for name, target in trajectory.feedback.items()}
         if step in recorded:
             rows.append([value.copy() for value in outputs])
-    return replace(total, outputs=[_stack(kept) for kept in zip(*rows, strict=True)])
+    return replace(total, outputs=[_stack(values) for values in zip(*rows, strict=True)])
 
 
 def _joined(total: Response, response: Response) -> Response:
@@ -77,12 +78,12 @@ def _joined(total: Response, response: Response) -> Response:
 def _usable(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors, and why they cannot be fed to the next step, if so."""
+    """Return the outputs that are tensors, and why the next step cannot take them; else empty."""
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
     if len(arrays) != len(outputs):
-        return arrays, "returned what is not a tensor"
+        return arrays, "returned an output that is not a tensor"
     for name, value in zip(names, arrays, strict=True):
         like = state.get(trajectory.feedback.get(name, ""))
         if like is not None and (value.dtype, value.shape) != (like.dtype, like.shape):
@@ -96,52 +97,56 @@ def _stack(rows: Sequence[Array]) -> Value:
 
 
 def course(
-    recorded: Sequence[int], key: Expected, actual: Sequence[Value], diffs: Sequence[Diff]
+    recorded: Sequence[int], expected: Expected, actual: Sequence[Value], diffs: Sequence[Diff]
 ) -> tuple[Mapping[int, float], str]:
-    """Follow outputs that were stacked step by step.
+    """Follow the error of stacked outputs over the recorded steps.
 
     Args:
-        recorded: the steps in the order of the rows.
-        key: what was expected.
-        actual: what the backend returned, in the graph's order.
-        diffs: the outputs, judged.
+        recorded: the recorded steps, in the order of the rows.
+        expected: the expected result.
+        actual: the outputs of the backend, in the graph's order.
+        diffs: the comparison of each output with the expected one.
 
     Returns:
-        By recorded step, the largest share of its limit that an element uses, infinite where it is
-        off by anything and may not be, nothing if an output has another structure; and what to say
-        of the steps, such as which was the first over the limit: ``step 37, X_new[4]``.
+        The largest error / tolerance of each recorded step, infinite for an error where none is
+        allowed, and empty if an output has another type or shape; and a message, which names the
+        first step over the tolerance and the first inconclusive one.
     """
-    most, worst = _largest_shares(len(recorded), key, actual)
-    words = []
-    beyond = np.flatnonzero(most > 1)
-    if beyond.size:
-        words.append(
-            f"first exceeded the tolerance in step {recorded[beyond[0]]}, {worst[beyond[0]]}"
-        )
-    if key.formula is not None and any(diff.inconclusive for diff in diffs):
-        limits = [it.branch.inconclusive for it in key.formula.derived_outputs.values()]
-        rows = [inconclusive.reshape(len(recorded), -1).any(axis=1) for inconclusive in limits]
-        first = recorded[int(np.argmax(np.any(rows, axis=0)))]
-        words.append(f"the case is inconclusive in part from step {first}")
-    return dict(zip(recorded, most.tolist(), strict=False)), "; ".join(words)
+    largest, places = _largest_errors(len(recorded), expected, actual)
+    messages = []
+    exceeding = np.flatnonzero(largest > 1)
+    if exceeding.size:
+        first = exceeding[0]
+        messages.append(f"first exceeded the tolerance in step {recorded[first]}, {places[first]}")
+    if expected.formula is not None and any(diff.inconclusive for diff in diffs):
+        masks = [output.branch.inconclusive for output in expected.formula.derived_outputs.values()]
+        rows = [mask.reshape(len(recorded), -1).any(axis=1) for mask in masks]
+        step = recorded[int(np.argmax(np.any(rows, axis=0)))]
+        messages.append(f"the case is partly inconclusive from step {step} on")
+    return dict(zip(recorded, largest.tolist(), strict=False)), "; ".join(messages)
 
 
-def _largest_shares(steps: int, key: Expected, actual: Sequence[Value]) -> tuple[Array, list[str]]:
-    """Return by step the largest share of a limit, and where it is; nothing of other structures."""
-    most = np.zeros(steps)
-    worst: list[str] = [""] * steps
-    for (name, mine), theirs in zip(key.outputs.items(), actual, strict=False):
-        if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
+def _largest_errors(
+    step_count: int, expected: Expected, actual: Sequence[Value]
+) -> tuple[Array, list[str]]:
+    """Return the largest error / tolerance of each step and its element, such as ``X_new[4]``.
+
+    Both are empty if an output has another type or shape.
+    """
+    largest = np.zeros(step_count)
+    places: list[str] = [""] * step_count
+    for (name, right), value in zip(expected.outputs.items(), actual, strict=False):
+        if not isinstance(right, np.ndarray) or not isinstance(value, np.ndarray):
             return np.zeros(0), []
-        if describe(mine) != describe(theirs):
+        if describe(right) != describe(value):
             return np.zeros(0), []
-        shares = element_shares(mine, theirs, key.tolerances[name]).reshape(steps, -1)
-        if not shares.size:
+        errors = element_shares(right, value, expected.tolerances[name]).reshape(step_count, -1)
+        if not errors.size:
             continue
-        places = np.argmax(shares, axis=1)
-        rows = shares[np.arange(steps), places]
-        for row in np.flatnonzero(rows > most):
-            index = [*map(int, np.unravel_index(places[row], mine.shape[1:]))]
-            worst[row] = f"{name}{index or ''}"
-        most = np.maximum(most, rows)
-    return most, worst
+        elements = np.argmax(errors, axis=1)
+        row_errors = errors[np.arange(step_count), elements]
+        for row in np.flatnonzero(row_errors > largest):
+            index = [*map(int, np.unravel_index(elements[row], right.shape[1:]))]
+            places[row] = f"{name}{index or ''}"
+        largest = np.maximum(largest, row_errors)
+    return largest, places

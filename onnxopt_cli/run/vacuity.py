@@ -1,8 +1,8 @@
-"""The vacuity check: whether a backend that computes nothing would pass, too.
+"""The vacuity check: whether a backend that computes nothing would also pass.
 
-A backend that rejects every model also passes the rejection cases; one that returns its inputs,
-zeros or NaN passes each case whose expected outputs are just these. Such a pass counts only if the
-backend computes the operator: it runs a similar node whose inputs are valid and not trivial.
+A backend that rejects every model passes the rejection cases; one that returns its inputs, zeros or
+NaN passes each case with these expected outputs. Such a pass counts only if the backend also passes
+a probe: a similar node with valid, nontrivial inputs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from onnxopt_cli.suites.plain_node import (
     plain_pair,
 )
 
-# Cases of an operator without a formula that are run at most, until the backend computes one.
-_TRIES = 20
-_NO_CASE = "no other case shows whether it runs; put one beside this case"
+# At most this many cases of an operator without a formula serve as probes of a backend.
+_MAX_PROBES = 20
+_NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
 
 
 class ProbeNotRunError(Exception):
@@ -51,11 +51,12 @@ class VacuityCheck:
     """Knows which operators backends compute; each backend runs each probe once.
 
     Attributes:
-        neighbours: cases that serve as probes of operators without a formula.
+        probe_cases: cases that serve as probes of operators without a formula.
     """
 
-    neighbours: Iterable[Case] = ()
-    _known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    probe_cases: Iterable[Case] = ()
+    # By backend and probe: the fault of the outputs; empty if they are correct.
+    _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def reason(self, executor: Executor, problem: Problem, response: Response) -> str:
         """Return why a pass is vacuous; empty if it is not.
@@ -66,113 +67,122 @@ class VacuityCheck:
             response: the backend's response to it.
 
         Raises:
-            ProbeNotRunError: if that cannot be found out any more.
+            ProbeNotRunError: if a probe is needed, but the run or the backend has ended.
         """
         operator = problem.operator
         nodes = problem.model.graph.node
         if problem.must_reject:
             if operator is None:
-                said = self._of_model(executor, problem.model)
-                return f"refused, but {said}" if said else ""
-            said = self._asked(executor, plain_pair(operator, nodes[0], problem.inputs))
-            return f"refused, but for the same inputs without what is wrong {said}" if said else ""
+                finding = self._finding_for_model(executor, problem.model)
+                return f"rejected, but {finding}" if finding else ""
+            pair = plain_pair(operator, nodes[0], problem.inputs)
+            finding = self._finding_for_pair(executor, pair)
+            return f"rejected, but with the fault removed {finding}" if finding else ""
         if problem.trajectory is not None or response.outputs is None:
             return ""
         if operator is None:
-            return self._without_formula(executor, problem, response.outputs)
+            return self._reason_without_formula(executor, problem, response.outputs)
         if not is_trivial(response.outputs, problem.inputs):
             return ""
         pair = plain_pair(operator, nodes[0], problem.inputs)
-        said = self._asked(executor, pair) if pair else ""
-        return f"right, but where right is neither empty nor an input {said}" if said else ""
+        finding = self._finding_for_pair(executor, pair) if pair else ""
+        return f"right, but for nontrivial expected outputs {finding}" if finding else ""
 
-    def _asked(self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None) -> str:
-        """Say what a backend does with two nodes, if it does not compute them."""
+    def _finding_for_pair(
+        self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None
+    ) -> str:
+        """Return why a pair of nodes shows no computation; empty if the backend computes them."""
         if pair is None:
             return "no node of the operator shows whether it computes anything"
         inputs = pair[0].inputs.values()
         key = executor, pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs)
-        if key not in self._known:
-            self._known[key] = _shortcoming(executor, pair)
-        return self._known[key]
+        if key not in self._findings:
+            self._findings[key] = _run_pair(executor, pair)
+        return self._findings[key]
 
-    def _without_formula(
+    def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Say why a right result is not earned; where no case can tell, it is."""
+        """Return why a correct result is vacuous; empty if it is not, or if no probe exists."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:
-                self._known[executor, nodes[0].domain, nodes[0].op_type] = ""
+                self._findings[executor, nodes[0].domain, nodes[0].op_type] = ""
             return ""
-        said = ""
+        first_finding = ""
         for node in nodes:
-            what = self._of_operator(executor, node, _types(problem))
-            if not what:
+            finding = self._finding_for_operator(executor, node, _types(problem))
+            if not finding:
                 return ""
-            if what != _NO_CASE:
-                said = said or f"of {printable(node.op_type)} {what}"
-        return f"right, but a constant or an input is right here, and {said}" if said else ""
+            if finding != _NO_PROBE:
+                first_finding = first_finding or f"for {printable(node.op_type)} {finding}"
+        if not first_finding:
+            return ""
+        return f"right, but the expected output is a constant or an input, and {first_finding}"
 
-    def _of_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Say which operator of a refused model a backend has not shown to compute."""
+    def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
+        """Return which operator of a rejected model the backend has not been shown to compute."""
         for node in model.graph.node:
-            said = self._of_operator(executor, node, None)
-            if said:
-                return f"of {printable(node.op_type)} {said}"
+            finding = self._finding_for_operator(executor, node, None)
+            if finding:
+                return f"for {printable(node.op_type)} {finding}"
         return ""
 
-    def _of_operator(
+    def _finding_for_operator(
         self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
-        """Say why a backend has not shown that it computes a node.
+        """Return why a backend has not been shown to compute the operator of a node.
 
         Args:
             executor: the backend.
             node: the node.
-            types: of what it was fed; None if it refused, so that onnx's own cases may tell, too.
+            types: the element types of the case's inputs; None for a rejection case, for which the
+                node cases of onnx are probes, too.
         """
         operator = registry().find(node.domain, node.op_type)
         if operator is not None:
-            return self._asked(executor, plain_pair(operator, node, {}))
-        known, key = self._known, (executor, node.domain, node.op_type)
-        if key in known:
+            return self._finding_for_pair(executor, plain_pair(operator, node, {}))
+        findings, key = self._findings, (executor, node.domain, node.op_type)
+        if key in findings:
             return ""
-        if (*key, types) not in known:
-            said = _of_cases(executor, node.op_type, self.neighbours, types)
-            if said == _NO_CASE and types is None:
-                # They are made only where they are needed.
+        if (*key, types) not in findings:
+            finding = _run_probe_cases(executor, node.op_type, self.probe_cases, types)
+            if finding == _NO_PROBE and types is None:
+                # Making onnx's cases takes long.
                 from onnxopt_cli.cases.onnx.corpora import corpus
 
-                said = _of_cases(executor, node.op_type, corpus("onnx-node")[0], types)
-            # What it has computed once, it computes, whatever it was fed.
-            known[(*key, types) if said else key] = said
-        return known.get((*key, types), "")
+                cases = corpus("onnx-node")[0]
+                finding = _run_probe_cases(executor, node.op_type, cases, types)
+            # One computed probe is enough for all element types.
+            findings[(*key, types) if finding else key] = finding
+        return findings.get((*key, types), "")
 
 
 def _types(problem: Problem) -> frozenset[np.dtype[Any]]:
-    """Return the element types of what a case is fed."""
-    return frozenset(it.dtype for it in problem.inputs.values() if isinstance(it, np.ndarray))
+    """Return the element types of a case's inputs."""
+    return frozenset(
+        value.dtype for value in problem.inputs.values() if isinstance(value, np.ndarray)
+    )
 
 
-def _of_cases(
+def _run_probe_cases(
     executor: Executor, name: str, cases: Iterable[Case], types: frozenset[np.dtype[Any]] | None
 ) -> str:
-    tried = 0
-    for problem in _telling(cases, name):
+    count = 0
+    for problem in _probes(cases, name):
         response = _response(executor, problem.model, problem.inputs)
         if _computed(response.outputs or (), problem):
             return ""
-        # A runtime may lack many of an operator's types, in whatever way it says so.
-        other = types is not None and not _types(problem) <= types
-        lacks = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if other else ())
-        tried += response.failure not in lacks
-        if tried == _TRIES:
+        # A runtime may not support all types of an operator, and report that as any error.
+        has_other_types = types is not None and not _types(problem) <= types
+        ignored = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if has_other_types else ())
+        count += response.failure not in ignored
+        if count == _MAX_PROBES:
             break
-    return f"it computes none of {tried} other cases" if tried else _NO_CASE
+    return f"it computes none of {count} other cases" if count else _NO_PROBE
 
 
-def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
+def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
     returned: list[Sequence[Value]] = []
     for node in pair:
         response = _response(executor, node.model, node.inputs)
@@ -185,14 +195,16 @@ def _shortcoming(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
             if describe(value) != describe(right):
                 return f"it returns {name} as {describe(value)}, expected {describe(right)}"
         returned.append(response.outputs)
-    return "" if computes(pair, returned) else "it returns inputs, or what does not depend on them"
+    if computes(pair, returned):
+        return ""
+    return "it returns inputs, or outputs that do not depend on them"
 
 
-def _telling(cases: Iterable[Case], name: str) -> Iterator[Problem]:
-    """Yield cases of one node of an operator with an output that has to be computed."""
-    # Reading all cases that do not say their operators would take long.
-    own = name.lower()
-    rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, own))]
+def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
+    """Yield the cases of a single node of an operator with a nontrivial expected output."""
+    # Most cases state no operators; loading all of these would take long.
+    lower_name = name.lower()
+    rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, lower_name))]
     for _, case in sorted(rated, key=itemgetter(0), reverse=True):
         try:
             problem = case.load()
@@ -205,7 +217,7 @@ def _telling(cases: Iterable[Case], name: str) -> Iterator[Problem]:
 
 
 def _computed(outputs: Sequence[Value], problem: Problem) -> bool:
-    """Tell whether an output is neither a constant nor an input."""
+    """Return whether at least one output is neither a constant nor an input."""
     return any(
         isinstance(value, np.ndarray)
         and describe(value) == describe(right)
@@ -215,32 +227,32 @@ def _computed(outputs: Sequence[Value], problem: Problem) -> bool:
 
 
 def _varies(value: Array, problem: Problem) -> bool:
-    """Tell whether a tensor has unlike elements, other than those of an input."""
+    """Return whether a tensor has at least two different elements and is not an input."""
     first = value.reshape(-1)[0]
-    numbers = (value == value).any()  # noqa: PLR0124 - not all NaN, of any type
-    return bool((value != first).any() and numbers) and not is_an_input(value, problem.inputs)
+    has_numbers = (value == value).any()  # noqa: PLR0124 - False for NaN, of any type
+    return bool((value != first).any() and has_numbers) and not is_an_input(value, problem.inputs)
 
 
 def _is_new(value: Array, problem: Problem) -> bool:
-    """Tell whether a single float is none that an input has, nor one that anybody guesses."""
+    """Return whether a scalar is neither an input value nor a trivial constant."""
     if value.size != 1 or value.dtype not in (np.float32, np.float64) or not np.isfinite(value):
         return False
-    known = [it for it in problem.inputs.values() if isinstance(it, np.ndarray)]
-    alike = [np.abs(it).reshape(-1) for it in known if it.dtype == value.dtype]
-    return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *alike])).all())
+    arrays = [array for array in problem.inputs.values() if isinstance(array, np.ndarray)]
+    magnitudes = [np.abs(array).reshape(-1) for array in arrays if array.dtype == value.dtype]
+    return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *magnitudes])).all())
 
 
-def _likelihood(case: Case, name: str, own: str) -> int:
-    """Tell how likely a case is one of an operator, ``own`` being its name in lower case; 0 if not.
+def _likelihood(case: Case, name: str, lower_name: str) -> int:
+    """Return how likely it is that a case is one of an operator; 0 if it is not.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
     if case.operators:
         return 3 * (case.operators == (name,))
-    together, words = _words(case.id)
-    if together.startswith(own):
+    joined, words = _words(case.id)
+    if joined.startswith(lower_name):
         return 2
-    return int(own in words or own.startswith(words[0]))
+    return int(lower_name in words or lower_name.startswith(words[0]))
 
 
 @lru_cache(10_000)

@@ -1,10 +1,11 @@
-"""A backend that computes nothing passes nothing, whatever it returns or refuses."""
+"""A backend that computes nothing does not pass, neither with constants nor by rejecting models."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter, defaultdict
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ from onnxopt_cli.suites.plain_node import (
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")
 CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
-# What is right in a case of many steps, of zeros and masks, or of moved data, some of these return.
-LIKELY = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
+# These are sometimes right in trajectories, in cases of zeros and masks, and if data are moved.
+SOMETIMES_RIGHT = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
 
 
 def backend(name):
@@ -41,15 +42,15 @@ def backend(name):
 
 
 def run(onnxopt, folder, *arguments):
-    """Return the results of a run by backend, as JSON has them, and its exit code."""
+    """Return the results of a run by backend, from the JSON report, and the finished command."""
     path = folder / "run.json"
     if "--isolation" not in arguments:
         arguments = ("--isolation", "none", *arguments)
     answer = onnxopt("run", *arguments, "--no-explain", "-q", "--report", f"json={path}")
-    found = defaultdict(list)
+    results = defaultdict(list)
     for result in json.loads(path.read_text())["results"]:
-        found[result["backend"].rpartition(":")[2]].append(result)
-    return found, answer
+        results[result["backend"].rpartition(":")[2]].append(result)
+    return results, answer
 
 
 def outcomes(results):
@@ -58,52 +59,53 @@ def outcomes(results):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("options", "names"),
     [
         ("spec", (*SILENT, *CONSTANT)),
         ("conformance", (*SILENT, *CONSTANT)),
         ("conformance/momentum --lower always", (*SILENT, *CONSTANT)),
-        ("pruning", LIKELY),
+        ("pruning", SOMETIMES_RIGHT),
         ("pruning/magnitudeprune --lower always", ("RaisesAtEverything", "Echo", "Zeros")),
-        ("trajectories", LIKELY),
-        # A fifth of them: all take long.
+        ("trajectories", SOMETIMES_RIGHT),
+        # A fifth of the cases, because all of them take long.
         ("onnx-node -k onnx-node/test_[efst]*", (*SILENT, *CONSTANT)),
     ],
 )
-def test_who_computes_nothing_passes_nothing(onnxopt, tmp_path, asked, names):
+def test_backend_that_computes_nothing_passes_hardly_any_case(onnxopt, tmp_path, options, names):
     backends = [word for name in names for word in ("-b", backend(name))]
-    found, answer = run(onnxopt, tmp_path, *asked.split(), *backends)
+    results, answer = run(onnxopt, tmp_path, *options.split(), *backends)
     assert answer.code == 1
     for name in names:
-        counts = outcomes(found[name])
+        counts = outcomes(results[name])
         allowed = 0 if name in SILENT else counts.total() / 100
         assert counts["pass"] <= allowed, [
-            it["case"] for it in found[name] if it["outcome"] == "pass"
+            result["case"] for result in results[name] if result["outcome"] == "pass"
         ]
 
 
-def test_a_refusal_is_not_proven_by_who_refuses_everything(onnxopt, tmp_path):
-    found, answer = run(
+def test_rejections_of_a_backend_that_rejects_every_model_are_vacuous(onnxopt, tmp_path):
+    by_backend, answer = run(
         onnxopt, tmp_path, "conformance", "-k", "refuses", "-b", backend("RaisesAtEverything")
     )
     assert answer.code == 1
-    results = found["RaisesAtEverything"]
+    results = by_backend["RaisesAtEverything"]
     assert outcomes(results) == {"vacuous": len(results)}
-    assert all("without what is wrong" in result["message"] for result in results)
+    assert all("with the fault removed" in result["message"] for result in results)
     assert "vacuous" in answer.out
 
 
-def test_wrong_numbers_do_not_spoil_a_refusal(onnxopt, tmp_path):
-    found, _ = run(onnxopt, tmp_path, "conformance/adam", "-b", backend("WrongAdam"))
-    refusals = [it for it in found["WrongAdam"] if "/refuses_" in it["case"]]
-    assert outcomes(refusals) == {"pass": len(refusals)}
-    assert outcomes(found["WrongAdam"])["fail"] > 20
-    # Nothing in it depends on the numbers, either.
-    empty = [it for it in found["WrongAdam"] if it["case"].endswith("/empty")]
+def test_rejections_of_a_backend_with_wrong_numbers_count(onnxopt, tmp_path):
+    by_backend, _ = run(onnxopt, tmp_path, "conformance/adam", "-b", backend("WrongAdam"))
+    results = by_backend["WrongAdam"]
+    rejections = [result for result in results if "/refuses_" in result["case"]]
+    assert outcomes(rejections) == {"pass": len(rejections)}
+    assert outcomes(results)["fail"] > 20
+    # An empty output does not depend on the numbers, either.
+    empty = [result for result in results if result["case"].endswith("/empty")]
     assert outcomes(empty) == {"pass": 1}
 
 
-REFUSED = """\
+REJECTED = """\
 onnxopt: 1
 suite: mine
 operator: Adam
@@ -114,38 +116,38 @@ cases:
 """
 
 
-def test_a_refusal_is_compared_with_the_same_types(onnxopt, workplace):
+def test_probe_of_a_rejection_has_the_same_element_types(onnxopt, workplace):
     double = "{dtype: float64, data: [1.0, 2.0]}"
     for name, values, outcome in (("single", "[1.0, 2.0]", "pass"), ("double", double, "vacuous")):
-        (workplace / f"{name}.yaml").write_text(REFUSED % (values, values, values))
-        found, _ = run(onnxopt, workplace, f"{name}.yaml", "-b", backend("RefusesDoubles"))
-        assert outcomes(found["RefusesDoubles"]) == {outcome: 1}
+        (workplace / f"{name}.yaml").write_text(REJECTED % (values, values, values))
+        results, _ = run(onnxopt, workplace, f"{name}.yaml", "-b", backend("RefusesDoubles"))
+        assert outcomes(results["RefusesDoubles"]) == {outcome: 1}
 
 
-def test_a_refusal_of_a_tensor_without_dimensions_is_proven_too(onnxopt, workplace):
-    (workplace / "cases.yaml").write_text(REFUSED % ("1.5", "0.5", "0.25"))
+def test_rejection_of_a_scalar_tensor_is_probed(onnxopt, workplace):
+    (workplace / "cases.yaml").write_text(REJECTED % ("1.5", "0.5", "0.25"))
     names = ("WrongAdam", "RaisesAtEverything")
     backends = [word for name in names for word in ("-b", backend(name))]
-    found, _ = run(onnxopt, workplace, "cases.yaml", *backends)
-    assert outcomes(found["WrongAdam"]) == {"pass": 1}
-    assert outcomes(found["RaisesAtEverything"]) == {"vacuous": 1}
+    results, _ = run(onnxopt, workplace, "cases.yaml", *backends)
+    assert outcomes(results["WrongAdam"]) == {"pass": 1}
+    assert outcomes(results["RaisesAtEverything"]) == {"vacuous": 1}
 
 
-def test_what_our_lowering_refuses_is_skipped_with_that_reason(onnxopt, tmp_path):
-    found, answer = run(
+def test_case_that_the_lowering_rejects_is_skipped(onnxopt, tmp_path):
+    results, answer = run(
         onnxopt, tmp_path, "conformance/momentum", "--lower", "always", "-b", backend("Nothing"),
         "-b", "numpy",
     )  # fmt: skip
     for name in ("Nothing", "numpy"):
-        refusals = [it for it in found[name] if "/refuses_" in it["case"]]
-        assert outcomes(refusals) == {"skip": len(refusals)}
-        assert {it["message"] for it in refusals} == {
+        rejections = [result for result in results[name] if "/refuses_" in result["case"]]
+        assert outcomes(rejections) == {"skip": len(rejections)}
+        assert {result["message"] for result in rejections} == {
             "our own lowering refuses the node before the backend is asked"
         }
     assert answer.code == 1
 
 
-def test_a_run_in_which_no_case_applies_has_tested_nothing(onnxopt, workplace):
+def test_run_in_which_no_case_applies_exits_with_5(onnxopt, workplace):
     answer = onnxopt("run", "conformance", "-k", "refuses", "--lower", "always")
     assert answer.code == 5
     (count,) = set(re.findall(r"numpy was not tested: (\d+) skip", answer.out))
@@ -153,11 +155,11 @@ def test_a_run_in_which_no_case_applies_has_tested_nothing(onnxopt, workplace):
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])
-def test_a_backend_cannot_skip_a_case_itself(onnxopt, tmp_path, isolation):
-    found, answer = run(
+def test_backend_cannot_skip_a_case_itself(onnxopt, tmp_path, isolation):
+    results, answer = run(
         onnxopt, tmp_path, "spec", "-b", backend("SaysSkip"), "--isolation", isolation
     )
-    assert outcomes(found["SaysSkip"]) == {"protocol": 7}
+    assert outcomes(results["SaysSkip"]) == {"protocol": 7}
     assert answer.code == 1
 
 
@@ -178,16 +180,14 @@ RIGHT_RELU = """\
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("Relu", "pass"), ("RaisesAtEverything", "vacuous")])
-def test_an_operator_without_a_formula_is_shown_by_the_cases_beside(
-    onnxopt, workplace, name, outcome
-):
+def test_other_cases_are_probes_of_an_operator_without_a_formula(onnxopt, workplace, name, outcome):
     (workplace / "relu.yaml").write_text(RELU + RIGHT_RELU)
-    found, _ = run(onnxopt, workplace, "relu.yaml", "-k", "text", "-b", backend(name))
-    assert outcomes(found[name]) == {outcome: 1}
+    results, _ = run(onnxopt, workplace, "relu.yaml", "-k", "text", "-b", backend(name))
+    assert outcomes(results[name]) == {outcome: 1}
 
 
-def test_a_single_number_that_nobody_guesses_is_earned(onnxopt, workplace):
-    """Of a runtime that reduces whole tensors alone no other case tells anything."""
+def test_nontrivial_scalar_output_is_not_vacuous(onnxopt, workplace):
+    """A runtime that supports reductions over all axes only fails every other case."""
     (workplace / "whole.py").write_text(
         "import numpy as np\n"
         "def total(model, inputs):\n"
@@ -200,10 +200,12 @@ def test_a_single_number_that_nobody_guesses_is_earned(onnxopt, workplace):
     )
     (workplace / "reduce.yaml").write_text(REDUCED)
     backends = [word for name in ("total", "first") for word in ("-b", f"python:whole.py:{name}")]
-    found, _ = run(onnxopt, workplace, "reduce.yaml", *backends)
-    said = {name: [it["outcome"] for it in results] for name, results in found.items()}
-    # One that picks an element computes nothing.
-    assert said == {"total": ["pass", "error", "pass"], "first": ["fail", "fail", "vacuous"]}
+    by_backend, _ = run(onnxopt, workplace, "reduce.yaml", *backends)
+    actual = {
+        name: [result["outcome"] for result in results] for name, results in by_backend.items()
+    }
+    # The backend that returns an element of its input computes nothing.
+    assert actual == {"total": ["pass", "error", "pass"], "first": ["fail", "fail", "vacuous"]}
 
 
 REDUCED = """\
@@ -232,18 +234,18 @@ cases:
 """
 
 
-def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, workplace):
+def test_correct_zeros_count_if_the_backend_computes_another_case(onnxopt, workplace):
     names = ("Relu", "Zeros")
     backends = [word for name in names for word in ("-b", backend(name))]
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU + RIGHT_RELU)
-    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
-    assert outcomes(found["Relu"]) == {"pass": 2}
-    assert outcomes(found["Zeros"]) == {"vacuous": 1, "fail": 1}
-    assert "it computes none of 1 other cases" in found["Zeros"][0]["message"]
-    # Where nothing tells, what is right is right.
+    results, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(results["Relu"]) == {"pass": 2}
+    assert outcomes(results["Zeros"]) == {"vacuous": 1, "fail": 1}
+    assert "it computes none of 1 other cases" in results["Zeros"][0]["message"]
+    # Without a probe, a correct output counts.
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
-    found, _ = run(onnxopt, workplace, "relu.yaml", *backends)
-    assert outcomes(found["Zeros"]) == {"pass": 1}
+    results, _ = run(onnxopt, workplace, "relu.yaml", *backends)
+    assert outcomes(results["Zeros"]) == {"pass": 1}
 
 
 @pytest.mark.parametrize(
@@ -255,18 +257,18 @@ def test_zeros_that_are_right_count_for_who_computes_the_cases_beside(onnxopt, w
         ("test_other", "pass"),
     ],
 )
-def test_a_directory_beside_is_known_by_its_name(onnxopt, workplace, folder, outcome):
+def test_name_of_a_test_directory_selects_it_as_a_probe(onnxopt, workplace, folder, outcome):
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
     X = np.array([-1, 2, 3], np.float32)
     x, y = (tensor_info(name, X.dtype, X.shape) for name in ("X", "Y"))
     graph = helper.make_graph([helper.make_node("Relu", ["X"], ["Y"])], "relu", [x], [y])
     model = whole_model(graph, [("", 13)])
     make_directory(workplace / folder, model, [tensor(X, "X")], [tensor(np.maximum(X, 0), "Y")])
-    found, _ = run(onnxopt, workplace, ".", "-b", backend("Zeros"))
-    assert outcomes(found["Zeros"]) == {outcome: 1, "fail": 1}
+    results, _ = run(onnxopt, workplace, ".", "-b", backend("Zeros"))
+    assert outcomes(results["Zeros"]) == {outcome: 1, "fail": 1}
 
 
-FLOAT32_ALONE = """\
+FLOAT32_ONLY = """\
 import numpy as np
 
 
@@ -279,28 +281,28 @@ class Backend:
 """
 
 
-def test_what_raises_at_other_types_is_not_asked_for_them(onnxopt, workplace):
-    (workplace / "plugin.py").write_text(FLOAT32_ALONE)
+def test_probe_with_an_unsupported_type_is_ignored(onnxopt, workplace):
+    (workplace / "plugin.py").write_text(FLOAT32_ONLY)
     doubles = RIGHT_RELU.replace("[", "{dtype: float64, data: [").replace("]", "]}")
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU + doubles)
-    found, _ = run(onnxopt, workplace, "relu.yaml", "-b", "python:plugin.py:Backend")
-    assert outcomes(found["Backend"]) == {"pass": 1, "error": 1}
+    results, _ = run(onnxopt, workplace, "relu.yaml", "-b", "python:plugin.py:Backend")
+    assert outcomes(results["Backend"]) == {"pass": 1, "error": 1}
 
 
 @pytest.mark.slow
-def test_without_a_case_beside_it_onnx_has_one(onnxopt, workplace):
+def test_cases_of_onnx_are_probes_of_a_rejection_without_other_cases(onnxopt, workplace):
     (workplace / "relu.yaml").write_text(RELU)
-    found, _ = run(
+    results, _ = run(
         onnxopt, workplace, "relu.yaml", "-b", backend("Relu"), "-b", backend("RaisesAtEverything")
     )
-    assert outcomes(found["Relu"]) == {"pass": 1}
-    assert outcomes(found["RaisesAtEverything"]) == {"vacuous": 1}
+    assert outcomes(results["Relu"]) == {"pass": 1}
+    assert outcomes(results["RaisesAtEverything"]) == {"vacuous": 1}
 
 
-def test_a_vacuous_refusal_can_be_expected(onnxopt, workplace):
+def test_vacuous_rejection_can_be_expected(onnxopt, workplace):
     (workplace / "known.yaml").write_text(
         "onnxopt-expect: 1\nexpect:\n"
-        "  - {case: 'conformance/*/refuses_*', outcome: vacuous, reason: it refuses everything}\n"
+        "  - {case: 'conformance/*/refuses_*', outcome: vacuous, reason: it rejects every model}\n"
     )
     answer = onnxopt(
         "run", "conformance", "-k", "refuses", "-b", backend("RaisesAtEverything"),
@@ -309,8 +311,8 @@ def test_a_vacuous_refusal_can_be_expected(onnxopt, workplace):
     assert answer.code == 0, answer.text
 
 
-@pytest.mark.parametrize("operator", registry().operators, ids=lambda it: it.name)
-def test_every_operator_has_a_node_that_tells(operator):
+@pytest.mark.parametrize("operator", registry().operators, ids=attrgetter("name"))
+def test_every_operator_has_a_probe(operator):
     ordinary = Author(operator).template("", "", shapes=[(0,), (2,)])
     model = formula_model(
         operator, ordinary.attributes, list(ordinary.inputs.values()), graph_name="empty"
@@ -324,12 +326,12 @@ def test_every_operator_has_a_node_that_tells(operator):
         assert not is_trivial(node.expected, node.inputs)
 
 
-LOST_IN_U = """\
+ABSORBED_BY_U = """\
 onnxopt: 1
 suite: mine
 operator: AdmmUpdate
 cases:
-  - name: lost
+  - name: absorbed
     attributes: {percent: 90}
     inputs: {W: [1.0e-3, 1.0e-7], Z: [1.0, 1.0], U: [1.0e+6, 1.0e+6]}
 """
@@ -347,24 +349,26 @@ class Backend:
 """
 
 
-def test_small_numbers_that_are_lost_in_large_ones_are_no_evidence(onnxopt, workplace):
+def test_pass_is_not_vacuous_if_large_numbers_absorb_small_ones(onnxopt, workplace):
     (workplace / "plugin.py").write_text(FLOAT32_UPDATE)
-    (workplace / "lost.yaml").write_text(LOST_IN_U)
-    found, _ = run(onnxopt, workplace, "lost.yaml", "-b", "python:plugin.py:Backend")
-    assert outcomes(found["Backend"]) == {"pass": 1}
+    (workplace / "absorbed.yaml").write_text(ABSORBED_BY_U)
+    results, _ = run(onnxopt, workplace, "absorbed.yaml", "-b", "python:plugin.py:Backend")
+    assert outcomes(results["Backend"]) == {"pass": 1}
 
 
-class _Ended:
-    """An executor that takes no question any more."""
+class EndedExecutor:
+    """An executor of an interrupted run."""
 
     name, version, ahead = "ended", "", 1
 
-    def submit(self, _order):
+    def submit(self, _request):
         return lambda: "interrupted"
 
 
-def test_what_cannot_be_asked_any_more_is_not_held_against_the_backend():
-    (case,) = [it for it in collect(["conformance"]).cases if it.id.endswith("adam/refuses_short")]
-    refusal = Response(failure=Outcome.ERROR, message="no")
+def test_interrupted_probe_is_not_a_verdict():
+    (case,) = [
+        case for case in collect(["conformance"]).cases if case.id.endswith("adam/refuses_short")
+    ]
+    rejection = Response(failure=Outcome.ERROR, message="no")
     with pytest.raises(ProbeNotRunError, match="interrupted"):
-        VacuityCheck().reason(_Ended(), case.load(), refusal)
+        VacuityCheck().reason(EndedExecutor(), case.load(), rejection)

@@ -60,10 +60,10 @@ def update_expectations(
     not_run = any(result.outcome is Outcome.NOT_RUN for result in record.results)
     if record.problems or invalid or not_run:
         return f"{name} is not written: not every case could be run"
-    others = tuple(layer for layer in expectations.layers if layer.path != path)
+    other_layers = tuple(layer for layer in expectations.layers if layer.path != path)
     existing = next((layer for layer in expectations.layers if layer.path == path), None)
     before = existing.text if existing else ""
-    update = _Update(others, existing or parse_layer(_EMPTY, path), expectations, record, ids)
+    update = _Update(other_layers, existing or parse_layer(_EMPTY, path), expectations, record, ids)
     try:
         update.tidy()
         update.adjust()
@@ -73,7 +73,7 @@ def update_expectations(
             f"cannot update {name}: its entries must stand on lines of their own",
             hint="write each entry as a list item with one field a line",
         ) from None
-    if update.own.text == before:
+    if update.layer.text == before:
         return f"{name} is up to date"
     # Lock the folder: the file itself is replaced.
     with locked(path.absolute().parent, _LOCK_SECONDS):
@@ -83,7 +83,7 @@ def update_expectations(
                 f"{name} is not written: it changed during the run",
                 hint="run again to update the new content",
             )
-        write_atomically(path, update.own.text.encode())
+        write_atomically(path, update.layer.text.encode())
     counts = ", ".join(f"{count} {change}" for change, count in update.done.items() if count)
     return f"{name} written: {counts or 'the versions of the suites'}"
 
@@ -92,8 +92,8 @@ def update_expectations(
 class _Update:
     """The update of one expectation file."""
 
-    others: tuple[Layer, ...]
-    own: Layer
+    other_layers: tuple[Layer, ...]
+    layer: Layer
     expectations: Expectations
     record: RunRecord
     ids: Sequence[str]
@@ -101,9 +101,9 @@ class _Update:
 
     def tidy(self) -> None:
         """Remove stale and duplicate entries, and expired ones that are not needed."""
-        edit = Edit(self.own)
+        edit = Edit(self.layer)
         seen: set[tuple[str, str, str]] = set()
-        for index, entry in enumerate(self.own.entries):
+        for index, entry in enumerate(self.layer.entries):
             applies = any(map(entry.applies_to, self.record.backends))
             cases = []
             for pattern in entry.patterns:
@@ -126,9 +126,9 @@ class _Update:
 
     def adjust(self) -> None:
         """Change and add entries so that all results are expected, as far as possible."""
-        edit = Edit(self.own)
-        current = replace(self.expectations, layers=(*self.others, self.own))
-        places = {id(entry): place for place, entry in enumerate(self.own.entries)}
+        edit = Edit(self.layer)
+        current = replace(self.expectations, layers=(*self.other_layers, self.layer))
+        places = {id(entry): place for place, entry in enumerate(self.layer.entries)}
         by_place: dict[int, list[Result]] = {}
         missing: list[Result] = []
         for result in self.record.results:
@@ -161,22 +161,22 @@ class _Update:
 
     def pin(self) -> None:
         """Set the versions of suites for which the file is now written."""
-        pins = dict(pattern.text.split("@", 1) for pattern in self.own.suites)
+        pins = dict(pattern.text.split("@", 1) for pattern in self.layer.suites)
         now = pins | {
             name.removeprefix(SUITE): version
             for name, version in self.record.versions.items()
             if name.startswith(SUITE)
         }
         if now != pins:
-            edit = Edit(self.own)
+            edit = Edit(self.layer)
             edit.pin([f"{suite}@{version}" for suite, version in sorted(now.items())])
             self.done["changed"] += bool(pins)
             self._apply(edit)
 
     def _apply(self, edit: Edit) -> None:
         if edit.changes:
-            self.own = parse_layer(edit.text(), self.own.path)
-            if self.own.errors:
+            self.layer = parse_layer(edit.text(), self.layer.path)
+            if self.layer.errors:
                 raise FlowStyle
 
     def _needed(self, entry: Entry) -> bool:
@@ -196,8 +196,8 @@ class _Update:
         return not current.review(result, self._backend(result)).conforms
 
     def _conforms_without(self, place: int, result: Result) -> bool:
-        entries = tuple(entry for index, entry in enumerate(self.own.entries) if index != place)
-        layers = (*self.others, replace(self.own, entries=entries))
+        entries = tuple(entry for index, entry in enumerate(self.layer.entries) if index != place)
+        layers = (*self.other_layers, replace(self.layer, entries=entries))
         expectations = replace(self.expectations, layers=layers)
         return expectations.review(result, self._backend(result)).conforms
 

@@ -194,7 +194,7 @@ def test_case_that_kills_two_machines_is_a_crash_and_others_run(two, tmp_path):
     write_cases(tmp_path, RATES)
     run = run_to_end(tmp_path, KILLER, "--cluster", two.address)
     assert run.outcomes == {"one": "pass", "two": "crash", "three": "pass", "four": "pass"}
-    assert "lost with its machine each time" in run.results["two"]["message"]
+    assert "its machine was lost in each attempt" in run.results["two"]["message"]
     assert [worker.poll() for worker in two.workers].count(None) == 1
 
 
