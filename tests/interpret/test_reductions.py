@@ -43,8 +43,11 @@ INTERPOLATIONS = {
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_thresholds_may_be_interpolated_in_any_form(form, dtype):
     random = np.random.default_rng(7)
-    whole = np.float32([25, 50, 75])
-    near_whole = [*np.nextafter(whole, np.float32(100)), *np.nextafter(whole, np.float32(0))]
+    whole_percents = np.float32([25, 50, 75])
+    near_whole = [
+        *np.nextafter(whole_percents, np.float32(100)),
+        *np.nextafter(whole_percents, np.float32(0)),
+    ]
     for _ in range(300):
         size = int(random.choice([2, 3, 5, 9]))
         weights = (random.normal(size=size) * 10.0 ** random.integers(-30, 30, size)).astype(dtype)
@@ -58,8 +61,8 @@ def test_thresholds_may_be_interpolated_in_any_form(form, dtype):
         threshold = ordered[low]
         if low < rank:
             threshold = INTERPOLATIONS[form](threshold, ordered[low + 1], dtype(rank - low))
-        kept = np.where(np.abs(weights) < threshold, 0, weights)
-        accepted = kept == derived_output.expected
+        pruned_weights = np.where(np.abs(weights) < threshold, 0, weights)
+        accepted = pruned_weights == derived_output.expected
         if derived_output.otherwise is not None:
-            accepted |= kept == derived_output.otherwise.expected
+            accepted |= pruned_weights == derived_output.otherwise.expected
         assert accepted.all(), (weights, percent, threshold)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from math import ceil, exp, lgamma, log, log2, prod, sqrt
+from math import ceil, exp, lgamma, log, log2, pi, prod, sqrt
 from operator import add, mul
 from typing import Any
 
@@ -29,6 +29,11 @@ _TRANSFORM_STAGE, _CONVOLUTION_STAGE = 1 / 3, 1 / 6
 # A transform that is computed as sums of n terms has an error of sqrt(n) / 10 roundings of the root
 # mean square, and of sqrt(n) / 40 roundings of the largest element.
 _ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
+# Sums of n equal terms have an error of sqrt(n) / 4 roundings of their result.
+_SUM_DIVISOR = 4
+# An angle that is computed in float32 by a product and a quotient is off by two roundings. It moves
+# all terms of a sum, so a tolerance of 16 units must be two roundings of the largest element.
+_ANGLE_ERROR = 2 / 16
 # Interpolation points, besides infinity, of tiles with 6 elements, F(4, 3) and F(2, 5), and with 8
 # elements, F(6, 3) and F(4, 5).
 _HALF = Fraction(1, 2)
@@ -48,12 +53,13 @@ _MAX_MIXING = 64.0
 
 
 def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
-    """Return the scale of the error of a ``DFT`` or ``STFT``, for each line of its output.
+    """Return the scale of the error of a ``DFT`` or ``STFT``, for each element of its output.
 
-    It is a share of the root mean square of the line, or of its largest element, which two
-    algorithms leak into the others. Bluestein's algorithm, for lengths that are not powers of two,
-    computes angles in the model's type and may not reduce them. A sequential sum has partial sums
-    of up to 1 / pi of the largest element.
+    It is a share of the root mean square of the line, or of its largest element, which leaks into
+    the others: a sequential sum has partial sums of up to 1 / pi of it, and twiddle factors have
+    errors if their angles are computed in float32. Angles are below pi in the stages of lengths
+    that are powers of two, and below 2 pi in Bluestein's chirp for other lengths. A sequential sum
+    of n equal terms has an error of sqrt(n) / 4 roundings of the sum itself.
 
     Args:
         node: the node, as the evaluator has it.
@@ -61,13 +67,25 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
         output: its output.
     """
     axis = transformed_axis(node, inputs)
-    power = np.sum(_finite(output) ** 2, axis=-1, keepdims=True).mean(axis, keepdims=True)
+    power = np.sum(_finite(output) ** 2, axis=-1, keepdims=True)
     terms = max(2, _transform_length(node, inputs, output, axis))
     share = max(_TRANSFORM_STAGE * sqrt(log2(terms)), sqrt(terms) / _ROOT_MEAN_SQUARE_DIVISOR)
-    magnitudes = np.sqrt(np.sum(_finite(output) ** 2, axis=-1, keepdims=True))
-    largest = magnitudes.max(axis, keepdims=True, initial=0.0)
-    leaked = sqrt(terms) / _LARGEST_DIVISOR if terms & (terms - 1) == 0 else 1.0
-    return np.maximum(share * np.sqrt(power), leaked * largest)
+    leaked = sqrt(terms) / _LARGEST_DIVISOR * _largest(power, axis)
+    if terms & (terms - 1) == 0:
+        # Its first element has the factor 1 at every stage, which is exact.
+        later_power = np.take(power, range(1, output.shape[axis]), axis)
+        leaked = np.maximum(leaked, _ANGLE_ERROR * pi * _largest(later_power, axis))
+    else:
+        # The chirp multiplies the line, its transform and the result.
+        share = max(share, _ANGLE_ERROR * 2 * pi * sqrt(3))
+        leaked = np.maximum(leaked, _ANGLE_ERROR * 2 * pi * _largest(power, axis))
+    mixed = share * np.sqrt(power.mean(axis, keepdims=True))
+    own_error = max(0.0, sqrt(terms) / _SUM_DIVISOR - 1) * np.abs(_finite(output))
+    return np.asarray(np.maximum(mixed, leaked) + own_error)
+
+
+def _largest(power: Array, axis: int) -> Array:
+    return np.asarray(np.sqrt(power.max(axis, keepdims=True, initial=0.0)))
 
 
 def _transform_length(node: Any, inputs: Sequence[Any], output: Array, axis: int) -> int:

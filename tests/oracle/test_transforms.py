@@ -1,0 +1,137 @@
+"""Discrete Fourier transforms in float32 by any common algorithm pass, at any length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_fast_algorithms import error_shares, model_of
+
+LENGTHS = [2, 3, 4, 5, 7, 8, 9, 11, 12, 16, 17, 31, 32, 50, 64, 97, 100, 127, 128, 256, 257, 512]
+
+
+def roots_of_unity(count):
+    return np.exp(-2j * np.pi * np.arange(count) / count).astype(np.complex64)
+
+
+def roots_by_float32_angles(count):
+    angles = np.float32(-2 * np.pi) * np.arange(count).astype(np.float32) / np.float32(count)
+    return (np.cos(angles) + 1j * np.sin(angles)).astype(np.complex64)
+
+
+def by_sums(x, roots=roots_of_unity):
+    """Add one product after the other."""
+    count = x.shape[-1]
+    places = np.arange(count)
+    total = np.zeros(x.shape, np.complex64)
+    for at in range(count):
+        total += x[..., at : at + 1] * roots(count)[at * places % count]
+    return total
+
+
+def by_matrix(x, roots=roots_of_unity):
+    count = x.shape[-1]
+    return x @ roots(count)[np.outer(np.arange(count), np.arange(count)) % count]
+
+
+def by_radix(x, roots=roots_of_unity):
+    """Split by the smallest prime factor; the product of all of them is the length."""
+    count = x.shape[-1]
+    if count == 1:
+        return x
+    radix = next(factor for factor in range(2, count + 1) if count % factor == 0)
+    twiddles, places = roots(count), np.arange(count)
+    total = np.zeros(x.shape, np.complex64)
+    for part in range(radix):
+        spectrum = by_radix(x[..., part::radix], roots)
+        repeated = np.concatenate([spectrum] * radix, axis=-1)
+        total += twiddles[part * places % count] * repeated
+    return total
+
+
+def by_chirp(x, roots=roots_of_unity):
+    """Convolve with a chirp (Bluestein), by transforms whose length is a power of two."""
+    count = x.shape[-1]
+    chirp = roots(2 * count)[np.arange(count) ** 2 % (2 * count)]
+    size = 1 << (2 * count - 1).bit_length()
+    kernel = np.zeros(size, np.complex64)
+    kernel[:count] = chirp.conj()
+    kernel[size - count + 1 :] = chirp.conj()[1:][::-1]
+    padded = np.zeros((*x.shape[:-1], size), np.complex64)
+    padded[..., :count] = x * chirp
+    product = by_radix(padded, roots) * by_radix(kernel, roots)
+    result = by_radix(product.conj(), roots).conj() / np.float32(size)
+    return result[..., :count] * chirp
+
+
+ALGORITHMS = {"sums": by_sums, "matrix": by_matrix, "radix": by_radix, "chirp": by_chirp}
+
+
+def lines(count):
+    """Return signals: noise without and with a large mean, growing, a tone, and an impulse."""
+    random = np.random.default_rng(count)
+    noise = random.standard_normal((2, count)) + 1j * random.standard_normal((2, count))
+    tone = np.cos(2 * np.pi * np.arange(count) * (count // 3) / count)
+    impulse = np.arange(count) == min(3, count - 1)
+    signals = [*noise, 100 + noise[0].real, np.arange(count) + 7.0, tone, 0.7 * impulse]
+    return np.array(signals).astype(np.complex64)
+
+
+def in_pairs(spectrum):
+    assert spectrum.dtype == np.complex64
+    return np.stack([spectrum.real, spectrum.imag], -1)
+
+
+def model_and_inputs(x):
+    inputs = {"x": in_pairs(x)}
+    return model_of("DFT", inputs, opset=19, axis=1), inputs
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_common_algorithms_pass_and_ten_times_their_errors_fail(count):
+    x = lines(count)
+    model, inputs = model_and_inputs(x)
+    exact = np.fft.fft(x.astype(complex))
+    largest = np.zeros((len(x), 1))
+    for name, algorithm in ALGORITHMS.items():
+        if name == "chirp" and count & (count - 1) == 0:
+            continue
+        value = algorithm(x)
+        # Half of the tolerance is left.
+        assert error_shares(model, inputs, in_pairs(value)).max() <= 0.5
+        by_float32 = algorithm(x, roots_by_float32_angles)
+        assert error_shares(model, inputs, in_pairs(by_float32)).max() <= 1
+        for spectrum in (value, by_float32):
+            largest = np.maximum(largest, np.abs(spectrum - exact).max(1, keepdims=True))
+    if count < 5:
+        # Hardly anything rounds there.
+        return
+    for direction in (1, -1, 1j, -1j):
+        wrong = in_pairs((exact + 10 * direction * largest).astype(np.complex64))
+        part = error_shares(model, inputs, wrong)[..., int(direction.imag != 0)]
+        assert (part > 1)[largest[:, 0] > 0].mean() >= 0.8
+
+
+@pytest.mark.parametrize("count", [1009, 1024])
+@pytest.mark.parametrize("name", ["sums", "radix"])
+def test_long_transforms_pass_with_correctly_rounded_twiddle_factors(name, count):
+    x = lines(count)
+    model, inputs = model_and_inputs(x)
+    assert error_shares(model, inputs, in_pairs(ALGORITHMS[name](x))).max() <= 0.6
+
+
+@pytest.mark.parametrize("count", [31, 128, 360, 512])
+def test_sequential_sums_of_equal_terms_pass(count):
+    x = np.full((1, count), 0.3, np.complex64)
+    model, inputs = model_and_inputs(x)
+    assert error_shares(model, inputs, in_pairs(by_sums(x))).max() <= 1
+
+
+@pytest.mark.parametrize("count", [10, 16, 31, 64])
+def test_relative_errors_of_elements_that_do_not_cancel_fail(count):
+    x = lines(count)
+    model, inputs = model_and_inputs(x)
+    spectrum = np.fft.fft(x.astype(complex))
+    mean_square = np.mean(np.abs(spectrum) ** 2, axis=1)[:, None, None]
+    exact = in_pairs(spectrum.astype(np.complex64))
+    shares = error_shares(model, inputs, exact * np.float32(1 + 1e-5))
+    assert (shares > 1)[np.abs(exact) >= 0.25 * np.sqrt(mean_square)].mean() > 0.95
