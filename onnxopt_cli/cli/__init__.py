@@ -33,6 +33,7 @@ from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 # The summaries are kept here so that --help does not import the modules of the commands.
 _COMMANDS = {
     "run": "Run cases on a backend and judge every output.",
+    "locate": "Find the wrong node of a model.",
     "generate": "Write the specification's cases as files.",
     "list": "List cases.",
     "show": "Show an operator or a case.",

@@ -580,5 +580,36 @@ class RunConfig(Settings):
         return (*other_files, update) if update.exists() else (*other_files,)
 
 
+@dataclass(frozen=True)
+class LocateConfig(Settings):
+    """The settings of the search for the wrong node of a model.
+
+    Attributes:
+        backends: the backends under test.
+        model_inputs: the inputs of a model file without test data.
+        execution: how backends are run.
+        judging: how outputs are judged.
+        output: the folder for test directories that reproduce the findings.
+        json: the file for the result; None for none.
+    """
+
+    backends: tuple[str, ...] = setting(
+        (),
+        "-b, --backend BACKEND",
+        "What to test, as for onnxopt run. May be given several times.",
+        Text("backend"),
+        many=True,
+    )
+    model_inputs: ModelInputs = group(ModelInputs)
+    execution: Execution = group(Execution)
+    judging: Judging = group(Judging)
+    output: Path = setting(
+        Path("located"), "-o, --output DIR", "Folder for a test directory per finding.", File()
+    )
+    json: Path | None = setting(
+        None, "--json FILE", "Also write the result as JSON; - for standard output.", File()
+    )
+
+
 def _is_same(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)

@@ -215,6 +215,36 @@ def all_readings(
     return readings
 
 
+def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
+    """Return the outputs of a model, computed in double and rounded to the model's own types.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    with np.errstate(all="ignore"), replaced(*replacements()):
+        try:
+            native = ReferenceModel(model).run(inputs)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {_first_line(error)}") from error
+        try:
+            exact = ReferenceModel(model, wide=True).run(inputs)
+        except Exception:  # noqa: BLE001 - some operators run in the model's own types only
+            return native
+    return [*map(_rounded_to_type_of, exact, native)]
+
+
+def _rounded_to_type_of(exact: Any, native: Any) -> Any:
+    tensors = isinstance(exact, np.ndarray) and isinstance(native, np.ndarray)
+    if not tensors or native.dtype not in ROUNDOFF or exact.shape != native.shape:
+        return native
+    return exact.astype(native.dtype)
+
+
+def _first_line(error: Exception) -> str:
+    # Further lines may list all operators of the reference.
+    return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
+
+
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
@@ -288,9 +318,7 @@ def _estimate(
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
             # Some published bodies combine constants of float32 with operands of any type.
             return _estimate_in_single(model, inputs, math, encountered)
-        # Further lines may list all operators of the reference.
-        message = exception_text(error).split("\n", 1)[0]
-        why = f"onnx's reference does not run it in double: {clipped(message, _MAX_MESSAGE_CHARS)}"
+        why = f"onnx's reference does not run it in double: {_first_line(error)}"
         raise NoReferenceError(why) from error
     bodies = _evaluate_bodies(model, inputs, math, encountered, evaluations[0].accumulation)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))

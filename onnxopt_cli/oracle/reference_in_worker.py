@@ -2,6 +2,7 @@
 
 The response has an empty value for each declared output, then a text in JSON that describes the
 readings, then their tensors: for each output of each reading, right values and tolerances in pairs.
+If the model's metadata have the entry :data:`VALUES`, the response has the outputs themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from onnxopt_cli.oracle.condition_estimate import (
     NoReferenceError,
     Reading,
     all_readings,
+    reference_values,
 )
+
+#: Key in a model's metadata that asks for the outputs instead of a condition estimate.
+VALUES = "onnxopt.values"
 
 
 class ConditionedReference:
@@ -30,6 +35,8 @@ class ConditionedReference:
         """Return the readings of a model, as :func:`readings` parses them."""
         output_count = len(model.graph.output)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
+        if VALUES in metadata:
+            return reference_values(model, inputs)
         try:
             results = all_readings(model, inputs, metadata.get("onnxopt.math", ""))
         except NoReferenceError as error:

@@ -1,0 +1,377 @@
+"""Which node of a model a backend computes wrongly.
+
+1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
+2. Each node alone is a case: its inputs are these values, and its expected outputs are the
+   oracle's. An error of a node is therefore never blamed on the nodes that read its outputs.
+3. If all nodes are right alone, the whole model is judged. If it is wrong, it is reduced to a
+   smallest failing subgraph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import onnx
+
+from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, count_nodes
+from onnxopt_cli.analysis.subgraph import smallest_failing
+from onnxopt_cli.analysis.value_store import ValueStore
+from onnxopt_cli.backends.host import Request, Response
+from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
+from onnxopt_cli.operators.nodes import spell_out_defaults
+from onnxopt_cli.oracle.reference_in_worker import VALUES
+from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.runner import Plan, run, run_case
+
+# Bytes of values that are kept in memory if the user sets no limit.
+_USUAL_BYTES = 256 << 20
+_MAX_REASON_CHARS = 300
+_RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
+# The backend returned no outputs. A node may end so because the backend cannot run it alone.
+_WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
+
+
+@dataclass(frozen=True, slots=True)
+class WrongNode:
+    """A node that a backend computes wrongly.
+
+    Attributes:
+        node: its name.
+        operator: its operator.
+        output: the output with the largest error.
+        error_over_tolerance: the largest error, as a multiple of its tolerance; infinite if an
+            output has another structure, or is missing.
+        cause: what is wrong.
+        backend: the backend.
+        problem: the case that reproduces the failure.
+        result: the result of that case.
+    """
+
+    node: str
+    operator: str
+    output: str
+    error_over_tolerance: float
+    cause: str
+    backend: str
+    problem: Problem
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class NotJudged:
+    """A node that cannot be judged.
+
+    Attributes:
+        node: its name.
+        operator: its operator.
+        reason: why it cannot be judged.
+        backend: the backend.
+    """
+
+    node: str
+    operator: str
+    reason: str
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What is wrong in a model.
+
+    Attributes:
+        nodes: the number of nodes that ran.
+        wrong: the wrong nodes in the order of the graph.
+        not_judged: the nodes that cannot be judged.
+        subgraph: names of nodes that fail together, although each is right alone; by backend.
+        reproductions: the case of each subgraph, by backend.
+        whole: the result of the whole model, by backend; empty if it was not judged.
+        interrupted: whether the user ended the search.
+    """
+
+    nodes: int
+    wrong: tuple[WrongNode, ...] = ()
+    not_judged: tuple[NotJudged, ...] = ()
+    subgraph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reproductions: Mapping[str, Problem] = field(default_factory=dict)
+    whole: Mapping[str, Result] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def locate(case: Case, plan: Plan, memory: int = 0, telling: Telling = silently) -> Located:
+    """Find the wrong nodes of a model.
+
+    Args:
+        case: the model with its inputs; stored outputs are ignored.
+        plan: the backends, which have started, and the reference oracle; its cases are ignored.
+        memory: bytes of intermediate values that are kept in memory; 0 for the usual limit.
+        telling: opens a display of progress.
+
+    Raises:
+        InvalidCase: if the case cannot be loaded.
+    """
+    problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
+    with ValueStore(memory or _USUAL_BYTES) as store:
+        return _Search(case, problem, plan, store, telling).locate()
+
+
+class _Search:
+    def __init__(
+        self, case: Case, problem: Problem, plan: Plan, store: ValueStore, telling: Telling
+    ) -> None:
+        self._case, self._problem, self._plan, self._telling = case, problem, plan, telling
+        model = _without_functions(problem.model)
+        self._walk = ModelWalk(
+            model,
+            store,
+            partial(self._values, self._reference_values),
+            partial(self._values, plan.backends[0].submit),
+            _inferred_types(model),
+        )
+
+    def locate(self) -> Located:
+        walk = self._walk
+        total = count_nodes(walk.model)
+        with self._telling("computing", "nodes") as tick:
+            for done, _ in enumerate(walk.walk(self._problem.inputs), start=1):
+                tick(min(done, total), total)
+                if self._plan.interruption.signal:
+                    return Located(len(walk.runs), interrupted=True)
+        results = self._judged_nodes()
+        located = self._findings(results)
+        if located.interrupted:
+            return located
+        doubtful = any(result.outcome in _WITHOUT_OUTPUTS for _, row in results for result in row)
+        if located.wrong and not doubtful:
+            return located
+        with self._telling("judging", "models") as tick:
+            tick(0, 1)
+            row = run_case(self._plan, replace(self._case, load=lambda: self._problem))
+        located = replace(located, whole={result.backend: result for result in row})
+        if doubtful:
+            located = self._with_failures(located, results)
+        return self._with_subgraphs(located)
+
+    def _judged_nodes(self) -> list[tuple[NodeRun, tuple[Result, ...]]]:
+        """Judge each node alone."""
+        judged = [run for run in self._walk.runs if not run.missing]
+        cases = [
+            Case(f"{self._case.id}:{index}", self._case.location, partial(self._problem_of, [run]))
+            for index, run in enumerate(judged)
+        ]
+        results: list[tuple[NodeRun, tuple[Result, ...]]] = []
+        with self._telling("judging", "nodes") as tick:
+            for node_run, row in zip(judged, run(replace(self._plan, cases=cases)), strict=False):
+                results.append((node_run, row))
+                tick(len(results), len(judged))
+        return results
+
+    def _findings(self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]) -> Located:
+        """Return the nodes that are wrong, and those that cannot be judged."""
+        wrong: dict[tuple[str, str], tuple[NodeRun, WrongNode]] = {}
+        not_judged: dict[tuple[str, str], NotJudged] = {}
+        rows = {id(node_run): row for node_run, row in results}
+        for node_run in self._walk.runs:
+            if node_run.missing:
+                for executor in self._plan.backends:
+                    not_judged[node_run.name, executor.name] = NotJudged(
+                        node_run.name, node_run.operator, node_run.missing, executor.name
+                    )
+            for result in rows.get(id(node_run), ()):
+                key = node_run.name, result.backend
+                if result.outcome is Outcome.FAIL:
+                    wrong.setdefault(key, (node_run, self._wrong_node(node_run, result)))
+                elif reason := _reason(result):
+                    not_judged[key] = NotJudged(
+                        node_run.name, node_run.operator, reason, result.backend
+                    )
+        # A control flow node is wrong itself only if no node within it is.
+        blamed = {
+            (id(holder), finding.backend)
+            for node_run, finding in wrong.values()
+            for holder in node_run.holders
+        }
+        order = {id(node_run): index for index, node_run in enumerate(self._walk.runs)}
+        kept = [
+            (order[id(node_run)], finding)
+            for node_run, finding in wrong.values()
+            if (id(node_run), finding.backend) not in blamed
+        ]
+        return Located(
+            len(self._walk.runs),
+            tuple(finding for _, finding in sorted(kept, key=lambda pair: pair[0])),
+            tuple(entry for key, entry in not_judged.items() if key not in wrong),
+            interrupted=bool(self._plan.interruption.signal),
+        )
+
+    def _wrong_node(self, node_run: NodeRun, result: Result) -> WrongNode:
+        worst = max(
+            (diff for diff in result.diffs if not diff.agrees),
+            key=lambda diff: math.inf if diff.structure else diff.tolerance_used,
+            default=None,
+        )
+        share = math.inf if worst is None or worst.structure else worst.tolerance_used
+        return WrongNode(
+            node_run.name,
+            node_run.operator,
+            worst.name if worst else "",
+            share,
+            result.message,
+            result.backend,
+            self._problem_of([node_run], stored=True),
+            result,
+        )
+
+    def _with_failures(
+        self, located: Located, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
+    ) -> Located:
+        """Blame nodes without outputs if the whole model ends in the same way."""
+        further = [
+            self._wrong_node(node_run, result)
+            for node_run, row in results
+            for result in row
+            if result.outcome in _WITHOUT_OUTPUTS
+            and located.whole[result.backend].outcome is result.outcome
+        ]
+        names = {(finding.node, finding.backend) for finding in further}
+        return replace(
+            located,
+            wrong=(*located.wrong, *further),
+            not_judged=tuple(
+                entry for entry in located.not_judged if (entry.node, entry.backend) not in names
+            ),
+        )
+
+    def _with_subgraphs(self, located: Located) -> Located:
+        """Reduce the model for each backend on which its nodes are right, but the model is not."""
+        backends = {finding.backend for finding in located.wrong}
+        subgraphs: dict[str, tuple[str, ...]] = {}
+        reproductions: dict[str, Problem] = {}
+        for executor in self._plan.backends:
+            result = located.whole[executor.name]
+            if executor.name in backends or result.outcome is not Outcome.FAIL:
+                continue
+            runs = [
+                node_run
+                for node_run in self._walk.runs
+                if not node_run.missing and not node_run.repeated and node_run.node.op_type != "If"
+            ]
+            with self._telling("reducing", "subgraphs") as tick:
+                fails = _Counted(partial(self._fails, executor), tick)
+                if fails(runs):
+                    smallest = smallest_failing(runs, fails)
+                    subgraphs[executor.name] = tuple(node_run.name for node_run in smallest)
+                    reproductions[executor.name] = self._problem_of(smallest, stored=True)
+        return replace(
+            located,
+            subgraph=subgraphs,
+            reproductions=reproductions,
+            interrupted=bool(self._plan.interruption.signal),
+        )
+
+    def _fails(self, executor: Executor, runs: Sequence[NodeRun]) -> bool:
+        """Return whether some nodes together are wrong on a backend."""
+        if self._plan.interruption.signal:
+            return False
+        case = Case(self._case.id, self._case.location, partial(self._problem_of, runs))
+        (result,) = run_case(replace(self._plan, backends=(executor,)), case)
+        return result.outcome is Outcome.FAIL
+
+    def _problem_of(self, runs: Sequence[NodeRun], *, stored: bool = False) -> Problem:
+        """Return the problem of some nodes, with expected outputs for a test directory."""
+        model, inputs = self._walk.model_of(runs, outputs=self._read_elsewhere(runs))
+        outputs = {info.name: self._walk.store[info.name] for info in model.graph.output}
+        return Problem(model, inputs, outputs if stored else None)
+
+    def _read_elsewhere(self, runs: Sequence[NodeRun]) -> set[str]:
+        """Return the outputs of some nodes that others read, or that are outputs of the model."""
+        if len(runs) == 1:
+            return set(runs[0].outputs) & self._walk.store.keys()
+        inside = {id(node_run) for node_run in runs}
+        read = {
+            key
+            for node_run in self._walk.runs
+            if id(node_run) not in inside
+            for key in node_run.read
+        }
+        return {*read, *self._walk.outputs} & {key for item in runs for key in item.outputs}
+
+    def _reference_values(self, request: Request) -> Callable[[], Response | str]:
+        oracle = self._plan.reference_oracle
+        assert oracle is not None  # noqa: S101 - the plan has an oracle
+        assert oracle.workers is not None  # noqa: S101 - so it has workers
+        onnx.helper.set_model_props(request.model, {VALUES: "1"})
+        return oracle.workers()(request)
+
+    def _values(
+        self,
+        submit: Callable[[Request], Callable[[], Response | str]],
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Value],
+    ) -> Sequence[Value] | str:
+        """Return the outputs of a model, or why there are none."""
+        sent = onnx.ModelProto()
+        sent.CopyFrom(model)
+        response = submit(Request(sent, inputs))()
+        if isinstance(response, str):
+            return response
+        if response.outputs is None:
+            return clipped(response.message or str(response.failure), _MAX_REASON_CHARS)
+        return response.outputs
+
+
+class _Counted:
+    """Judges subgraphs, each once, and shows their number."""
+
+    def __init__(
+        self, fails: Callable[[Sequence[NodeRun]], bool], tick: Callable[[int, int], object]
+    ) -> None:
+        self._fails, self._tick = fails, tick
+        self._known: dict[tuple[int, ...], bool] = {}
+
+    def __call__(self, runs: Sequence[NodeRun]) -> bool:
+        key = tuple(map(id, runs))
+        if key not in self._known:
+            self._known[key] = self._fails(runs)
+            self._tick(len(self._known), 0)
+        return self._known[key]
+
+
+def _reason(result: Result) -> str:
+    """Return why the result of a node does not judge it; empty if it does."""
+    if result.outcome in _RIGHT:
+        elements = sum(diff.elements for diff in result.diffs)
+        inconclusive = sum(diff.inconclusive for diff in result.diffs)
+        return "inconclusive at these inputs" if elements and inconclusive == elements else ""
+    if result.outcome is Outcome.LEAK:
+        return ""
+    text = clipped(printable(result.message), _MAX_REASON_CHARS)
+    if result.outcome is Outcome.INVALID:
+        return text
+    return f"{result.outcome} alone: {text}" if text else f"{result.outcome} alone"
+
+
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with the bodies of its functions in place of their calls, if possible."""
+    if not model.functions:
+        return model
+    names = sorted({(function.domain, function.name) for function in model.functions})
+    with suppress(OnnxRefusal):
+        return inline_functions(spell_out_defaults(model), names)
+    return model
+
+
+def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of values of a graph as far as they are declared or inferred."""
+    with suppress(OnnxRefusal):
+        model = infer_shapes(model)
+    graph = model.graph
+    return {info.name: info.type for info in (*graph.value_info, *graph.input, *graph.output)}

@@ -1,0 +1,377 @@
+"""Each node of a model as it runs, with its values: a walk in the order of the graph.
+
+Values of tensors come from the reference oracle, rounded to the model's types; of operators that it
+does not know, from the backend itself. The branch of an If that is taken, and the first iterations
+of a Loop or Scan, are walked, too. Functions must have been inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxopt_cli.analysis.value_store import ValueStore
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
+
+#: Computes the outputs of a model of one node; or returns why it cannot.
+Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
+
+# Iterations of a Loop or Scan whose nodes are judged one by one.
+_ITERATIONS = 2
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+_RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the model.
+
+    Attributes:
+        key: its key in the store, unique in the whole model.
+        constant: whether it depends on no input of the model.
+    """
+
+    key: str
+    constant: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class NodeRun:
+    """A node as it ran.
+
+    Attributes:
+        node: the node; the names of its inputs and outputs are the keys of the values.
+        name: its name in the model or, if it has none, that of its first output.
+        constants: the keys among its inputs that depend on no input of the model.
+        holders: the control flow nodes that contain it, outermost first.
+        repeated: whether it is part of the body of a Loop or Scan.
+        missing: why its outputs are those of the backend, or missing; empty for the reference's.
+    """
+
+    node: onnx.NodeProto
+    name: str
+    constants: frozenset[str]
+    holders: tuple[NodeRun, ...] = ()
+    repeated: bool = False
+    missing: str = ""
+
+    @property
+    def operator(self) -> str:
+        """The operator, with its domain unless that is the default."""
+        domain = plain_domain(self.node.domain)
+        return f"{domain}.{self.node.op_type}" if domain else self.node.op_type
+
+    @property
+    def read(self) -> list[str]:
+        """The keys of the values that it reads."""
+        return used_names(self.node)
+
+    @property
+    def outputs(self) -> list[str]:
+        """The keys of its outputs."""
+        return [*filter(None, self.node.output)]
+
+
+def used_names(node: onnx.NodeProto) -> list[str]:
+    """Return the names of the values that a node reads, also within its subgraphs."""
+    names = dict.fromkeys(filter(None, node.input))
+    for graph in subgraphs(node):
+        inner = {tensor.name for tensor in graph.initializer}
+        inner |= {info.name for info in graph.input}
+        inner |= {name for within in graph.node for name in within.output}
+        read = [name for within in graph.node for name in used_names(within)]
+        read += [info.name for info in graph.output]
+        names |= dict.fromkeys(name for name in read if name not in inner)
+    return [*names]
+
+
+def _renamed(node: onnx.NodeProto, keys: Mapping[str, str]) -> onnx.NodeProto:
+    """Return a node with other names for the values of the surrounding graph."""
+    renamed = onnx.NodeProto()
+    renamed.CopyFrom(node)
+    _rename(renamed, keys)
+    return renamed
+
+
+def _rename(node: onnx.NodeProto, keys: Mapping[str, str]) -> None:
+    node.input[:] = [keys.get(name, name) for name in node.input]
+    node.output[:] = [keys.get(name, name) for name in node.output]
+    for graph in subgraphs(node):
+        inner = {tensor.name for tensor in graph.initializer}
+        inner |= {info.name for info in graph.input}
+        inner |= {name for within in graph.node for name in within.output}
+        outer_keys = {name: key for name, key in keys.items() if name not in inner}
+        for within in graph.node:
+            _rename(within, outer_keys)
+        for info in graph.output:
+            info.name = outer_keys.get(info.name, info.name)
+
+
+@dataclass(eq=False)
+class ModelWalk:
+    """Walks a model and keeps its values.
+
+    Attributes:
+        model: the model, without functions.
+        store: receives the values by key.
+        reference: computes a node; returns a reason if the reference cannot.
+        backend: the same on the backend.
+        types: inferred types of values by name.
+        runs: the nodes that ran, in order.
+        outputs: the keys of the model's outputs.
+    """
+
+    model: onnx.ModelProto
+    store: ValueStore
+    reference: Compute
+    backend: Compute
+    types: Mapping[str, onnx.TypeProto]
+    runs: list[NodeRun] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    _scopes: int = 0
+    _returned: list[Any] = field(default_factory=list)
+
+    def walk(self, inputs: Mapping[str, Value]) -> Iterator[NodeRun]:
+        """Yield the nodes as they run.
+
+        Args:
+            inputs: the inputs of the model.
+        """
+        scope: dict[str, Tensor] = {}
+        for name, value in inputs.items():
+            self.store[name] = value
+            scope[name] = Tensor(name)
+        yield from self._graph(self.model.graph, scope, "", (), repeated=False)
+        self.outputs = [
+            scope[info.name].key if info.name in scope else "" for info in self.model.graph.output
+        ]
+
+    def _graph(
+        self,
+        graph: onnx.GraphProto,
+        scope: dict[str, Tensor],
+        prefix: str,
+        holders: tuple[NodeRun, ...],
+        *,
+        repeated: bool,
+    ) -> Iterator[NodeRun]:
+        for name, array in _initializers(graph):
+            if name not in scope:
+                scope[name] = Tensor(f"{prefix}{name}", constant=True)
+                self.store[scope[name].key] = array
+        for node in graph.node:
+            tensors = {name: scope[name] for name in used_names(node) if name in scope}
+            keys = {name: tensor.key for name, tensor in tensors.items()}
+            keys |= {name: f"{prefix}{name}" for name in node.output if name}
+            run = NodeRun(
+                _renamed(node, keys),
+                f"{prefix}{node.name or next(filter(None, node.output), node.op_type)}",
+                frozenset(tensor.key for tensor in tensors.values() if tensor.constant),
+                holders,
+                repeated,
+            )
+            is_random = any(node.op_type.startswith(name) for name in _RANDOM)
+            constant = all(tensor.constant for tensor in tensors.values()) and not is_random
+            for name in filter(None, node.output):
+                scope[name] = Tensor(f"{prefix}{name}", constant)
+            if node.op_type == "Constant" and not plain_domain(node.domain):
+                self._compute(run)
+                continue
+            self.runs.append(run)
+            if node.op_type in _CONTROL_FLOW and not plain_domain(node.domain):
+                yield from self._control_flow(node, run, scope)
+            else:
+                self._compute(run)
+            yield run
+
+    def _control_flow(
+        self, node: onnx.NodeProto, run: NodeRun, scope: dict[str, Tensor]
+    ) -> Iterator[NodeRun]:
+        """Walk the branch of an If, or the first iterations of a body."""
+        graphs = {item.name: item.g for item in node.attribute}
+        if node.op_type == "If":
+            condition: Any = self.store.get(scope[node.input[0]].key)
+            if condition is None:
+                run.missing = "its condition is unknown"
+                return
+            branch = graphs["then_branch" if np.all(condition) else "else_branch"]
+            inner = dict(scope)
+            prefix = self._prefix(run)
+            yield from self._graph(
+                branch, inner, prefix, (*run.holders, run), repeated=run.repeated
+            )
+            for name, info in zip(node.output, branch.output, strict=False):
+                key = inner[info.name].key if info.name in inner else ""
+                if name and key in self.store:
+                    self.store[scope[name].key] = self.store[key]
+                    # Later nodes read the value of the branch, so that the If may be left out.
+                    scope[name] = inner[info.name]
+                elif name:
+                    run.missing = "a node of its branch has no value"
+            return
+        self._compute(run)
+        body = graphs.get("body")
+        if body is not None:
+            for values in self._iterations(node, scope):
+                inner = dict(scope)
+                prefix = self._prefix(run)
+                for info, value in zip(body.input, values, strict=False):
+                    inner[info.name] = Tensor(f"{prefix}{info.name}")
+                    self.store[inner[info.name].key] = value
+                yield from self._graph(body, inner, prefix, (*run.holders, run), repeated=True)
+                self._returned = [
+                    self.store.get(inner[info.name].key) if info.name in inner else None
+                    for info in body.output
+                ]
+
+    def _iterations(self, node: onnx.NodeProto, scope: Mapping[str, Tensor]) -> Iterator[list[Any]]:
+        """Yield the inputs of a body for its first iterations."""
+        operands: list[Any] = [
+            self.store.get(scope[name].key) if name in scope else None for name in node.input
+        ]
+        if node.op_type == "Loop":
+            count, condition, *carried = operands
+            for iteration in range(_ITERATIONS):
+                stopped = condition is not None and not np.all(condition)
+                if stopped or (count is not None and iteration >= int(np.ravel(count)[0])):
+                    return
+                if any(value is None for value in carried):
+                    return
+                yield [np.array(iteration, np.int64), np.array(True), *carried]
+                condition, *carried = self._returned[: 1 + len(carried)]
+            return
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        count = attributes.get("num_scan_inputs", 0)
+        states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
+        axes = attributes.get("scan_input_axes") or [0] * count
+        directions = attributes.get("scan_input_directions") or [0] * count
+        if not all(isinstance(array, np.ndarray) for array in scanned) or not scanned:
+            return
+        length = scanned[0].shape[axes[0]]
+        for iteration in range(min(_ITERATIONS, length)):
+            slices = [
+                np.take(array, length - 1 - iteration if backward else iteration, axis)
+                for array, axis, backward in zip(scanned, axes, directions, strict=False)
+            ]
+            if any(value is None for value in states):
+                return
+            yield [*states, *slices]
+            states = self._returned[: len(states)]
+
+    def _prefix(self, run: NodeRun) -> str:
+        self._scopes += 1
+        return f"{run.name}#{self._scopes}/"
+
+    def _compute(self, run: NodeRun) -> None:
+        """Compute the outputs of a node and store them."""
+        absent = [key for key in run.read if key not in self.store]
+        if absent:
+            run.missing = "an operand has no value"
+            return
+        model, inputs = self.model_of([run], typed=False)
+        values = self.reference(model, inputs)
+        if isinstance(values, str):
+            run.missing = values
+            values = self.backend(model, inputs)
+            if isinstance(values, str):
+                return
+        for key, value in zip(run.outputs, values, strict=False):
+            self.store[key] = self._of_declared_type(key, value)
+
+    def _of_declared_type(self, key: str, value: Value) -> Value:
+        """Return a value in the inferred type: some of the reference's operators return another."""
+        declared = self.types.get(key)
+        if declared is None or not isinstance(value, np.ndarray):
+            return value
+        element = declared.tensor_type.elem_type
+        if element in (TensorProto.UNDEFINED, TensorProto.STRING) or value.dtype.kind == "O":
+            return value
+        return value.astype(helper.tensor_dtype_to_np_dtype(element), copy=False)
+
+    def model_of(
+        self, runs: Sequence[NodeRun], *, typed: bool = True, outputs: Iterable[str] = ()
+    ) -> tuple[onnx.ModelProto, dict[str, Value]]:
+        """Return a model of some nodes, and the values of its inputs.
+
+        Values that depend on no input of the model are initializers.
+
+        Args:
+            runs: the nodes, in order.
+            typed: whether to declare the types of outputs, which must be known.
+            outputs: values that are outputs although a node of the model reads them.
+        """
+        produced = {key for run in runs for key in run.outputs}
+        read = dict.fromkeys(key for run in runs for key in run.read)
+        constants = {key for run in runs for key in run.constants}
+        inputs: dict[str, Value] = {}
+        graph = onnx.GraphProto(name="nodes")
+        for key in read:
+            if key in produced:
+                continue
+            value = self.store[key]
+            if key in constants and isinstance(value, np.ndarray):
+                graph.initializer.append(tensor_of(value, key))
+            else:
+                inputs[key] = value
+                graph.input.append(self._info(key, value))
+        wanted = {*outputs, *(produced - read.keys())}
+        graph.node.extend(run.node for run in runs)
+        for run in runs:
+            for key in run.outputs:
+                if key in wanted:
+                    value = self.store.get(key) if typed else None
+                    graph.output.append(
+                        self._info(key, value) if typed else onnx.ValueInfoProto(name=key)
+                    )
+        model = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph)
+        model.opset_import.extend(self.model.opset_import)
+        model.functions.extend(self.model.functions)
+        return model, inputs
+
+    def _info(self, key: str, value: Value) -> onnx.ValueInfoProto:
+        if key in self.types and not self.types[key].HasField("tensor_type"):
+            return onnx.ValueInfoProto(name=key, type=self.types[key])
+        return helper.make_value_info(key, type_of(value))
+
+
+def type_of(value: Value) -> onnx.TypeProto:
+    """Return the type of a value, with the shape of a tensor."""
+    if isinstance(value, list):
+        inner = type_of(value[0]) if value else type_of(np.zeros(0, np.float32))
+        if inner.HasField("tensor_type"):
+            inner.tensor_type.ClearField("shape")
+        return helper.make_sequence_type_proto(inner)
+    if not isinstance(value, np.ndarray):
+        return helper.make_optional_type_proto(type_of(np.zeros((), np.float32)))
+    element = (
+        TensorProto.STRING
+        if value.dtype.kind == "O"
+        else helper.np_dtype_to_tensor_dtype(value.dtype)
+    )
+    return helper.make_tensor_type_proto(element, value.shape)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[tuple[str, Array]]:
+    for tensor in graph.initializer:
+        yield tensor.name, numpy_helper.to_array(tensor)
+    for sparse in graph.sparse_initializer:
+        dense = np.zeros([*sparse.dims], numpy_helper.to_array(sparse.values).dtype)
+        indices = numpy_helper.to_array(sparse.indices)
+        values = numpy_helper.to_array(sparse.values)
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+        yield sparse.values.name, dense
+
+
+def count_nodes(model: onnx.ModelProto) -> int:
+    """Return the number of nodes of a model, those of subgraphs included."""
+    return sum(1 for _ in nodes_within(model.graph.node))

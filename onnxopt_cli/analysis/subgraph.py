@@ -1,0 +1,69 @@
+"""Reduction of a failing model to a smallest failing subgraph: delta debugging over its nodes.
+
+The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnxopt_cli.analysis.model_walk import NodeRun
+
+
+def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
+    """Return the connected components of some nodes, each in their order."""
+    part_of = {id(run): [run] for run in runs}
+    producers = {key: run for run in runs for key in run.outputs}
+    for run in runs:
+        for key in run.read:
+            first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
+            second = part_of[id(run)]
+            if first is not second:
+                first += second
+                for moved in second:
+                    part_of[id(moved)] = first
+    order = {id(run): index for index, run in enumerate(runs)}
+    parts = {id(part): part for part in part_of.values()}
+    return [sorted(part, key=lambda run: order[id(run)]) for part in parts.values()]
+
+
+def smallest_failing(
+    runs: Sequence[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
+) -> list[NodeRun]:
+    """Return a connected part of nodes that fails, and from which no node can be removed.
+
+    Args:
+        runs: nodes that fail together.
+        fails: judges some nodes by themselves; a single node does not fail.
+    """
+    failing, pieces = [*runs], 2
+    while len(failing) > 1:
+        reduced = _reduced(failing, min(pieces, len(failing)), fails)
+        if reduced is not None:
+            failing, is_subset = reduced
+            pieces = 2 if is_subset else max(pieces - 1, 2)
+        elif pieces < len(failing):
+            pieces = min(2 * pieces, len(failing))
+        else:
+            break
+    return failing
+
+
+def _reduced(
+    failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
+) -> tuple[list[NodeRun], bool] | None:
+    """Return a smaller failing part: one of some pieces, or all but one; None if none fails."""
+    size = -(-len(failing) // pieces)
+    subsets = [failing[start : start + size] for start in range(0, len(failing), size)]
+    for subset in subsets:
+        for part in connected_parts(subset):
+            if len(part) > 1 and fails(part):
+                return part, True
+    if len(subsets) <= 2:  # noqa: PLR2004 - each is the complement of the other
+        return None
+    for subset in subsets:
+        removed = {id(run) for run in subset}
+        for part in connected_parts([run for run in failing if id(run) not in removed]):
+            if len(part) > 1 and fails(part):
+                return part, False
+    return None

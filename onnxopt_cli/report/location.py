@@ -1,0 +1,155 @@
+"""The result of ``onnxopt locate``: lines for a terminal, JSON, and test directories."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from onnxopt_cli.analysis.locate import Located, WrongNode
+from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.cases.onnx.data_set import write_directory
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.text import command_line, printable
+from onnxopt_cli.errors import UsageError
+
+_MAX_NAME_CHARS = 60
+_MAX_LISTED = 20
+#: The folder of each finding by node and backend; that of a subgraph has the node "".
+Folders = Mapping[tuple[str, str], Path]
+
+
+def exit_code(located: Located) -> int:
+    """Return 0 if every node is right, or the model is; 1 if something is wrong.
+
+    The code is 2 if nothing is wrong, but neither all nodes nor the model can be judged.
+    """
+    outcomes = {result.outcome for result in located.whole.values()}
+    if located.wrong or located.subgraph or outcomes & {Outcome.FAIL, Outcome.CRASH}:
+        return 1
+    if not located.not_judged:
+        return 0
+    if outcomes and outcomes <= {Outcome.PASS, Outcome.VACUOUS}:
+        return 0
+    return 2 if outcomes <= {Outcome.INVALID} else 1
+
+
+def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
+    """Write a test directory for each finding, beside those that exist; return them.
+
+    Raises:
+        UsageError: if a file cannot be written.
+    """
+    folders: dict[tuple[str, str], Path] = {}
+    for finding in located.wrong:
+        folders[finding.node, finding.backend] = _written(parent, finding.node, finding.problem)
+    for backend, problem in located.reproductions.items():
+        folders["", backend] = _written(parent, "subgraph", problem)
+    return folders
+
+
+def _written(parent: Path, name: str, problem: Problem) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".")[:_MAX_NAME_CHARS] or "node"
+    folder, number = parent / f"test_{stem}", 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"test_{stem}-{number}"
+    try:
+        write_directory(folder, problem)
+    except UsageError as error:
+        # A value of a type that the layout cannot hold.
+        raise UsageError(f"cannot write {folder}: {error.message}") from error
+    return folder
+
+
+def to_json(located: Located, folders: Folders) -> dict[str, Any]:
+    """Return the result as JSON holds it."""
+    names = [name for nodes in located.subgraph.values() for name in nodes]
+    return {
+        "nodes": located.nodes,
+        "wrong": [_finding_json(finding, folders) for finding in located.wrong],
+        "subgraph": names,
+        "contributions": [],
+        "not_judged": [
+            {"node": entry.node, "reason": entry.reason, "backend": entry.backend}
+            for entry in located.not_judged
+        ],
+        "whole": {backend: str(result.outcome) for backend, result in located.whole.items()},
+        "interrupted": located.interrupted,
+    }
+
+
+def _finding_json(finding: WrongNode, folders: Folders) -> dict[str, Any]:
+    share = finding.error_over_tolerance
+    return {
+        "node": finding.node,
+        "operator": finding.operator,
+        "output": finding.output,
+        # JSON has no infinity: the structure of an output is wrong, or the output is missing.
+        "error_over_tolerance": share if math.isfinite(share) else None,
+        "cause": finding.cause,
+        "case": str(folders[finding.node, finding.backend]),
+        "backend": finding.backend,
+    }
+
+
+def write_json(path: Path, located: Located, folders: Folders) -> None:
+    """Write the result to a file, or to standard output for the path ``-``.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    text = json.dumps(to_json(located, folders), indent=2) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        write_atomically(path, text.encode())
+
+
+def location_lines(located: Located, folders: Folders, backends: Sequence[str]) -> Iterator[Text]:
+    """Yield the lines of the result for a terminal."""
+    several = len(backends) > 1
+    for finding in located.wrong:
+        share = finding.error_over_tolerance
+        on = f" on {printable(finding.backend)}" if several else ""
+        ratio = f"error / tolerance {share:.3g}" if math.isfinite(share) else "no such output"
+        yield Text.assemble(
+            ("wrong ", "bold red"), f"{printable(finding.node)} ({finding.operator}){on}: {ratio}"
+        )
+        yield Text(f"  {printable(finding.cause, lines=True)}")
+        yield _again(folders[finding.node, finding.backend], finding.backend)
+    for backend, names in located.subgraph.items():
+        on = f" on {printable(backend)}" if several else ""
+        yield Text.assemble(
+            ("wrong together ", "bold red"), f"{', '.join(map(printable, names))}{on}"
+        )
+        yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
+        yield _again(folders["", backend], backend)
+    for entry in located.not_judged[:_MAX_LISTED]:
+        on = f" on {printable(entry.backend)}" if several else ""
+        yield Text.assemble(
+            ("not judged ", "yellow"),
+            f"{printable(entry.node)} ({entry.operator}){on}: {printable(entry.reason)}",
+        )
+    if (hidden := len(located.not_judged) - _MAX_LISTED) > 0:
+        yield Text(f"{hidden} more nodes are not judged; --json lists all", "dim")
+    yield from _summary(located)
+
+
+def _again(folder: Path, backend: str) -> Text:
+    return Text(f"  again: {command_line(['onnxopt', 'run', str(folder), '-b', backend])}", "dim")
+
+
+def _summary(located: Located) -> Iterator[Text]:
+    not_judged = {(entry.node, entry.backend) for entry in located.not_judged}
+    text = f"{located.nodes} nodes: {len(located.wrong)} wrong, {len(not_judged)} not judged"
+    for backend, result in located.whole.items():
+        text += f"; the whole model on {printable(backend)}: {result.outcome}"
+    yield Text(f"interrupted; {text}" if located.interrupted else text, "bold")

@@ -1,0 +1,220 @@
+"""``onnxopt locate``: the wrong nodes of models that these tests make."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+# A backend that computes nodes by onnx's reference, except those that a fault changes.
+BACKEND = """
+import numpy as np
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+def _run(model, inputs):
+    return ReferenceEvaluator(model).run(None, inputs)
+
+def _each_node(model):
+    nodes = [*model.graph.node]
+    for node in nodes:
+        yield node
+        for item in node.attribute:
+            nodes.extend(item.g.node)
+
+class Right:
+    def run(self, model, inputs):
+        return _run(model, inputs)
+
+class Leaky:
+    def run(self, model, inputs):
+        for node in _each_node(model):
+            if node.op_type == "LeakyRelu":
+                node.attribute.append(helper.make_attribute("alpha", 0.02))
+        return _run(model, inputs)
+
+class Fusing:
+    def run(self, model, inputs):
+        readers = {name: node for node in model.graph.node for name in node.input}
+        for node in model.graph.node:
+            after = readers.get(node.output[0])
+            if (node.op_type, after and after.op_type) == ("MatMul", "Add"):
+                after.op_type = "Sub"
+        return _run(model, inputs)
+
+class Refusing:
+    def run(self, model, inputs):
+        if any(node.op_type == "Sigmoid" for node in model.graph.node):
+            raise RuntimeError("no sigmoid")
+        return _run(model, inputs)
+"""
+
+
+@pytest.fixture
+def locate(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+
+    def located(model, backend, *arguments):
+        onnx.save(model, "model.onnx")
+        name = f"python:backend.py:{backend}"
+        ran = onnxopt(
+            "locate",
+            "model.onnx",
+            "-b",
+            name,
+            "--isolation",
+            "none",
+            "--json",
+            "l.json",
+            *arguments,
+        )
+        assert "Traceback" not in ran.text
+        return ran, json.loads((tmp_path / "l.json").read_text())
+
+    return located
+
+
+def model_of(nodes, inputs=("x",), outputs=("y",), shape=(4, 4), functions=(), **constants):
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, 1, shape) for name in inputs],
+        [helper.make_tensor_value_info(name, 1, shape) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    imports = [helper.make_opsetid("", 17)]
+    imports += [helper.make_opsetid(function.domain, 1) for function in functions]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8, functions=[*functions])
+
+
+def node(operator, inputs, output, **attributes):
+    name = attributes.pop("name", f"the_{output}")
+    return helper.make_node(operator, inputs.split(), [output], name=name, **attributes)
+
+
+W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+CHAIN = [
+    node("MatMul", "x w", "a"),
+    node("LeakyRelu", "a", "b"),
+    node("Exp", "b", "c"),
+    node("LeakyRelu", "c", "d"),
+    node("Sub", "c d", "y"),
+]
+
+
+def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
+    # The second LeakyRelu has positive operands, so its slope makes no difference.
+    ran, found = locate(model_of(CHAIN, w=W), "Leaky")
+    assert ran.code == 1
+    (wrong,) = found["wrong"]
+    assert (wrong["node"], wrong["operator"], wrong["output"]) == ("the_b", "LeakyRelu", "b")
+    assert wrong["error_over_tolerance"] > 1
+    assert (found["subgraph"], found["not_judged"]) == ([], [])
+    again = ["run", wrong["case"], "--isolation", "none", "-b"]
+    assert onnxopt(*again, "python:backend.py:Leaky").code == 1
+    assert onnxopt(*again, "python:backend.py:Right").code == 0
+
+
+def test_right_backend_conforms(locate):
+    ran, found = locate(model_of(CHAIN, w=W), "Right")
+    assert ran.code == 0
+    assert (found["wrong"], found["subgraph"], found["not_judged"]) == ([], [], [])
+    assert found["whole"] == {"python:backend.py:Right": "pass"}
+
+
+def test_fault_of_a_combination_is_reduced_to_it(locate, onnxopt):
+    nodes = [
+        node("Exp", "x", "a"),
+        node("MatMul", "a w", "b"),
+        node("Add", "b a", "c"),
+        node("Tanh", "c", "d"),
+        node("Mul", "d x", "y"),
+    ]
+    ran, found = locate(model_of(nodes, w=W), "Fusing")
+    assert ran.code == 1
+    assert found["wrong"] == []
+    assert found["subgraph"] == ["the_b", "the_c"]
+    again = ["run", "located/test_subgraph", "--isolation", "none", "-b"]
+    assert onnxopt(*again, "python:backend.py:Fusing").code == 1
+    assert onnxopt(*again, "python:backend.py:Right").code == 0
+
+
+def branch(operator, output):
+    info = helper.make_tensor_value_info(output, 1, None)
+    return helper.make_graph([node(operator, "x", output)], output, [], [info])
+
+
+def test_branches_that_are_taken_are_searched(locate):
+    choice = node(
+        "If",
+        "flag",
+        "a",
+        then_branch=branch("LeakyRelu", "t"),
+        else_branch=branch("Exp", "e"),
+    )
+    model = model_of([choice, node("Exp", "a", "y")], flag=np.array(True))
+    _, found = locate(model, "Leaky")
+    assert [(item["operator"], item["node"].rpartition("/")[2]) for item in found["wrong"]] == [
+        ("LeakyRelu", "the_t")
+    ]
+
+
+def test_bodies_of_loops_are_searched(locate):
+    infos = [
+        helper.make_tensor_value_info(name, element, shape)
+        for name, element, shape in (("i", 7, []), ("go", 9, []), ("v", 1, [4, 4]))
+    ]
+    out = [infos[1], helper.make_tensor_value_info("v2", 1, [4, 4])]
+    body = helper.make_graph([node("LeakyRelu", "v", "v2")], "body", infos, out)
+    loop = node("Loop", "count go_on x", "a", body=body)
+    constants = {"count": np.array(3), "go_on": np.array(True)}
+    _, found = locate(model_of([loop, node("Exp", "a", "y")], **constants), "Leaky")
+    assert {item["operator"] for item in found["wrong"]} == {"LeakyRelu"}
+
+
+def test_functions_are_searched(locate):
+    function = helper.make_function(
+        "mine",
+        "Twice",
+        ["u"],
+        ["v"],
+        [node("LeakyRelu", "u", "h"), node("Add", "h h", "v")],
+        [helper.make_opsetid("", 17)],
+    )
+    call = helper.make_node("Twice", ["x"], ["a"], domain="mine", name="call")
+    model = model_of([call, node("Exp", "a", "y")], functions=[function])
+    _, found = locate(model, "Leaky")
+    assert [item["operator"] for item in found["wrong"]] == ["LeakyRelu"]
+
+
+def test_node_that_cannot_be_judged_is_listed_and_never_right(locate):
+    nodes = [node("RandomNormalLike", "x", "a"), node("LeakyRelu", "a", "y")]
+    ran, found = locate(model_of(nodes), "Right")
+    assert [entry["node"] for entry in found["not_judged"]] == ["the_a"]
+    assert ran.code == 2
+    _, found = locate(model_of(nodes), "Leaky")
+    assert [item["node"] for item in found["wrong"]] == ["the_y"]
+
+
+def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
+    nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "y")]
+    ran, found = locate(model_of(nodes), "Refusing")
+    assert ran.code == 1
+    assert [item["node"] for item in found["wrong"]] == ["the_y"]
+    assert found["wrong"][0]["error_over_tolerance"] is None
+
+
+def test_values_beyond_the_limit_are_spilled(tmp_path):
+    from onnxopt_cli.analysis.value_store import ValueStore
+
+    arrays = {name: np.arange(100.0) + number for number, name in enumerate("abc")}
+    arrays["e"] = np.zeros((3, 0), np.float32)
+    with ValueStore(1000) as store:
+        store.update(arrays)
+        for name, array in arrays.items():
+            assert np.array_equal(store[name], array)
+        assert [*store] == [*arrays]
