@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         inject_errors,
         load_cases,
         load_configuration,
+        locate,
         run,
     )
 
@@ -96,6 +97,7 @@ __all__ = [
     "inject_errors",
     "load_cases",
     "load_configuration",
+    "locate",
     "run",
 ]
 

@@ -55,8 +55,8 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.diff_text import failure_text, headline
+from onnxopt_cli.run.runner import open_plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
-from onnxopt_cli.run.runner import run_case
 from onnxopt_cli.run.session import Session, open_session
 from onnxopt_cli.suites.collect import (
     Collection,
@@ -69,6 +69,7 @@ from onnxopt_cli.workers.interruption import Interruption
 if TYPE_CHECKING:
     from onnxopt_cli.analysis.audit import MutationScore
     from onnxopt_cli.analysis.injected_errors import InjectedErrors
+    from onnxopt_cli.analysis.locate import Located
     from onnxopt_cli.fuzz.findings import Finding
     from onnxopt_cli.run.expectations.expectation_update import update_expectations
     from onnxopt_cli.run.log.log_merge import merge_logs
@@ -114,6 +115,7 @@ __all__ = [
     "inject_errors",
     "load_cases",
     "load_configuration",
+    "locate",
     "merge_logs",
     "open_session",
     "read_log",
@@ -357,6 +359,40 @@ def explain_session(
             results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask
         )
     return [*explanations, *explain_by_attributes(results, cases, _formula_names())]
+
+
+def locate(
+    case: Case,
+    *backends: str,
+    execution: Execution = _EXECUTION,
+    judging: Judging = _JUDGING,
+    interruption: Interruption | None = None,
+    telling: Telling = silently,
+) -> Located:
+    """Find the nodes of a model that backends compute wrongly.
+
+    Args:
+        case: the model with its inputs; stored outputs are ignored.
+        backends: specifications as for ``-b``.
+        execution: where and within which limits backends run; the limit of memory is also that of
+            the intermediate values in this process.
+        judging: how outputs are judged.
+        interruption: set when the user interrupts the command.
+        telling: opens a display of progress.
+
+    Raises:
+        InvalidCase: if the case cannot be loaded.
+        UsageError: if a backend or a setting is invalid.
+        BackendUnavailable: if a backend does not start.
+        TypeError: if an argument is not a case, or not a backend.
+    """
+    from onnxopt_cli.analysis.locate import locate
+
+    (case,), names = _cases([case]), _backends(backends)
+    with open_plan(names, execution, judging, interruption or Interruption()) as plan:
+        for executor in plan.backends:
+            executor.ready()
+        return locate(case, plan, execution.limits.memory, telling)
 
 
 def _formula_names() -> list[str]:

@@ -41,7 +41,7 @@ _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Out
 
 
 @dataclass(frozen=True, slots=True)
-class WrongNode:
+class LocatedNode:
     """A node that a backend computes wrongly.
 
     Attributes:
@@ -98,7 +98,7 @@ class Located:
     """
 
     nodes: int
-    wrong: tuple[WrongNode, ...] = ()
+    wrong: tuple[LocatedNode, ...] = ()
     not_judged: tuple[NotJudged, ...] = ()
     subgraph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reproductions: Mapping[str, Problem] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class _Search:
 
     def _findings(self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]) -> Located:
         """Return the nodes that are wrong, and those that cannot be judged."""
-        wrong: dict[tuple[str, str], tuple[NodeRun, WrongNode]] = {}
+        wrong: dict[tuple[str, str], tuple[NodeRun, LocatedNode]] = {}
         not_judged: dict[tuple[str, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
         for node_run in self._walk.runs:
@@ -212,14 +212,14 @@ class _Search:
             interrupted=bool(self._plan.interruption.signal),
         )
 
-    def _wrong_node(self, node_run: NodeRun, result: Result) -> WrongNode:
+    def _wrong_node(self, node_run: NodeRun, result: Result) -> LocatedNode:
         worst = max(
             (diff for diff in result.diffs if not diff.agrees),
             key=lambda diff: math.inf if diff.structure else diff.tolerance_used,
             default=None,
         )
         share = math.inf if worst is None or worst.structure else worst.tolerance_used
-        return WrongNode(
+        return LocatedNode(
             node_run.name,
             node_run.operator,
             worst.name if worst else "",

@@ -29,29 +29,30 @@ def command(target: str, **options: Any) -> int:
 
     Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.analysis.locate import locate
+    from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.errors import UsageError
-    from onnxopt_cli.report.location import (
+    from onnxopt_cli.report.located_nodes import (
         exit_code,
         location_lines,
         write_json,
         write_reproductions,
     )
-    from onnxopt_cli.run.runner import open_plan
     from onnxopt_cli.workers.interruption import interruptible
 
     config = LocateConfig.of(options)
     if not config.backends:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
     case = _case(target, config)
-    with (
-        interruptible() as interruption,
-        open_plan(config.backends, config.execution, config.judging, interruption) as plan,
-    ):
-        for executor in plan.backends:
-            executor.ready()
-        located = locate(case, plan, config.execution.limits.memory, ticking)
+    with interruptible() as interruption:
+        located = api.locate(
+            case,
+            *config.backends,
+            execution=config.execution,
+            judging=config.judging,
+            interruption=interruption,
+            telling=ticking,
+        )
     folders = write_reproductions(config.output, located)
     if config.json:
         write_json(config.json, located, folders)

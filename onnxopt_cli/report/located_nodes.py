@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from onnxopt_cli.analysis.locate import Located, WrongNode
+from onnxopt_cli.analysis.locate import Located, LocatedNode
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.files import write_atomically
@@ -86,7 +86,7 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
     }
 
 
-def _finding_json(finding: WrongNode, folders: Folders) -> dict[str, Any]:
+def _finding_json(finding: LocatedNode, folders: Folders) -> dict[str, Any]:
     share = finding.error_over_tolerance
     return {
         "node": finding.node,
