@@ -1,4 +1,4 @@
-"""Capabilities: read off a case's content, counted in reports, and left out by name."""
+"""Capabilities: derived from the content of cases, counted in reports, and excluded by name."""
 
 from __future__ import annotations
 
@@ -70,41 +70,43 @@ def cases(tmp_path, monkeypatch):
     }
 
 
-def test_a_case_needs_what_its_content_shows(onnxopt, cases):
+def test_capabilities_are_derived_from_the_content_of_a_case(onnxopt, cases):
     assert onnxopt("run", "mine.yaml", "--report", "json=run.json").code == 0
     results = json.loads(Path("run.json").read_text())["results"]
-    found = {it["case"].rpartition("/")[2]: tuple(it["capabilities"]) for it in results}
-    assert found == cases
+    actual = {
+        result["case"].rpartition("/")[2]: tuple(result["capabilities"]) for result in results
+    }
+    assert actual == cases
     assert set(CAPABILITIES) == {name for needs in cases.values() for name in needs}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_without_leaves_out_exactly_the_cases_that_need_it(onnxopt, cases, capability):
+def test_option_without_excludes_exactly_the_cases_that_need_it(onnxopt, cases, capability):
     listed = onnxopt("list", "mine.yaml", "--without", capability).out.split()
-    left = [name for name, needs in cases.items() if capability not in needs]
-    assert [it.rpartition("/")[2] for it in listed] == left
+    remaining = [name for name, needs in cases.items() if capability not in needs]
+    assert [case_id.rpartition("/")[2] for case_id in listed] == remaining
 
 
-def test_every_report_and_badge_says_what_was_left_out_and_why(onnxopt, cases):
+def test_every_report_names_excluded_capabilities_with_the_reason(onnxopt, cases):
     Path("expect.yaml").write_text(
         "onnxopt-expect: 1\nwithout: {double: the target has no such type}\n"
     )
     formats = ("json", "junit", "xunit", "markdown", "badge", "html", "github")
     answer = onnxopt(
         "run", "mine.yaml", "--expect", "expect.yaml", "--without", "refusals",
-        "--log", "run.jsonl", *(f"--report={it}={it}.out" for it in formats),
+        "--log", "run.jsonl", *(f"--report={name}={name}.out" for name in formats),
     )  # fmt: skip
     assert answer.code == 0
-    assert "double" not in {it for line in answer.out.splitlines()[:-1] for it in line.split()}
-    said = "without double (2 cases: the target has no such type)", "without refusals (1 case)"
-    for text in said:
-        assert text in answer.out
-        for it in set(formats) - {"json"}:
-            assert text in Path(f"{it}.out").read_text(), it
+    assert "double" not in {word for line in answer.out.splitlines()[:-1] for word in line.split()}
+    notes = "without double (2 cases: the target has no such type)", "without refusals (1 case)"
+    for note in notes:
+        assert note in answer.out
+        for name in set(formats) - {"json"}:
+            assert note in Path(f"{name}.out").read_text(), name
     options = json.loads(Path("json.out").read_text())["left_out"]
     assert options == {"refusals": "1 case", "double": "2 cases: the target has no such type"}
-    again = onnxopt("report", "render", "run.jsonl", "--report", "badge=-")
-    assert said[0] in again.out
+    rendered = onnxopt("report", "render", "run.jsonl", "--report", "badge=-")
+    assert notes[0] in rendered.out
 
 
 def test_reports_count_outcomes_by_capability(onnxopt, cases):
@@ -120,7 +122,7 @@ def test_reports_count_outcomes_by_capability(onnxopt, cases):
     assert "| `many-tensors` |" in Path("run.md").read_text()
 
 
-def test_an_unknown_capability_is_refused_with_the_nearest(onnxopt, cases):
+def test_unknown_capability_is_rejected_with_a_suggestion(onnxopt, cases):
     answer = onnxopt("run", "mine.yaml", "--without", "doubles")
     assert answer.code == 2
     assert "did you mean double?" in answer.err
@@ -130,7 +132,7 @@ def test_an_unknown_capability_is_refused_with_the_nearest(onnxopt, cases):
     assert "did you mean double?" in answer.err
 
 
-def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnxopt, cases):
+def test_expectation_file_needs_a_reason_to_exclude_a_capability(onnxopt, cases):
     for wrong in ("[double]", "{double: }", "{double: ''}"):
         Path("expect.yaml").write_text(f"onnxopt-expect: 1\nwithout: {wrong}\n")
         answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
@@ -138,15 +140,15 @@ def test_a_capability_is_left_out_of_an_expectation_file_with_a_reason_only(onnx
         assert "reason" in answer.err
 
 
-def test_the_schema_of_expectations_knows_every_capability():
+def test_schema_of_expectation_files_lists_every_capability():
     schema = packaged_schema("onnxopt_cli.run.expectations")
     assert list(schema["properties"]["without"]["properties"]) == list(CAPABILITIES)
 
 
-def test_of_what_did_not_run_nothing_is_said_of_what_it_needs(workplace, onnxopt):
+def test_cases_not_run_are_not_counted_by_capability(workplace, onnxopt):
     backend = f"python:{PLUGINS / 'mistaken.py'}:Refusing"
-    most = ("--max-fail", "40", "--isolation", "none", "--no-explain")
-    answer = onnxopt("run", "conformance", "-b", backend, *most)
+    options = ("--max-fail", "40", "--isolation", "none", "--no-explain")
+    answer = onnxopt("run", "conformance", "-b", backend, *options)
     needs = answer.out.partition("cases that need")[2].partition("\n\n")[0]
     assert "not-run" in answer.out
     assert "double" in needs

@@ -20,13 +20,13 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 
 @pytest.fixture
 def run(tmp_path, onnxopt):
-    """Return a function that runs a case on a backend that returns what is stored."""
+    """Return a function that runs a case on a backend that returns the stored output."""
 
-    def of(text, inputs, **outputs):
+    def run_text(text, inputs, **outputs):
         model = onnx.parser.parse_model(HEAD + text)
-        return ran(model, inputs, **outputs)
+        return run_model(model, inputs, **outputs)
 
-    def ran(model, inputs, **outputs):
+    def run_model(model, inputs, **outputs):
         write_directory(tmp_path / "node" / "test_it", Problem(model, inputs, outputs))
         values = next(iter(outputs.values()))
         np.save(tmp_path / "stored.npy", np.asarray(values))
@@ -35,16 +35,18 @@ def run(tmp_path, onnxopt):
         folder = str(tmp_path / "node")
         return onnxopt("run", folder, "-b", f"python:{backend}:stored", "--no-explain")
 
-    of.model = ran
-    return of
+    run_text.model = run_model
+    return run_text
 
 
 def f32(*shape):
     return np.ones(shape, np.float32)
 
 
-def test_a_stored_output_of_another_shape_is_the_case_s_fault(run):
-    scalars = {name: np.array(it, np.float32) for name, it in zip("abc", (0, 3, 1), strict=True)}
+def test_case_whose_stored_output_has_another_shape_is_invalid(run):
+    scalars = {
+        name: np.array(value, np.float32) for name, value in zip("abc", (0, 3, 1), strict=True)
+    }
     result = run(
         "g (float a, float b, float c) => (float[n] y) { y = Range(a, b, c) }",
         scalars,
@@ -54,8 +56,8 @@ def test_a_stored_output_of_another_shape_is_the_case_s_fault(run):
     assert "y  float32[3]  is float32[4]" in result.out
 
 
-def test_a_stored_output_of_another_rank_is_the_case_s_fault(run):
-    # Of how many axes there are inference knows nothing.
+def test_case_whose_stored_output_has_another_rank_is_invalid(run):
+    # Inference does not know the number of axes.
     text = """g (float[2,2] x, bool[m] k) => (float[p] y) {
         i = NonZero(k) j = Squeeze(i) y = ReduceSum(x, j) }"""
     inputs = {"x": f32(2, 2), "k": np.array([False, True])}
@@ -65,7 +67,7 @@ def test_a_stored_output_of_another_rank_is_the_case_s_fault(run):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_stored_sequence_of_another_length_is_the_case_s_fault(run, count):
+def test_case_whose_stored_sequence_has_another_length_is_invalid(run, count):
     text = "g (float[4] x) => (seq(float[n]) y) { y = SplitToSequence <keepdims = 1> (x, s) }"
     model = onnx.parser.parse_model(HEAD + text.replace("(x, s)", "(x)"))
     node = model.graph.node[0]
@@ -76,11 +78,13 @@ def test_a_stored_sequence_of_another_length_is_the_case_s_fault(run, count):
     assert "consists of" in result.out
 
 
-def test_shapes_are_inferred_from_what_a_case_feeds():
+def test_shapes_are_inferred_from_the_values_of_inputs():
     model = onnx.parser.parse_model(
         HEAD + "g (float a, float b, float c) => (float[n] y) { y = Range(a, b, c) }"
     )
-    scalars = {name: np.array(it, np.float32) for name, it in zip("abc", (0, 3, 1), strict=True)}
+    scalars = {
+        name: np.array(value, np.float32) for name, value in zip("abc", (0, 3, 1), strict=True)
+    }
     inferred = inferred_output(model, scalars, "y")
     assert contradicts(f32(4), inferred)
     assert contradicts(f32(3, 1), inferred)
@@ -96,17 +100,17 @@ def test_shapes_are_inferred_from_what_a_case_feeds():
         ("float[N] x) => (float[None] y", False),
     ],
 )
-def test_one_symbol_has_one_size(run, declared, contradictory):
+def test_symbolic_dimension_has_one_size(run, declared, contradictory):
     result = run(f"g ({declared}) {{ y = Concat <axis = 0> (x, x) }}", {"x": f32(3)}, y=f32(6))
     assert (result.code == 2) == contradictory, result.out
     assert ("dimension 'N' is 3 in" in " ".join(result.out.split())) == contradictory
 
 
 @pytest.mark.parametrize(("size", "contradictory"), [(3, False), (2, True)])
-def test_one_symbol_has_one_size_in_case_files_too(onnxopt, tmp_path, size, contradictory):
+def test_symbolic_dimension_has_one_size_in_case_files(onnxopt, tmp_path, size, contradictory):
     text = "g (float[N] x, float[N] z) => (float y) { y = Max(x) }"
     model = onnx.parser.parse_model(HEAD + text)
-    # No backend needs it.
+    # The declared shape of the output is not needed.
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, tmp_path / "m.onnx")
     inputs = f"{{x: [1, 2, 3], z: {[1.5] * size}}}"
@@ -118,8 +122,8 @@ def test_one_symbol_has_one_size_in_case_files_too(onnxopt, tmp_path, size, cont
     assert (result.code == 2) == contradictory, result.out
 
 
-def test_a_model_of_a_case_file_is_checked_as_those_of_directories(onnxopt, tmp_path):
-    model = onnx.parser.parse_model(HEAD + REFUSED["a type on the way"])
+def test_model_of_a_case_file_passes_the_full_check(onnxopt, tmp_path):
+    model = onnx.parser.parse_model(HEAD + REJECTED["an intermediate type"])
     onnx.save(model, tmp_path / "m.onnx")
     (tmp_path / "c.yaml").write_text(
         "onnxopt: 1\nsuite: s\ncases:\n"
@@ -130,27 +134,29 @@ def test_a_model_of_a_case_file_is_checked_as_those_of_directories(onnxopt, tmp_
 
 
 @pytest.mark.parametrize("name", ["?", "-1", "*", "unk", ""])
-def test_what_is_no_symbol_stands_for_any_size(run, name):
+def test_unknown_dimension_may_have_several_sizes(run, name):
     node = helper.make_node("Concat", ["x", "z"], ["y"], axis=0)
-    x, z, y = (helper.make_tensor_value_info(it, onnx.TensorProto.FLOAT, [name]) for it in "xzy")
+    x, z, y = (
+        helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, [name]) for value in "xzy"
+    )
     graph = helper.make_graph([node], "g", [x, z], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     result = run.model(model, {"x": f32(3), "z": f32(2)}, y=f32(5))
     assert result.code == 0, result.out
 
 
-def test_a_dimension_of_minus_one_is_unknown(run):
+def test_dimension_of_minus_one_is_unknown(run):
     node = helper.make_node("Neg", ["x"], ["y"])
-    x, y = (helper.make_tensor_value_info(it, onnx.TensorProto.FLOAT, [-1, 2]) for it in "xy")
+    x, y = (helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, [-1, 2]) for value in "xy")
     graph = helper.make_graph([node], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     assert run.model(model, {"x": f32(3, 2)}, y=-f32(3, 2)).code == 0
 
 
-REFUSED = {
+REJECTED = {
     "a declared type": "g (float[3] x) => (double[3] y) { y = Neg (x) }",
     "a declared shape": "g (float[3] x) => (float[3] y) { y = Concat <axis = 0> (x, x) }",
-    "a type on the way": """g (float[3] x) => (float[3] y) <float[3] t> {
+    "an intermediate type": """g (float[3] x) => (float[3] y) <float[3] t> {
         t = Cast <to = 11> (x) y = Cast <to = 1> (t) }""",
     "branches": """g (float[3] x) => (float[3] y) {
         c = Constant <value = bool {1}> ()
@@ -159,17 +165,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_model_that_the_full_check_refuses_is_invalid(run, what):
-    model = onnx.parser.parse_model(HEAD + REFUSED[what])
+@pytest.mark.parametrize("name", REJECTED)
+def test_model_that_fails_the_full_check_is_invalid(run, name):
+    model = onnx.parser.parse_model(HEAD + REJECTED[name])
     kind = helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
     result = run.model(model, {"x": f32(3)}, y=-f32(3).astype(kind))
     assert result.code == 2
     assert "does not pass onnx's check" in result.out
 
 
-def test_defaults_of_published_bodies_are_known_to_the_check(run):
-    # Of MeanVarianceNormalization inference looks into the body, without the default of axes.
+def test_check_knows_the_defaults_of_function_bodies(run):
+    # Inference of MeanVarianceNormalization uses the body, without the default of axes.
     text = "g (float[1,1,1,2] x) => (float[1,1,1,2] y) { y = MeanVarianceNormalization (x) }"
     x = np.array([[[[1, 3]]]], np.float32)
     model = onnx.parser.parse_model(HEAD + text)
@@ -177,7 +183,7 @@ def test_defaults_of_published_bodies_are_known_to_the_check(run):
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_a_type_that_the_published_body_alone_lacks_is_no_fault_of_the_case(run, kind):
+def test_type_that_only_the_function_body_lacks_is_valid(run, kind):
     x = np.array([[[[1.0, 3.0]]]], kind)
     name = {np.float16: "float16", np.float64: "double"}[kind]
     text = f"g ({name}[1,1,1,2] x) => ({name}[1,1,1,2] y) {{ y = MeanVarianceNormalization(x) }}"

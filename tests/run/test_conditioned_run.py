@@ -1,4 +1,4 @@
-"""``onnxopt run`` on models that have no formula of ours."""
+"""``onnxopt run`` on models without a formula."""
 
 import json
 import os
@@ -30,15 +30,15 @@ class Right:
 
 class Off(Right):
     def run(self, model, inputs):
-        return [it * np.float32(1 + 1e-5) for it in super().run(model, inputs)]
+        return [output * np.float32(1 + 1e-5) for output in super().run(model, inputs)]
 
-class Far(Right):
+class FarOff(Right):
     def run(self, model, inputs):
-        return [it * it.dtype.type(1.5) for it in super().run(model, inputs)]
+        return [output * output.dtype.type(1.5) for output in super().run(model, inputs)]
 
-class Nowhere(Right):
+class NaNs(Right):
     def run(self, model, inputs):
-        return [it * np.float32("nan") for it in super().run(model, inputs)]
+        return [output * np.float32("nan") for output in super().run(model, inputs)]
 
 class Slow(Right):
     def run(self, model, inputs):
@@ -76,7 +76,7 @@ class Backward:
         values, places = ReferenceEvaluator(model).run(None, inputs)
         return [values[::-1].copy(), places[::-1].copy()]
 
-class Mingled(Backward):
+class WrongIndices(Backward):
     def run(self, model, inputs):
         values, places = super().run(model, inputs)
         return [values, places[::-1].copy()]
@@ -90,7 +90,7 @@ def in_workers(onnxopt):
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process; onnx's reference is asked in workers, as ever."""
+    """Run backends in this process; the reference oracle still uses workers."""
     return lambda *arguments: onnxopt(*arguments, "--isolation", "none")
 
 
@@ -115,7 +115,7 @@ def single(folder, operator, inputs, expected, opset=22, **attributes):
     graph = helper.make_graph(
         [helper.make_node(operator, list(inputs), ["y"], **attributes)],
         "g",
-        [value_info(name, it) for name, it in inputs.items()],
+        [value_info(name, array) for name, array in inputs.items()],
         [value_info("y", expected)],
     )
     imports = [helper.make_opsetid("", opset)]
@@ -129,24 +129,22 @@ def softmax(folder, change=0.0, digits=9):
     return single(folder, "Softmax", {"x": x}, np.round(right, digits) + np.float32(change))
 
 
-def test_places_that_do_not_belong_to_the_values_fail_in_whatever_order(onnxopt, tmp_path, backend):
+def test_outputs_of_topk_must_correspond_in_any_order(onnxopt, tmp_path, backend):
     inputs = {"x": np.float32([3, 1, 4, 2, 5]), "k": np.array([3])}
     outputs = {"values": np.float32([5, 4, 3]), "places": np.array([4, 2, 0])}
     node = helper.make_node("TopK", list(inputs), list(outputs), sorted=0)
-    infos = [[value_info(*it) for it in pairs.items()] for pairs in (inputs, outputs)]
+    infos = [[value_info(*item) for item in arrays.items()] for arrays in (inputs, outputs)]
     graph = helper.make_graph([node], "g", *infos)
     imports = [helper.make_opsetid("", 22)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     folder = write(tmp_path, model, inputs, **outputs)
     assert onnxopt("run", folder, "-b", backend("Backward")).code == 0
-    result = onnxopt("run", folder, "-b", backend("Mingled"), "--no-explain")
+    result = onnxopt("run", folder, "-b", backend("WrongIndices"), "--no-explain")
     assert result.code == 1
     assert "is not where the elements of values are" in result.out
 
 
-def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
-    onnxopt, tmp_path, backend
-):
+def test_error_of_1e_5_passes_only_with_the_tolerance_of_onnx(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path)
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
@@ -157,7 +155,7 @@ def test_an_error_of_1e_5_fails_unless_the_tolerance_of_onnx_is_asked_for(
         assert onnxopt("run", folder, "-b", backend("Off"), *rule).code == 0
 
 
-def test_a_tolerance_of_its_own_precedes_what_asking_says(onnxopt, tmp_path, backend):
+def test_stated_tolerance_overrides_the_conditioned_default(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path)
     stated = json.dumps({"rtol": 1e-3, "atol": 1e-6})
     (tmp_path / "node" / "test_it" / "data.json").write_text(stated)
@@ -172,7 +170,7 @@ def products(folder):
 
 
 @pytest.mark.parametrize(("name", "math"), [("Tf32", "tf32"), ("Bf16", "bf16")])
-def test_declared_mathematics_widens_products_and_every_report_says_so(
+def test_declared_math_widens_tolerances_of_products_and_is_reported(
     onnxopt, tmp_path, backend, name, math
 ):
     folder, badge = products(tmp_path), tmp_path / "badge.json"
@@ -180,22 +178,22 @@ def test_declared_mathematics_widens_products_and_every_report_says_so(
     assert onnxopt(*run, backend(name)).code == 1
     result = onnxopt(*run, f"{backend(name)},math={math}")
     assert result.code == 0, result.out
-    for said in (result.out, badge.read_text()):
-        assert f"judged as math={math}" in said.replace("\n", " ")
-    # Beside one that declares nothing each is judged by its own.
+    for text in (result.out, badge.read_text()):
+        assert f"judged as math={math}" in text.replace("\n", " ")
+    # Each backend is judged by its own math option.
     result = onnxopt(*run, f"{backend(name)},math={math}", "-b", backend(name))
     assert result.code == 1
     assert "1 pass" in result.out
 
 
-def test_declared_mathematics_widens_nothing_but_products_or_sums(onnxopt, tmp_path, backend):
+def test_declared_math_does_not_widen_tolerances_of_other_operators(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path)
     for math in ("tf32", "bf16"):
         off = f"{backend('Off')},math={math}"
         assert onnxopt("run", folder, "--no-explain", "-b", off).code == 1
 
 
-def test_sums_in_float16_are_right_only_where_they_are_declared(onnxopt, tmp_path, backend):
+def test_sums_in_float16_pass_only_if_declared(onnxopt, tmp_path, backend):
     x = np.random.default_rng(1).uniform(0, 0.1, (3, 300)).astype("f4")
     inputs = {"x": x}
     total = x.astype("f8").sum(axis=1, keepdims=True).astype("f4")
@@ -206,7 +204,7 @@ def test_sums_in_float16_are_right_only_where_they_are_declared(onnxopt, tmp_pat
     assert onnxopt(*run, f"{backend('HalfSums')},math=float16-sums").code == 0
 
 
-def test_a_model_cannot_declare_mathematics_for_a_backend(onnxopt, tmp_path, backend):
+def test_model_cannot_declare_math_for_a_backend(onnxopt, tmp_path, backend):
     folder = products(tmp_path)
     path = tmp_path / "node" / "test_it" / "model.onnx"
     model = onnx.load(path)
@@ -215,42 +213,40 @@ def test_a_model_cannot_declare_mathematics_for_a_backend(onnxopt, tmp_path, bac
     assert onnxopt("run", folder, "--no-explain", "-b", backend("Bf16")).code == 1
 
 
-def test_mathematics_that_nobody_knows_is_refused(onnxopt, tmp_path, backend):
+def test_unknown_math_option_is_rejected(onnxopt, tmp_path, backend):
     result = onnxopt("run", products(tmp_path), "-b", f"{backend('Right')},math=fp8")
     assert result.code == 2
     assert "it is one of tf32, bf16, float16-sums" in result.err
 
 
-def test_a_published_output_that_is_wrong_makes_the_case_invalid(onnxopt, tmp_path, backend):
+def test_wrong_stored_output_makes_the_case_invalid(onnxopt, tmp_path, backend):
     result = onnxopt(
         "run", softmax(tmp_path, 0.01), *CONDITIONED, "-b", backend("Right"), "--no-explain"
     )
     assert result.code == 2
-    said = " ".join(result.out.replace("│", " ").split())
+    text = " ".join(result.out.replace("│", " ").split())
     assert (
         "the stored outputs differ from onnx's corrected reference in double precision by more "
         "than rounding: one of the two is wrong"
-    ) in said
+    ) in text
     (header,) = (line for line in result.out.splitlines() if "stored" in line and "abs" in line)
     assert header.split()[1:4] == ["at", "computed", "stored"]
-    # The largest share of its limit: 0.0215993 is exp(-2) / (exp(0.5) + exp(1.5) + exp(-2)).
+    # The element with the largest error: 0.0215993 is exp(-2) / (exp(0.5) + exp(1.5) + exp(-2)).
     assert "0.021599231 0.03159923" in result.out
 
 
-def test_a_case_that_turns_out_to_be_invalid_waits_for_a_slow_backend(
-    in_workers, tmp_path, backend
-):
+def test_invalid_case_waits_for_a_slow_backend(in_workers, tmp_path, backend):
     folder = softmax(tmp_path, 0.01)
     assert in_workers("run", folder, *CONDITIONED, "-b", backend("Slow"), "--no-explain").code == 2
 
 
-def test_a_published_output_of_few_digits_is_replaced_by_the_exact_one(onnxopt, tmp_path, backend):
+def test_computed_output_replaces_a_rounded_stored_one(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path, digits=4)
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain").code == 1
 
 
-def test_a_published_output_that_differs_little_is_judged_by_the_tolerance_of_onnx(
+def test_slightly_wrong_stored_output_is_judged_by_the_tolerance_of_onnx(
     onnxopt, tmp_path, backend
 ):
     folder = softmax(tmp_path, 1e-5)
@@ -262,7 +258,7 @@ def test_a_published_output_that_differs_little_is_judged_by_the_tolerance_of_on
         )
 
 
-def test_a_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend):
+def test_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend):
     x = np.full(2000, 0.5, np.float32)
     folder = single(tmp_path, "Bernoulli", {"x": x}, np.zeros_like(x))
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Coin")).code == 0
@@ -271,7 +267,7 @@ def test_a_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backen
     assert "has 2000 ones where 1000 are to be expected" in result.out
 
 
-def test_what_cannot_be_asked_says_why(onnxopt, tmp_path, backend):
+def test_model_without_a_condition_estimate_is_reported_with_the_reason(onnxopt, tmp_path, backend):
     x = np.array([1, 0], np.float32)
     log = tmp_path / "log.jsonl"
     folder = single(tmp_path, "Scatter", {"x": x}, x)
@@ -282,32 +278,32 @@ def test_what_cannot_be_asked_says_why(onnxopt, tmp_path, backend):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of its own, and what finds the only answer in it."""
+    """Use an empty cache, and return a function that finds the only entry in it."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
 
-    def only():
-        (path,) = [it for it in folder.glob("estimates-*/*") if it.name != "index.json"]
+    def only_entry():
+        (path,) = [path for path in folder.glob("estimates-*/*") if path.name != "index.json"]
         return path
 
-    return only
+    return only_entry
 
 
 def widen(path):
-    """Let an answer allow any error, leaving its size and the time of its last change."""
+    """Enlarge the tolerance in a cache entry, without changing its size and modification time."""
     times, data = path.stat(), path.read_bytes()
-    line, _, rest = data.partition(b"\n")
-    reader = ValueReader(rest)
-    nothing, says, expected, limit = map(reader.value, read_json(line)["outputs"])
+    line, _, payload = data.partition(b"\n")
+    reader = ValueReader(payload)
+    *head, expected, limit = map(reader.value, read_json(line)["outputs"])
     values = ValueWriter()
-    outputs = [values.put(it) for it in (nothing, says, expected, limit + 1)]
+    outputs = [values.put(value) for value in (*head, expected, limit + 1)]
     path.write_bytes(b"".join(values.message({"outputs": outputs})))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_size == len(data)
 
 
 def sign(path):
-    """Let the index say that an answer is as it was written."""
+    """Enter the present size, times and hash of a cache entry in the index."""
     index = path.parent / "index.json"
     status = path.stat()
     signature = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
@@ -315,7 +311,7 @@ def sign(path):
     index.write_text(json.dumps({path.name: [*signature, digest]}))
 
 
-def test_what_was_asked_is_kept_and_no_longer_asked(onnxopt, tmp_path, backend, cache):
+def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, cache):
     folder = softmax(tmp_path)
     run = ("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain")
     assert onnxopt(*run).code == 1
@@ -324,7 +320,7 @@ def test_what_was_asked_is_kept_and_no_longer_asked(onnxopt, tmp_path, backend, 
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # Who can do this can run programs as the same user. It shows that nobody was asked.
+    # A forged index needs the rights of the user. Here it shows that the cached entry is used.
     widen(cache())
     sign(cache())
     assert onnxopt(*run).code == 0
@@ -334,17 +330,17 @@ def damaged(path):
     widen(path)
 
 
-def cut_off(path):
+def truncated(path):
     path.write_bytes(path.read_bytes()[:-1])
     sign(path)
 
 
-def no_answer(path):
+def malformed(path):
     path.write_bytes(b'{"outputs": 3}\n')
     sign(path)
 
 
-def unpacked(path):
+def copied(path):
     widen(path)
     sign(path)
     folder = path.parent
@@ -353,31 +349,30 @@ def unpacked(path):
     folder.with_name("other").rename(folder)
 
 
-def open_to_others(path):
+def writable_by_the_group(path):
     widen(path)
     sign(path)
     path.parent.chmod(0o770)
 
 
-def a_link(path):
+def symbolic_link(path):
     widen(path)
     sign(path)
     path.parent.rename(path.parent.with_name("other"))
     path.parent.symlink_to("other")
 
 
-def of_two_names(path):
+def hard_link(path):
     widen(path)
     os.link(path, path.parent.parent / "second")
     sign(path)
 
 
 @pytest.mark.parametrize(
-    "forge", [damaged, cut_off, no_answer, unpacked, open_to_others, a_link, of_two_names]
+    "forge",
+    [damaged, truncated, malformed, copied, writable_by_the_group, symbolic_link, hard_link],
 )
-def test_a_cache_that_is_not_as_it_was_written_lets_nothing_pass(
-    onnxopt, tmp_path, backend, cache, forge
-):
+def test_changed_cache_entry_is_not_used(onnxopt, tmp_path, backend, cache, forge):
     folder = softmax(tmp_path)
     run = ("run", folder, *CONDITIONED, "--no-explain", "-b")
     assert onnxopt(*run, backend("Right")).code == 0
@@ -389,12 +384,12 @@ FORGING = """\
 import hashlib, json, os
 from pathlib import Path
 
-kept, forged = Path({kept!r}), Path({forged!r})
+cached, forged = Path({cached!r}), Path({forged!r})
 if forged.exists():
-    forged.replace(kept)
-    status, digest = kept.stat(), hashlib.sha256(kept.read_bytes()).hexdigest()
+    forged.replace(cached)
+    status, digest = cached.stat(), hashlib.sha256(cached.read_bytes()).hexdigest()
     entry = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, digest]
-    kept.with_name("index.json").write_text(json.dumps({{kept.name: entry}}))
+    cached.with_name("index.json").write_text(json.dumps({{cached.name: entry}}))
 
 class Off:
     def run(self, model, inputs):
@@ -403,9 +398,7 @@ class Off:
 """
 
 
-def test_a_backend_that_forges_what_is_kept_while_it_starts_fails(
-    in_workers, tmp_path, backend, cache
-):
+def test_backend_that_forges_the_cache_while_it_starts_fails(in_workers, tmp_path, backend, cache):
     run = ("run", softmax(tmp_path), *CONDITIONED, "--no-explain", "-b")
     assert in_workers(*run, backend("Right")).code == 0
     right, forged = cache().read_bytes(), tmp_path / "forged"
@@ -413,14 +406,16 @@ def test_a_backend_that_forges_what_is_kept_while_it_starts_fails(
     shutil.copy2(cache(), forged)
     cache().write_bytes(right)
     plugin = tmp_path / "forging.py"
-    plugin.write_text(FORGING.format(kept=str(cache()), forged=str(forged)))
+    plugin.write_text(FORGING.format(cached=str(cache()), forged=str(forged)))
     assert in_workers(*run, f"python:{plugin}:Off").code == 1
     assert not forged.exists()
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache, monkeypatch, most):
-    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MAX_ENTRIES", most)
+@pytest.mark.parametrize("max_entries", [1, 2])
+def test_cache_discards_the_oldest_entries(
+    onnxopt, tmp_path, backend, cache, monkeypatch, max_entries
+):
+    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MAX_ENTRIES", max_entries)
     run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
     assert onnxopt(*run).code == 0
     first = cache()
@@ -429,12 +424,12 @@ def test_other_inputs_are_asked_again(onnxopt, tmp_path, backend, cache, monkeyp
     shutil.rmtree(tmp_path / "node")
     single(tmp_path, "Softmax", {"x": x}, right)
     assert onnxopt(*run).code == 0
-    # The oldest ones go.
-    assert len([it for it in first.parent.iterdir() if it.name != "index.json"]) == most
-    assert first.exists() == (most > 1)
+    entries = [path for path in first.parent.iterdir() if path.name != "index.json"]
+    assert len(entries) == max_entries
+    assert first.exists() == (max_entries > 1)
 
 
-RIGHT = (
+CORRECT_ON_ONNX_RUNTIME = (
     "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
     "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal",
     "test_attention_4d_causal_fp16",
@@ -452,31 +447,32 @@ RIGHT = (
 )
 
 
-def chosen(*names):
+def select(*names):
     return [part for name in names for part in ("-k", f"onnx-node/{name}/0")]
 
 
-def test_right_answers_of_onnx_runtime_pass_that_the_tolerance_of_onnx_rejects(onnxopt):
-    run = ("run", "onnx-node", *chosen(*RIGHT), "-b", "onnxruntime", "--no-explain", "-q")
+def test_correct_outputs_pass_that_the_tolerance_of_onnx_rejects(onnxopt):
+    cases = select(*CORRECT_ON_ONNX_RUNTIME)
+    run = ("run", "onnx-node", *cases, "-b", "onnxruntime", "--no-explain", "-q")
     result = onnxopt(*run, *CONDITIONED)
     assert (result.code, result.out.count("fail ")) == (0, 0), result.out
     result = onnxopt(*run, "--tolerance", "onnx")
     assert result.code == 1
-    assert all(
-        name in result.out for name in (RIGHT[0], RIGHT[1], "test_dft_irfft", "test_training")
-    )
+    names = (*CORRECT_ON_ONNX_RUNTIME[:2], "test_dft_irfft", "test_training")
+    assert all(name in result.out for name in names)
 
 
-def test_attention_in_bfloat16_and_coins_pass_as_onnxs_reference_computes_them(onnxopt):
-    cases = chosen("test_attention_4d_causal_bf16", "test_attention_3d_causal_bf16_expanded")
-    more = chosen("test_bernoulli", "test_bernoulli_double_expanded")
-    result = onnxopt("run", "onnx-node", *cases, *more, "-b", "onnx-reference", *CONDITIONED)
+def test_attention_in_bfloat16_and_bernoulli_pass_on_onnx_s_reference(onnxopt):
+    attention = select("test_attention_4d_causal_bf16", "test_attention_3d_causal_bf16_expanded")
+    bernoulli = select("test_bernoulli", "test_bernoulli_double_expanded")
+    cases = (*attention, *bernoulli)
+    result = onnxopt("run", "onnx-node", *cases, "-b", "onnx-reference", *CONDITIONED)
     assert result.code == 0, result.out
 
 
 def endless():
-    """A model whose loop never ends, beside one output that needs no loop."""
-    false = TensorProto.BOOL
+    """Return a model whose loop never ends."""
+    boolean = TensorProto.BOOL
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["on"]),
@@ -485,15 +481,15 @@ def endless():
         "body",
         [
             helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", false, []),
+            helper.make_tensor_value_info("go", boolean, []),
             helper.make_tensor_value_info("v", TensorProto.FLOAT, [1]),
         ],
         [
-            helper.make_tensor_value_info("on", false, []),
+            helper.make_tensor_value_info("on", boolean, []),
             helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
         ],
     )
-    always = helper.make_tensor("always", false, [], [True])
+    always = helper.make_tensor("always", boolean, [], [True])
     nodes = [
         helper.make_node("Constant", [], ["always"], value=always),
         helper.make_node("Loop", ["", "always", "x"], ["y"], body=body),
@@ -506,7 +502,7 @@ def endless():
 
 
 @pytest.mark.slow
-def test_a_model_that_never_ends_holds_nobody_up(onnxopt, tmp_path):
+def test_condition_estimate_of_an_endless_model_is_abandoned(onnxopt, tmp_path):
     x = np.ones(1, np.float32)
     (tmp_path / "quick.py").write_text(
         "class Quick:\n    def run(self, model, inputs):\n        return list(inputs.values())\n"
@@ -521,14 +517,13 @@ def test_a_model_that_never_ends_holds_nobody_up(onnxopt, tmp_path):
 
 
 def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt, tmp_path, backend):
-    folder, reports = softmax(tmp_path, change=1e-5), {}
-    for name in ("markdown", "junit", "html"):
-        reports[name] = tmp_path / f"report.{name}"
-    asked = [it for name, path in reports.items() for it in ("--report", f"{name}={path}")]
-    result = onnxopt("run", folder, "-b", backend("Right"), *asked)
+    folder = softmax(tmp_path, change=1e-5)
+    reports = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "html")}
+    options = [word for name, path in reports.items() for word in ("--report", f"{name}={path}")]
+    result = onnxopt("run", folder, "-b", backend("Right"), *options)
     assert result.code == 0
-    for said in (result.out, *(path.read_text() for path in reports.values())):
-        words = " ".join(said.replace("&#39;", "'").split())
+    for text in (result.out, *(path.read_text() for path in reports.values())):
+        words = " ".join(text.replace("&#39;", "'").split())
         assert "1 case judged by ONNX's tolerance: the stored output differs from onnx's" in words
     plain = softmax(tmp_path / "plain")
     assert "judged by ONNX's" not in onnxopt("run", plain, "-b", backend("Right")).out
@@ -552,18 +547,17 @@ def rounded_down(folder):
         (rounded_down, "allowed: exact (conditioned)"),
     ],
 )
-def test_the_limit_of_the_output_at_hand_is_printed(onnxopt, tmp_path, backend, write_case, rule):
+def test_tolerance_of_an_output_is_printed(onnxopt, tmp_path, backend, write_case, rule):
     folder = write_case(tmp_path)
-    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Far"), "--no-explain")
+    result = onnxopt("run", folder, *CONDITIONED, "-b", backend("FarOff"), "--no-explain")
     assert result.code == 1
-    assert rule in " ".join(result.out.split())
-    said = " ".join(result.out.replace("│", "").split())
-    assert rule in said
-    assert ("error / tolerance" in said) == ("times" in rule)
+    text = " ".join(result.out.replace("│", "").split())
+    assert rule in text
+    assert ("error / tolerance" in text) == ("times" in rule)
 
 
-def test_no_distance_in_ulp_is_printed_beside_nan(onnxopt, tmp_path, backend):
-    result = onnxopt("run", softmax(tmp_path), "-b", backend("Nowhere"), "--no-explain")
+def test_no_distance_in_ulp_is_printed_for_nan(onnxopt, tmp_path, backend):
+    result = onnxopt("run", softmax(tmp_path), "-b", backend("NaNs"), "--no-explain")
     assert result.code == 1
     assert "max abs inf, rel inf" in result.out
     assert "0 ulp" not in result.out

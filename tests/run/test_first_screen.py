@@ -1,4 +1,4 @@
-"""What ``onnxopt run`` shows a reader who sees it for the first time."""
+"""The first screen of ``onnxopt run``: causes of failures, examples and counts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from onnxopt_cli.report.terminal import failure_panel
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
-# What goes wrong depends on T, which the cases count up.
-MISTAKES = """
+# The fault depends on T, which is the number of the case.
+WRONG_BACKENDS = """
 
-class ThreeMistakes(Right):
+class ThreeFaults(Right):
     def run(self, model, inputs):
         first, *rest = super().run(model, inputs)
         T = int(inputs["T"])
@@ -27,11 +27,11 @@ class ThreeMistakes(Right):
             raise MemoryError(f"no room for {T * 7} tensors at {id(inputs):#x} in /tmp/x{T}/y.bin")
         if T % 3 == 1:
             return [first.astype(np.float64), *rest]
-        # Nearly right in most cases, and plainly wrong in one.
+        # The error is small in most cases and large in one.
         return [first + np.float32(2.0 if T == 50 else 1e-3), *rest]
 
 
-class EachItsOwn(Right):
+class DifferentMessages(Right):
     def run(self, model, inputs):
         letter = chr(97 + int(inputs["T"]) % 26)
         raise ValueError(f"cannot {letter * 5} with {letter * 7} for {letter * 9}")
@@ -58,7 +58,7 @@ class Primitives(Right):
         raise ValueError("no kernel")
 
 
-class Hardly(Right):
+class RaisesAlternately(Right):
     def run(self, model, inputs):
         raise (NotImplementedError if int(inputs["T"]) % 2 else ValueError)("cannot do it")
 
@@ -87,8 +87,8 @@ class IgnoresAntialias:
 
 @pytest.fixture
 def screen(workplace, onnxopt):
-    """Return what a run of so many cases prints, T being 1 and up."""
-    (workplace / "vendor.py").write_text(BACKEND + MISTAKES)
+    """Return a function that runs a number of cases, in which T counts from 1."""
+    (workplace / "vendor.py").write_text(BACKEND + WRONG_BACKENDS)
 
     def call(count, backend, *options):
         cases = "".join(
@@ -96,48 +96,48 @@ def screen(workplace, onnxopt):
             for number in range(1, count + 1)
         )
         (workplace / "demo.yaml").write_text(HEAD + cases)
-        here = ("--isolation", "none", "--no-explain")
-        return onnxopt("run", "demo.yaml", "-b", f"python:vendor.py:{backend}", *here, *options)
+        options = ("--isolation", "none", "--no-explain", *options)
+        return onnxopt("run", "demo.yaml", "-b", f"python:vendor.py:{backend}", *options)
 
     return call
 
 
-def test_many_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
-    answer = screen(118, "ThreeMistakes")
+def test_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
+    answer = screen(118, "ThreeFaults")
     lines = answer.out.splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     assert lines[:2] == [
-        "118 cases from demo.yaml on python:vendor.py:ThreeMistakes",
-        "118 failures on python:vendor.py:ThreeMistakes, by cause:",
+        "118 cases from demo.yaml on python:vendor.py:ThreeFaults",
+        "118 failures on python:vendor.py:ThreeFaults, by cause:",
     ]
     causes = re.findall(r"^  \d+\.  +(\d+)  (.*?) *$", answer.out, re.MULTILINE)
     assert [int(count) for count, _ in causes] == [40, 39, 39]
-    said = [words for _, words in causes]
-    assert said[0] == "Momentum: is float64 where float32 is expected"
-    assert "Momentum: X_new off" in said
-    assert any("MemoryError: no room for" in words for words in said)
+    titles = [title for _, title in causes]
+    assert titles[0] == "Momentum: is float64 where float32 is expected"
+    assert "Momentum: X_new off" in titles
+    assert any("MemoryError: no room for" in title for title in titles)
     assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3
     assert re.findall(r"cause \d, the simplest of (\d+)", answer.out) == ["40", "39", "39"]
-    # Examples after the first have their worst element alone.
+    # Examples after the first show only their worst element.
     assert len(re.findall(r"^│   \[\d", answer.out, re.MULTILINE)) <= 3 + 1
-    # The one that is plainly wrong stands for those that are nearly right.
+    # The example of the wrong values is the case with the large error.
     assert "FAIL demo/demo/plain50 on" in answer.out
     assert "does not conform: 79 fail, 39 oom" in answer.out or "39 error" in answer.out
 
 
-def test_counts_by_operator_and_by_what_cases_need_stand_side_by_side(workplace, onnxopt):
+def test_counts_by_operator_and_by_capability_are_side_by_side(workplace, onnxopt):
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     cases = ("-k", "conformance/adam/double", "-k", "conformance/adam/T_0")
     answer = onnxopt("run", *cases, "-b", backend, "--isolation", "none", "--no-explain")
     rows = [line.split() for line in answer.out.splitlines()]
-    (place,) = [at for at, row in enumerate(rows) if row[:1] == ["operator"]]
-    assert rows[place] == ["operator", "fail", "cases", "that", "need", "fail"]
-    assert rows[place + 1] == ["Adam", "2", "double", "1"]
-    assert rows[place + 2] == ["none", "of", "these", "1"]
+    (heading,) = [index for index, row in enumerate(rows) if row[:1] == ["operator"]]
+    assert rows[heading] == ["operator", "fail", "cases", "that", "need", "fail"]
+    assert rows[heading + 1] == ["Adam", "2", "double", "1"]
+    assert rows[heading + 2] == ["none", "of", "these", "1"]
 
 
-def test_what_passes_is_counted_and_not_named(screen):
+def test_passing_cases_are_counted_and_not_named(screen):
     answer = screen(100, "Right", "-b", "numpy")
     lines = answer.out.splitlines()
     assert answer.code == 0
@@ -148,16 +148,16 @@ def test_what_passes_is_counted_and_not_named(screen):
     assert re.search(r"^Momentum +numpy +100 *$", answer.out, re.MULTILINE)
 
 
-def test_outputs_say_on_which_of_several_backends_they_are(screen):
-    lines = screen(1, "ThreeMistakes", "-b", "numpy", "-v").out.splitlines()
-    at = lines.index("  on python:vendor.py:ThreeMistakes")
-    assert lines[at + 1].startswith("  X_new  float32[2]  is float64[2]")
+def test_outputs_of_several_backends_are_labelled(screen):
+    lines = screen(1, "ThreeFaults", "-b", "numpy", "-v").out.splitlines()
+    heading = lines.index("  on python:vendor.py:ThreeFaults")
+    assert lines[heading + 1].startswith("  X_new  float32[2]  is float64[2]")
     assert lines[lines.index("  on numpy") + 1].startswith("  X_new  float32[2]  as expected")
     assert "  on numpy" not in screen(1, "Right", "-v").out
 
 
-def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
-    answer = screen(60, "EachItsOwn")
+def test_first_causes_have_an_example_and_further_causes_are_counted(screen):
+    answer = screen(60, "DifferentMessages")
     assert len(answer.out.splitlines()) <= 60
     assert answer.out.count("─ ERROR ") == 3
     example = "cannot eeeee with eeeeeee for eeeeeeeee, as demo/demo/plain4"
@@ -165,7 +165,7 @@ def test_many_causes_are_named_with_a_case_each_and_the_rest_is_counted(screen):
     assert "14 more causes of 28 error; -q names all failures" in answer.out
 
 
-def test_one_cause_is_one_line_whatever_names_its_messages_carry(screen):
+def test_messages_that_differ_in_names_are_one_cause(screen):
     answer = screen(9, "RaisesWithNames")
     text = " ".join(answer.out.split())
     assert "1. 9 Momentum: error: ValueError: input …: no kernel for …" in text
@@ -177,14 +177,14 @@ def test_wrong_values_come_before_more_frequent_errors(screen):
     assert "2. 9 Momentum: error: ValueError: no kernel" in text
 
 
-def test_an_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
+def test_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
     wrong = f"{PLAIN_CASE}    outputs: {{X_new: [7.0, 7.0], V_new: [7.0, 7.0]}}\n"
     (workplace / "demo.yaml").write_text(f"{HEAD}  - name: plain{wrong}")
     backends = ("-b", "numpy", "-b", "onnx-reference")
-    shown = onnxopt("run", "demo.yaml", *backends, "--report", "markdown=out.md")
-    assert shown.code == 2
-    assert shown.out.count("INVALID demo/demo/plain") == 1
-    assert "1 failure, by cause" in shown.out
+    answer = onnxopt("run", "demo.yaml", *backends, "--report", "markdown=out.md")
+    assert answer.code == 2
+    assert answer.out.count("INVALID demo/demo/plain") == 1
+    assert "1 failure, by cause" in answer.out
     quiet = onnxopt("run", "demo.yaml", *backends, "-q")
     assert quiet.out.count("INVALID demo/demo/plain") == 1
     assert (workplace / "out.md").read_text().count("<details><summary>invalid") == 1
@@ -197,31 +197,31 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
     assert "1. 4 Resize: wrong in each judged case with antialias=1" in text
 
 
-def test_who_only_raises_is_told_how_to_say_that_an_operator_is_not_known(screen):
-    told = "Momentum: only errors. If the backend does not know the operator"
-    assert told in " ".join(screen(2, "EachItsOwn").out.split())
-    assert told not in " ".join(screen(4, "ThreeMistakes").out.split())
+def test_hint_explains_how_a_backend_reports_an_unknown_operator(screen):
+    hint = "Momentum: only errors. If the backend does not know the operator"
+    assert hint in " ".join(screen(2, "DifferentMessages").out.split())
+    assert hint not in " ".join(screen(4, "ThreeFaults").out.split())
 
 
-def test_who_said_that_an_operator_is_not_known_is_not_told_how(screen):
+def test_no_hint_if_the_backend_reports_unknown_operators(screen):
     lowered = screen(2, "Primitives").out
     assert "2 error, 2 of them lowered" in " ".join(lowered.split())
     assert "only errors." not in lowered
-    some = screen(4, "Hardly", "--lower", "never").out
-    assert "2 unsupported" in " ".join(some.split())
-    assert "only errors." not in some
+    mixed = screen(4, "RaisesAlternately", "--lower", "never").out
+    assert "2 unsupported" in " ".join(mixed.split())
+    assert "only errors." not in mixed
 
 
-def test_the_example_can_be_computed_by_hand(screen):
+def test_example_has_finite_values(screen):
     answer = screen(3, "Infinite")
     assert "FAIL demo/demo/plain2 on" in answer.out
     assert "inf" not in answer.out.partition("again:")[0].replace("Infinite", "")
 
 
 @pytest.mark.parametrize("columns", ["40", "60", "80"])
-def test_the_screen_is_the_same_in_a_pipe_without_colour(screen, monkeypatch, columns):
+def test_screen_in_a_pipe_has_no_colour(screen, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    answer = screen(5, "ThreeMistakes")
+    answer = screen(5, "ThreeFaults")
     assert "\x1b" not in answer.out
     assert "by cause:" in answer.out
     assert "╰─ cause 1, the simplest of 2 ─" in answer.out
@@ -229,7 +229,7 @@ def test_the_screen_is_the_same_in_a_pipe_without_colour(screen, monkeypatch, co
 
 @pytest.fixture(scope="module")
 def double():
-    """A wrong result of float64, of which some elements are as long as they may be."""
+    """A wrong result of float64, some elements of which have the maximum number of digits."""
     cases = onnxopt.load_cases("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     (result,) = onnxopt.run(
@@ -245,15 +245,14 @@ def test_no_number_is_broken_over_two_lines(double, columns):
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     words = {word.strip(",") for line in lines for word in line.split()}
-    shown = double.diffs[0].worst[:3]
-    assert {repr(number) for it in shown for number in (it.expected, it.actual)} <= words
-    side_by_side = any(
-        repr(shown[0].expected) in it and repr(shown[0].actual) in it for it in lines
-    )
+    elements = double.diffs[0].worst[:3]
+    numbers = [(repr(element.expected), repr(element.actual)) for element in elements]
+    assert {number for pair in numbers for number in pair} <= words
+    side_by_side = any(all(number in line for number in numbers[0]) for line in lines)
     assert side_by_side == (columns > 60)
 
 
-def test_a_run_without_a_target_says_which_cases_it_took(workplace, onnxopt, monkeypatch):
+def test_run_without_a_target_names_its_default_target(workplace, onnxopt, monkeypatch):
     selected = ("-k", "spec/momentum/momentum", "--isolation", "none")
     assert "from spec, conformance" in onnxopt("run", *selected).out
     monkeypatch.chdir(REPOSITORY)
@@ -273,7 +272,7 @@ STEP = """\
 """
 
 
-def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
+def test_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(STEPS + "".join(map(STEP.format, (1, 2, 3))))
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     run = ("run", "steps.yaml", "-b", backend, "--isolation", "none", "--explain-time", "3600")
@@ -283,13 +282,13 @@ def test_a_known_mistake_is_named_once_as_the_cause(workplace, onnxopt):
     assert "cause 1, the simplest of 3" in text
 
 
-def test_the_command_for_more_has_all_that_the_verdict_depends_on(workplace, onnxopt):
-    (workplace / "vendor.py").write_text(BACKEND + MISTAKES)
+def test_command_to_run_again_has_all_options_that_affect_the_verdict(workplace, onnxopt):
+    (workplace / "vendor.py").write_text(BACKEND + WRONG_BACKENDS)
     file = REPOSITORY / "tests" / "plugins" / "operators" / "rmsprop.py"
     options = shlex.split("--timeout 7 --memory 1536MiB --error-bound 2 --isolation none")
-    said = ["--operators", str(file), "--report", "github=-", "-x", "--no-explain"]
-    vendor = "python:vendor.py:EachItsOwn"
-    answer = onnxopt("run", "optimizers", "-b", vendor, *options, *said)
+    more_options = ["--operators", str(file), "--report", "github=-", "-x", "--no-explain"]
+    vendor = "python:vendor.py:DifferentMessages"
+    answer = onnxopt("run", "optimizers", "-b", vendor, *options, *more_options)
     *_, command = re.findall("again: onnxopt (run .*)", answer.out)
     words = shlex.split(command)
     assert {*options, "--operators"} <= set(words)

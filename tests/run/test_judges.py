@@ -1,4 +1,4 @@
-"""Small cases run and are judged in several processes, and nobody can tell by the results."""
+"""Small cases are judged in several processes, with the same results as in one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from places import REPOSITORY
 
 from onnxopt_cli.run import runner
 
-# Where X is 7 the formula does something to the process, or to the one that forked it.
+# If X is 7, the formula affects its own process or the parent.
 OPERATOR = """\
 import os, signal
 from pathlib import Path
@@ -30,7 +30,7 @@ odd = [0.0]
 
 def scaled(R, X):
     if isinstance(X, np.ndarray) and (X == 7).any():
-        {misdeed}
+        {statement}
     return (R * X,)
 
 
@@ -42,19 +42,19 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Whoever asks every second time gets another result: the runner asks first, then the backend.
-UNEQUAL = "X = X + odd[0]; odd[0] = 1 - odd[0]"
+# Every second evaluation differs: the expected result is computed first, then the output.
+ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
 CASES = 60
 
 
 @pytest.fixture
 def write(workplace):
-    def write(misdeed, *sevens):
-        (workplace / "scaled.py").write_text(OPERATOR.format(misdeed=misdeed))
+    def write(statement, *faulty_cases):
+        (workplace / "scaled.py").write_text(OPERATOR.format(statement=statement))
         text = "onnxopt: 1\nsuite: demo\noperator: Scaled\ncases:\n"
         for number in range(CASES):
-            first = 7.0 if number in sevens else 1.25
+            first = 7.0 if number in faulty_cases else 1.25
             text += f"  - name: case_{number}\n    inputs: {{R: 0.3, X: [{first}, {number}.5]}}\n"
         text += "  - name: refused\n    rejects: true\n    inputs: {R: [0.3, 0.4], X: [1.0]}\n"
         text += "  - name: wrong\n    inputs: {R: 0.3, X: [1.0]}\n    outputs: {Y: [5.0]}\n"
@@ -71,8 +71,8 @@ def words(*options, targets="demo.yaml"):
 def results(*options):
     done = run_command(*words(*options))
     assert "Traceback" not in done.stderr
-    found = json.loads(Path("report.json").read_text())["results"]
-    return done.returncode, [without_seconds(it) for it in found]
+    reported = json.loads(Path("report.json").read_text())["results"]
+    return done.returncode, [without_seconds(result) for result in reported]
 
 
 def without_seconds(result):
@@ -80,53 +80,54 @@ def without_seconds(result):
 
 
 def test_results_are_the_same_with_one_process_and_with_more(write):
-    write(UNEQUAL, 3, 31)
-    code, alone = results("-j", "1", "--log", "alone.jsonl")
-    outcomes = [result["outcome"] for result in alone]
-    assert [place for place, outcome in enumerate(outcomes) if outcome == "fail"] == [3, 31]
+    write(ALTERNATING, 3, 31)
+    code, of_one_process = results("-j", "1", "--log", "1.jsonl")
+    outcomes = [result["outcome"] for result in of_one_process]
+    assert [index for index, outcome in enumerate(outcomes) if outcome == "fail"] == [3, 31]
     assert outcomes[-2:] == ["pass", "invalid"]
     for jobs in ("2", "3"):
-        assert results("-j", jobs, "--log", f"{jobs}.jsonl") == (code, alone)
-        done = run_command("report", "diff", "alone.jsonl", f"{jobs}.jsonl")
+        assert results("-j", jobs, "--log", f"{jobs}.jsonl") == (code, of_one_process)
+        done = run_command("report", "diff", "1.jsonl", f"{jobs}.jsonl")
         assert done.returncode == 0, done.stdout
 
 
-def test_long_files_say_the_same_read_by_one_process_and_by_more(write, workplace):
-    write(UNEQUAL)
+def test_long_files_are_read_alike_by_one_process_and_by_more(write, workplace):
+    write(ALTERNATING)
     text = (workplace / "demo.yaml").read_text() + "# long\n" * 200_000
     (workplace / "cases").mkdir()
     for name in "ab":
         (workplace / "cases" / f"{name}.yaml").write_text(text)
-    drawn = "{random: {normal: {}, seed: 1}, shape: [2]}"
-    (workplace / "cases" / "drawn.yaml").write_text(text.replace("[1.25, 3.5]", drawn))
+    random = "{random: {normal: {}, seed: 1}, shape: [2]}"
+    (workplace / "cases" / "random.yaml").write_text(text.replace("[1.25, 3.5]", random))
     (workplace / "cases" / "wrong.yaml").write_text(text.replace("[1.25, 3.5]", "[1.25, much]"))
-    found = []
+    runs = []
     for jobs in "12":
         run_command(*words("-j", jobs, "--log", f"{jobs}.jsonl", targets="cases/"))
         record = json.loads(Path("report.json").read_text())
-        found.append((record["problems"], [without_seconds(it) for it in record["results"]]))
         header = json.loads(Path(f"{jobs}.jsonl").read_text().split("\n")[0])
-        found[-1] += (header["cases"], header["contents"])
-    assert len(found[0][0]) == 1
-    assert len(found[0][1]) == 4 * (CASES + 2) - 1
-    assert found[0] == found[1]
+        reported = [without_seconds(result) for result in record["results"]]
+        runs.append((record["problems"], reported, header["cases"], header["contents"]))
+    problems, reported, *_ = runs[0]
+    assert len(problems) == 1
+    assert len(reported) == 4 * (CASES + 2) - 1
+    assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_while_a_case_is_at_a_worker_others_are_judged_and_few_are_kept(
-    write, onnxopt, monkeypatch, elsewhere
+@pytest.mark.parametrize("rows_from_forks", [True, False])
+def test_few_submitted_cases_are_kept_while_a_worker_computes(
+    write, onnxopt, monkeypatch, rows_from_forks
 ):
-    write(UNEQUAL)
-    taken, awaited = [], []
+    write(ALTERNATING)
+    started, started_before_wait = [], []
 
     def finished_rows(plan):
         for case in plan.cases:
-            taken.append(case.id)
-            there = elsewhere and len(taken) > 1
-            yield judge(plan, runner._submit(plan, case)) if there else None
+            started.append(case.id)
+            is_finished = rows_from_forks and len(started) > 1
+            yield judge(plan, runner._submit(plan, case)) if is_finished else None
 
     def judged(plan, submitted):
-        awaited.append(len(taken))
+        started_before_wait.append(len(started))
         return judge(plan, submitted)
 
     judge = runner._judged
@@ -134,31 +135,34 @@ def test_while_a_case_is_at_a_worker_others_are_judged_and_few_are_kept(
     monkeypatch.setattr(runner, "_judged", judged)
     onnxopt(*words("-j", "2"))
     count = CASES + 2
-    assert (len(taken), len(awaited)) == (count, 1 if elsewhere else count)
-    assert awaited[0] == count if elsewhere else awaited[0] < 10
+    assert len(started) == count
+    assert len(started_before_wait) == (1 if rows_from_forks else count)
+    assert started_before_wait[0] == count if rows_from_forks else started_before_wait[0] < 10
 
 
-def test_a_file_of_a_folder_that_is_not_there_is_named_and_the_others_run(write, workplace):
-    write(UNEQUAL)
+def test_missing_file_in_a_folder_is_named_and_the_others_run(write, workplace):
+    write(ALTERNATING)
     (workplace / "gone.yaml").symlink_to("nowhere")
     done = run_command(*words("-q", "-j", "2", targets="."))
     assert (done.returncode, "gone.yaml: the file is missing" in done.stderr) == (2, True)
     assert "pass" in done.stdout
 
 
-def test_what_a_killed_process_leaves_is_done_by_another(write, workplace):
+def test_cases_of_a_killed_process_are_run_by_another(write, workplace):
     write(KILLED, 20)
     assert results("-j", "2")[0] == 2
     assert (workplace / "done").exists()
     (workplace / "done").unlink()
-    assert [it["outcome"] for it in results("-j", "2")[1]] == ["pass"] * (CASES + 1) + ["invalid"]
+    outcomes = [result["outcome"] for result in results("-j", "2")[1]]
+    assert outcomes == ["pass"] * (CASES + 1) + ["invalid"]
 
 
-def test_x_stops_at_the_first_failure_in_the_order_of_the_cases(write):
-    write(UNEQUAL, 11, 12)
-    code, found = results("-j", "2", "-x")
+def test_option_x_stops_at_the_first_failure_in_the_order_of_the_cases(write):
+    write(ALTERNATING, 11, 12)
+    code, reported = results("-j", "2", "-x")
     assert code == 1
-    assert [it["outcome"] for it in found] == ["pass"] * 11 + ["fail"] + ["not-run"] * (CASES - 10)
+    outcomes = [result["outcome"] for result in reported]
+    assert outcomes == ["pass"] * 11 + ["fail"] + ["not-run"] * (CASES - 10)
 
 
 def test_ctrl_c_ends_the_run_in_order_and_leaves_no_process(write, workplace):

@@ -1,4 +1,4 @@
-"""``--rerun``: telling flaky from failing."""
+"""``--rerun`` distinguishes flaky cases from those that always fail."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ def demo(workplace):
 
 
 def flaky(path):
-    """Return what a JSON report says of flaky cases."""
+    """Return outcome and description of the flaky cases in a JSON report."""
     results = json.loads(path.read_text())["results"]
-    return {it["case"]: (it["outcome"], it["flaky"]) for it in results if it["flaky"]}
+    return {
+        result["case"]: (result["outcome"], result["flaky"])
+        for result in results
+        if result["flaky"]
+    }
 
 
-def test_a_case_that_fails_now_and_then_is_flaky(demo, onnxopt):
+def test_case_that_fails_now_and_then_is_flaky(demo, onnxopt):
     arguments = run_arguments("NowAndThen", "--rerun", "4", "--report", "json=out.json")
     answer = onnxopt(*arguments, "--log", "run.jsonl")
     assert answer.code == 1
     assert flaky(demo / "out.json") == {"demo/demo/c": ("fail", "2 of 5 passed")}
     assert "FAIL (flaky: 2 of 5 passed)" in answer.out
     assert "1 flaky" in answer.out
-    last = next(it for it in records(demo / "run.jsonl") if it["record"] == "rerun")
-    assert last["result"]["standing"] == "flaky"
+    rerun = next(record for record in records(demo / "run.jsonl") if record["record"] == "rerun")
+    assert rerun["result"]["standing"] == "flaky"
 
 
-def test_a_case_that_always_fails_is_not(demo, onnxopt):
+def test_case_that_always_fails_is_not_flaky(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "--rerun", "3", "--report", "json=out.json"))
     assert answer.code == 1
     assert flaky(demo / "out.json") == {}
@@ -41,7 +45,7 @@ def test_a_case_that_always_fails_is_not(demo, onnxopt):
     ("culprit", "isolation", "times"),
     [("b", "none", "2"), ("d", "none", "2"), ("b", "process", "1")],
 )
-def test_a_case_that_fails_only_after_another_names_it(demo, onnxopt, culprit, isolation, times):
+def test_case_that_fails_only_after_another_case_is_flaky(demo, onnxopt, culprit, isolation, times):
     arguments = [
         "run",
         "demo.yaml",
@@ -59,8 +63,8 @@ def test_a_case_that_fails_only_after_another_names_it(demo, onnxopt, culprit, i
     }
 
 
-def test_a_case_that_passes_only_after_another_names_it(demo, onnxopt):
-    # Case d ends the worker, so that e meets one in which b has not run.
+def test_case_that_passes_only_after_another_case_is_flaky(demo, onnxopt):
+    # Case d ends the worker, so e runs in a worker in which b has not run.
     arguments = ["run", "demo.yaml", "-b", backend("PassesAfterB"), "-j", "1"]
     answer = onnxopt(*arguments, "--no-explain", "--rerun", "1", "--report", "json=out.json")
     assert answer.code == 1
@@ -70,7 +74,7 @@ def test_a_case_that_passes_only_after_another_names_it(demo, onnxopt):
     assert "1 crash" in answer.out
 
 
-def test_an_expectation_can_allow_what_is_flaky_and_only_that(demo, onnxopt):
+def test_expected_flaky_case_may_fail_now_and_then_but_not_always(demo, onnxopt):
     (demo / "e.yaml").write_text(
         "onnxopt-expect: 1\nexpect: [{case: demo/demo/c, outcome: flaky}]\n"
     )
@@ -81,13 +85,13 @@ def test_an_expectation_can_allow_what_is_flaky_and_only_that(demo, onnxopt):
     assert onnxopt(*run_arguments("OffAtC", *options)).code == 1
 
 
-def test_update_writes_that_a_case_is_flaky(demo, onnxopt):
+def test_updated_expectations_contain_flaky_cases(demo, onnxopt):
     onnxopt(*run_arguments("NowAndThen", "--rerun", "4", "--update-expect", "e.yaml"))
     assert "case: demo/demo/c" in (demo / "e.yaml").read_text()
     assert "outcome: flaky" in (demo / "e.yaml").read_text()
 
 
-def test_what_has_run_again_does_not_when_the_log_is_resumed(demo, onnxopt):
+def test_resumed_run_does_not_repeat_a_rerun(demo, onnxopt):
     arguments = run_arguments("NowAndThen", "--rerun", "4")
     onnxopt(*arguments, "--log", "run.jsonl")
     answers = (demo / "answers").stat().st_size
@@ -98,7 +102,7 @@ def test_what_has_run_again_does_not_when_the_log_is_resumed(demo, onnxopt):
     assert (demo / "answers").stat().st_size == answers
 
 
-def test_a_kill_between_the_run_and_the_reruns_loses_neither(demo, onnxopt):
+def test_resume_after_a_kill_between_run_and_reruns_completes_both(demo, onnxopt):
     arguments = run_arguments("NowAndThen", "--rerun", "4")
     onnxopt(*arguments, "--log", "run.jsonl")
     lines = (demo / "run.jsonl").read_text().splitlines(keepends=True)
@@ -107,10 +111,10 @@ def test_a_kill_between_the_run_and_the_reruns_loses_neither(demo, onnxopt):
     assert (answer.code, "1 flaky" in answer.out) == (1, True)
 
 
-def test_what_conforms_or_is_unsupported_does_not_run_again(demo, onnxopt):
+def test_conforming_and_unsupported_cases_do_not_run_again(demo, onnxopt):
     (demo / "go").touch()
     onnxopt(*run_arguments("SlowAtD", "--rerun", "5"))
     assert (demo / "ran").read_text() == "abcdef"
     answer = onnxopt(*run_arguments("UnsupportedAtB", "--rerun", "5", "--log", "run.jsonl"))
     assert answer.code == 1
-    assert "rerun" not in {it["record"] for it in records(demo / "run.jsonl")}
+    assert "rerun" not in {record["record"] for record in records(demo / "run.jsonl")}

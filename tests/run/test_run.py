@@ -1,4 +1,4 @@
-"""``onnxopt run``, through the command itself."""
+"""The command ``onnxopt run``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from onnxopt_cli.operators.registry import registry
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, unexplained: tests/workers and tests/analysis see to these."""
+    """Run backends in this process, without explanations; other folders test these."""
 
     def call(command, *arguments):
-        here = ("--isolation", "none", "--no-explain") * (command == "run")
-        return onnxopt(command, *here, *arguments)
+        options = ("--isolation", "none", "--no-explain") * (command == "run")
+        return onnxopt(command, *options, *arguments)
 
     return call
 
@@ -38,7 +38,7 @@ def demo(workplace):
     return workplace
 
 
-def test_a_right_backend_conforms(demo, onnxopt):
+def test_correct_backend_conforms(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right")
     assert answer.code == 0
     assert "demo/demo/plain" not in answer.out
@@ -47,7 +47,7 @@ def test_a_right_backend_conforms(demo, onnxopt):
     assert "demo/demo/plain" in onnxopt("run", "demo.yaml", "-v").out
 
 
-def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
+def test_wrong_value_is_shown_with_its_index_and_error(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Off")
     assert answer.code == 1
     assert "2 of 2 off" in answer.out
@@ -59,7 +59,7 @@ def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("backend", "says"),
+    ("backend", "message"),
     [
         ("Double", "is float64[2]"),
         ("Short", "is missing"),
@@ -68,13 +68,13 @@ def test_a_wrong_value_shows_where_and_how_far_it_is_off(demo, onnxopt):
         ("Exits", "SystemExit: 0"),
     ],
 )
-def test_what_a_backend_does_wrong_is_said(demo, onnxopt, backend, says):
+def test_fault_of_a_backend_is_named(demo, onnxopt, backend, message):
     answer = onnxopt("run", "demo.yaml", "-k", "plain", "-b", f"python:vendor.py:{backend}")
     assert answer.code == 1
-    assert says in answer.out
+    assert message in answer.out
 
 
-def test_a_backend_that_does_not_know_the_operator_gets_primitive_ones(demo, onnxopt):
+def test_backend_without_the_operator_runs_primitive_operators(demo, onnxopt):
     pytest.importorskip("onnxruntime")
     lowered = onnxopt("run", "demo.yaml", "-b", "onnxruntime", "-v")
     assert lowered.code == 0
@@ -86,14 +86,14 @@ def test_a_backend_that_does_not_know_the_operator_gets_primitive_ones(demo, onn
     assert "is not a registered function/op" in " ".join(never.out.split())
 
 
-def test_a_backend_that_knows_no_primitives_either_is_unsupported(demo, onnxopt):
+def test_backend_without_primitive_operators_is_unsupported(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Unable")
     assert answer.code == 1
     assert "2 unsupported" in answer.out
     assert "Momentum is not known here" in " ".join(answer.out.split())
 
 
-def test_several_backends_give_a_column_each(demo, onnxopt):
+def test_each_backend_has_a_column(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "numpy", "-b", "python:vendor.py:Off", "-v")
     heading, first = answer.out.splitlines()[1:3]
     assert heading.split() == ["case", "numpy", "python:vendor.py:Off"]
@@ -101,7 +101,7 @@ def test_several_backends_give_a_column_each(demo, onnxopt):
     assert answer.code == 1
 
 
-def test_a_right_node_that_must_be_refused_is_the_cases_fault(demo, onnxopt):
+def test_rejection_case_with_a_valid_node_is_invalid(demo, onnxopt):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(
         text.replace("  - name: plain\n", "  - name: plain\n    rejects: true\n")
@@ -115,10 +115,8 @@ def test_a_right_node_that_must_be_refused_is_the_cases_fault(demo, onnxopt):
     ("shape", "dtype", "outcome"),
     [((2,), np.float32, "invalid"), ((3,), np.float32, "pass"), ((2,), np.float64, "pass")],
 )
-def test_a_model_that_declares_something_else_may_be_refused(
-    workplace, onnxopt, shape, dtype, outcome
-):
-    """The node is right in itself: what ONNX Runtime refuses is that the graph says otherwise."""
+def test_rejection_of_wrong_declared_types_is_correct(workplace, onnxopt, shape, dtype, outcome):
+    """The node is valid; ONNX Runtime rejects the types that the graph declares."""
     pytest.importorskip("onnxruntime")
     momentum = registry().named("Momentum")
     inputs = [np.float32(0.1), np.int64(1), *np.ones((3, 2), np.float32)]
@@ -137,7 +135,7 @@ def test_a_model_that_declares_something_else_may_be_refused(
     assert result["outcome"] == outcome, result["message"]
 
 
-def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, onnxopt):
+def test_case_whose_stored_outputs_contradict_the_formula_is_invalid(demo, onnxopt):
     wrong = "    outputs: {X_new: [0.9, 2.0], V_new: [0.725, -0.5]}\n"
     (demo / "wrong.yaml").write_text(CASE.split("  - name: nesterov", maxsplit=1)[0] + wrong)
     answer = onnxopt("run", "wrong.yaml", "-b", "python:vendor.py:Right")
@@ -149,23 +147,21 @@ def test_stored_outputs_that_contradict_the_formula_are_the_cases_fault(demo, on
 RAISES = "class Raises:\n    def run(self, model, inputs):\n        raise KeyError('x')\n"
 
 
-def test_a_model_that_is_not_valid_is_the_cases_fault_and_what_it_raises_else_the_backends(
-    workplace, onnxopt
-):
+def test_error_on_an_invalid_model_makes_the_case_invalid(workplace, onnxopt):
     value = tensor(np.float32([1, 2]))
     model = identity({"x": tensor_type()})
-    for name, given in (("right", "x"), ("lost", "nowhere")):
-        model.graph.node[0].input[0] = given
+    for name, input_name in (("right", "x"), ("lost", "nowhere")):
+        model.graph.node[0].input[0] = input_name
         make_directory(workplace / "some" / name, model, [value], [value])
     (workplace / "vendor.py").write_text(RAISES)
     answer = onnxopt("run", "some", "-b", "python:vendor.py:Raises")
     assert answer.code == 2
-    said = " ".join(answer.out.replace("│", " ").split())
-    assert "does not pass onnx's check: Nodes in a graph must be topologically sorted" in said
-    assert "does not conform: 1 error, 1 invalid" in said
+    text = " ".join(answer.out.replace("│", " ").split())
+    assert "does not pass onnx's check: Nodes in a graph must be topologically sorted" in text
+    assert "does not conform: 1 error, 1 invalid" in text
 
 
-def test_types_that_an_operators_version_does_not_take_are_the_cases_fault(workplace, onnxopt):
+def test_case_with_types_outside_the_operators_schema_is_invalid(workplace, onnxopt):
     model = identity({"x": tensor_type(TensorProto.INT32)})
     model.graph.node[0].op_type, model.opset_import[0].version = "Relu", 13
     value = tensor(np.int32([1, 2]))
@@ -173,12 +169,12 @@ def test_types_that_an_operators_version_does_not_take_are_the_cases_fault(workp
     (workplace / "vendor.py").write_text(RAISES)
     answer = onnxopt("run", "some", "-b", "python:vendor.py:Raises")
     assert answer.code == 2
-    said = " ".join(answer.out.split())
-    assert "X typestr: T, has unsupported type: tensor(int32)" in said
-    assert "was not judged in all cases: 1 invalid" in said
+    text = " ".join(answer.out.split())
+    assert "X typestr: T, has unsupported type: tensor(int32)" in text
+    assert "was not judged in all cases: 1 invalid" in text
 
 
-def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
+def test_invalid_case_does_not_stop_the_other_cases(demo, onnxopt):
     broken = CASE.replace("name: nesterov", "nmae: nesterov")
     (demo / "demo.yaml").write_text(broken)
     answer = onnxopt("run", "demo.yaml")
@@ -188,7 +184,7 @@ def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "chosen"),
+    ("arguments", "selected"),
     [
         (["-k", "plain"], ["plain"]),
         (["-k", "demo/*/nest*"], ["nesterov"]),
@@ -201,20 +197,20 @@ def test_an_invalid_case_loses_no_other_one(demo, onnxopt):
         (["--operator", "momentum"], ["plain", "nesterov"]),
     ],
 )
-def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, chosen):
+def test_cases_are_selected_by_id_tag_and_operator(demo, onnxopt, arguments, selected):
     answer = onnxopt("run", "demo.yaml", *arguments, "-v")
     assert answer.code == 0
     names = re.findall(r"^demo/demo/(\w+)", answer.out, re.MULTILINE)
-    assert names == chosen
+    assert names == selected
 
 
-def test_a_case_of_any_of_the_operators_is_selected(onnxopt):
-    both = ["--operator", "adagrad", "--operator", "Adam"]
-    names = onnxopt("list", "spec", *both).out.splitlines()
+def test_cases_of_any_of_the_operators_are_selected(onnxopt):
+    options = ["--operator", "adagrad", "--operator", "Adam"]
+    names = onnxopt("list", "spec", *options).out.splitlines()
     assert [name.split("/")[1] for name in names] == ["adagrad"] * 2 + ["adam"] * 2
 
 
-def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxopt):
+def test_warning_names_a_pattern_that_matches_no_case(demo, onnxopt):
     for command in ("run", "list"):
         answer = onnxopt(command, "demo.yaml", "-k", "plain", "-k", "nesterow")
         assert answer.code == 0
@@ -224,7 +220,7 @@ def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxop
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (["run", "demo.yaml", "-k", "nothing"], 5, "none of 2 cases"),
         (["run", "demo.yml"], 2, "demo.yml"),
@@ -242,12 +238,12 @@ def test_a_pattern_that_selects_nothing_beside_another_one_is_named(demo, onnxop
         (["run", "--quite"], 2, "--quiet"),
     ],
 )
-def test_wrong_usage_is_told_with_what_to_do(demo, onnxopt, arguments, code, says):
+def test_wrong_usage_is_explained(demo, onnxopt, arguments, code, message):
     answer = onnxopt(*arguments)
-    assert (answer.code, says in answer.err) == (code, True), answer.err
+    assert (answer.code, message in answer.err) == (code, True), answer.err
 
 
-def test_the_json_report_holds_every_verdict_and_number(demo, onnxopt):
+def test_json_report_contains_every_verdict_and_number(demo, onnxopt):
     answer = onnxopt(
         "run", "demo.yaml", "-b", "python:vendor.py:Off", "--report", "json=out.json", "-q"
     )
@@ -261,25 +257,25 @@ def test_the_json_report_holds_every_verdict_and_number(demo, onnxopt):
     assert output["worst"][0]["absolute"] == pytest.approx(0.25, rel=1e-6)
 
 
-def test_the_command_line_tolerance_precedes_all_others(demo, onnxopt):
+def test_command_line_tolerance_overrides_all_others(demo, onnxopt):
     wide = ["run", "demo.yaml", "-b", "python:vendor.py:Off", "--atol", "0.3"]
     assert onnxopt(*wide).code == 0
     assert onnxopt(*wide[:-1], "0.2").code == 1
     assert "command line" in onnxopt(*wide[:-1], "0.2").out
 
 
-def test_max_fail_stops_and_says_what_was_not_run(demo, onnxopt):
+def test_max_fail_stops_the_run_and_counts_cases_not_run(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Off", "-x")
     assert answer.code == 1
     assert "1 fail, 1 not-run" in answer.out
 
 
-def test_the_help_says_that_a_run_stops_at_whatever_does_not_conform(demo, onnxopt):
+def test_run_stops_at_an_unsupported_case_as_the_help_states(demo, onnxopt):
     unable = ("-b", "python:vendor.py:Unable", "--lower", "never")
     assert "1 unsupported, 1 not-run" in onnxopt("run", "demo.yaml", *unable, "-x").out
-    said = " ".join(onnxopt("run", "--help").out.split())
-    assert "-x Stop after the first case that does not conform." in said
-    assert "Stop after this number of cases that do not conform." in said
+    text = " ".join(onnxopt("run", "--help").out.split())
+    assert "-x Stop after the first case that does not conform." in text
+    assert "Stop after this number of cases that do not conform." in text
 
 
 def test_verbose_shows_every_output(demo, onnxopt):
@@ -288,7 +284,7 @@ def test_verbose_shows_every_output(demo, onnxopt):
     assert "error / tolerance" in answer.out
 
 
-def test_quiet_shows_only_what_fails_and_the_summary(demo, onnxopt):
+def test_quiet_shows_only_failures_and_the_summary(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q")
     assert "demo/demo/plain" not in answer.out
     assert "conforms" in answer.out
@@ -297,7 +293,7 @@ def test_quiet_shows_only_what_fails_and_the_summary(demo, onnxopt):
     assert "X_new" not in answer.out
 
 
-def test_quiet_names_the_backend_where_there_are_several(demo, onnxopt):
+def test_quiet_names_the_backend_if_there_are_several(demo, onnxopt):
     backends = ["-b", "numpy", "-b", "python:vendor.py:Unable", "-b", "python:vendor.py:Off"]
     answer = onnxopt("run", "demo.yaml", "-k", "plain", "-q", *backends, "--lower", "never")
     assert answer.out.splitlines()[:3] == [
@@ -307,7 +303,7 @@ def test_quiet_names_the_backend_where_there_are_several(demo, onnxopt):
     ]
 
 
-def test_verbose_shows_all_failures_and_otherwise_the_plainest_of_a_cause(demo, onnxopt):
+def test_simplest_failure_of_a_cause_is_shown_and_verbose_shows_all(demo, onnxopt):
     head, case = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
     cases = "".join(f"  - name: plain{number}{case}" for number in range(25))
     (demo / "demo.yaml").write_text(head + cases)
@@ -321,7 +317,7 @@ def test_verbose_shows_all_failures_and_otherwise_the_plainest_of_a_cause(demo, 
     assert onnxopt(*failing, "-q").out.count("FAIL ") == 25
 
 
-def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
+def test_first_and_last_line_of_a_stack_trace_are_shown(demo, onnxopt):
     failing = ["run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Traces"]
     answer = onnxopt(*failing, "--report", "json=out.json")
     lines = [line.strip("│ ") for line in answer.out.splitlines()]
@@ -345,7 +341,7 @@ def test_of_a_stack_trace_the_first_and_the_last_line_are_shown(demo, onnxopt):
         ("Scribbler", "inputs changed: X"),
     ],
 )
-def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend, message):
+def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, message):
     name = f"python:vendor.py:{backend}"
     failing = ["run", "demo.yaml", "-k", "plain", "-b", name]
     answer = onnxopt(*failing, "--report", "json=out.json", "--log", "run.jsonl")
@@ -355,7 +351,7 @@ def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend
         numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
         message = message.format(*worst["index"], *numbers)
     assert result["message"].startswith(message)
-    # What a panel shows in rows it does not say in a sentence, too.
+    # A panel does not repeat its rows in a sentence.
     assert (message in answer.out) == (backend == "Scribbler")
     assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
@@ -364,7 +360,7 @@ def test_the_json_report_says_in_a_sentence_what_is_wrong(demo, onnxopt, backend
     assert text.count(message[:40]) == 1 + (backend == "Scribbler")
 
 
-def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxopt, monkeypatch):
+def test_id_of_a_case_does_not_depend_on_the_spelling_of_its_path(demo, onnxopt, monkeypatch):
     (demo / "inner").mkdir()
     monkeypatch.chdir(demo / "inner")
     for path in ("../demo.yaml", str(demo / "demo.yaml"), "../inner/../demo.yaml"):
@@ -375,45 +371,47 @@ def test_the_id_of_a_case_does_not_depend_on_how_its_path_was_typed(demo, onnxop
 def committed(tmp_path_factory):
     """Results of the committed cases by backend."""
     report = tmp_path_factory.mktemp("committed") / "report.json"
-    found = defaultdict(list)
+    results = defaultdict(list)
     names = ["numpy", *(["onnxruntime"] if find_spec("onnxruntime") else [])]
     runs = [(0, "cases/", *(word for name in names for word in ("-b", name)))]
-    # The defects of onnx's reference show in Adam, and it takes long to show them in trajectories.
+    # The cases of Adam show the defects of onnx's reference; trajectories would take long.
     runs.append((1, "cases/conformance/adam.yaml", "-b", "onnx-reference"))
-    for code, *asked in runs:
+    for code, *arguments in runs:
         options = ("-q", "--no-explain", "--isolation", "none", "--report", f"json={report}")
-        done = run_command("run", *asked, *options, cwd=REPOSITORY)
+        done = run_command("run", *arguments, *options, cwd=REPOSITORY)
         assert done.returncode == code, done.stderr
         for result in json.loads(report.read_text())["results"]:
-            found[result["backend"]].append(result)
-    return found
+            results[result["backend"]].append(result)
+    return results
 
 
-def test_the_committed_cases_conform_on_the_reference_and_none_is_inconclusive(committed):
-    assert {it["outcome"] for it in committed["numpy"]} == {"pass"}
+def test_committed_cases_pass_on_numpy_and_no_trajectory_is_inconclusive(committed):
+    results = committed["numpy"]
+    assert {result["outcome"] for result in results} == {"pass"}
     inconclusive = {
-        it["case"] for it in committed["numpy"] for diff in it["outputs"] if diff["inconclusive"]
+        result["case"] for result in results for diff in result["outputs"] if diff["inconclusive"]
     }
     assert not any(case.startswith("trajectories") for case in inconclusive)
 
 
-def test_without_a_target_the_committed_cases_run(onnxopt, monkeypatch):
+def test_committed_cases_are_the_default_target(onnxopt, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     answer = onnxopt("run", "-k", "spec/*")
     assert answer.code == 0
     assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
 
 
-def test_the_committed_cases_conform_on_onnx_runtime(committed):
+def test_committed_cases_conform_on_onnx_runtime(committed):
     if "onnxruntime" not in committed:
         pytest.skip("needs ONNX Runtime")
-    assert {it["outcome"] for it in committed["onnxruntime"]} == {"pass", "skip"}
+    outcomes = {result["outcome"] for result in committed["onnxruntime"]}
+    assert outcomes == {"pass", "skip"}
 
 
-def test_the_committed_cases_show_the_defects_of_onnx_s_reference(committed):
-    said = " ".join(it["message"] for it in committed["onnx-reference"])
-    assert "is float64[" in said  # float32 X comes back as double for T > 0
-    assert "is float32[" in said  # several double tensors come back as float32
+def test_committed_cases_detect_the_defects_of_onnx_s_reference(committed):
+    messages = " ".join(result["message"] for result in committed["onnx-reference"])
+    assert "is float64[" in messages  # a float32 X is returned as double for T > 0
+    assert "is float32[" in messages  # several double tensors are returned as float32
 
 
 PAIR = """\
@@ -426,7 +424,7 @@ cases:
     inputs: {R: 0.1, T: 1, X1: [1.0], G1: [0.5], V1: [0.25], X2: [1.0], G2: [[1.0]], V2: [0.25]}
     rejects: true
 """
-LOOKS_AT_THE_SECOND = """\
+CHECKS_ORDER = """\
 class Backend:
     def run(self, model, inputs):
         assert [*inputs] == "R T X1 X2 G1 G2 V1 V2".split()
@@ -436,37 +434,37 @@ class Backend:
 """
 
 
-def test_a_case_to_be_refused_has_its_inputs_in_the_node_s_order(workplace, onnxopt):
+def test_inputs_of_a_rejection_case_are_in_the_node_s_order(workplace, onnxopt):
     (workplace / "pair.yaml").write_text(PAIR)
-    (workplace / "vendor.py").write_text(LOOKS_AT_THE_SECOND)
+    (workplace / "vendor.py").write_text(CHECKS_ORDER)
     answer = onnxopt("run", "pair.yaml", "-b", "python:vendor.py:Backend", "-b", "numpy")
     assert answer.code == 0, answer.text
 
 
-def test_an_error_says_where_in_the_backend_it_was_raised(demo, onnxopt):
+def test_error_names_the_line_of_the_backend_that_raised_it(demo, onnxopt):
     (demo / "vendor.py").write_text(RAISES.replace("KeyError('x')", "np.zeros('x')"))
     (demo / "vendor.py").write_text("import numpy as np\n" + (demo / "vendor.py").read_text())
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Raises", "--report", "json=out.json")
     results = json.loads((demo / "out.json").read_text())["results"]
-    # Not where in NumPy.
-    assert {it["printed"] for it in results} == {f"raised at {demo}/vendor.py:4"}
+    # The innermost line of the backend, although NumPy raised the error.
+    assert {result["printed"] for result in results} == {f"raised at {demo}/vendor.py:4"}
 
 
-LIES = """\
-class Lies(Exception):
+NO_TRACEBACK = """\
+class NoTraceback(Exception):
     __traceback__ = property(lambda self: 1 / 0, lambda self, value: None)
 
 
 class Backend:
     def run(self, model, inputs):
-        raise Lies("no")
+        raise NoTraceback("no")
 """
 
 
-def test_an_error_that_lies_about_its_place_is_an_error(demo, onnxopt):
-    (demo / "vendor.py").write_text(LIES)
+def test_error_without_a_readable_traceback_is_an_error(demo, onnxopt):
+    (demo / "vendor.py").write_text(NO_TRACEBACK)
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Backend", "--report", "json=out.json")
     results = json.loads((demo / "out.json").read_text())["results"]
-    assert {(it["outcome"], it["printed"]) for it in results} == {
+    assert {(result["outcome"], result["printed"]) for result in results} == {
         ("error", f"raised at {demo}/vendor.py:7")
     }

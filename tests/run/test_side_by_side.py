@@ -1,4 +1,4 @@
-"""Two commands at once on one file or folder: neither loses what the other wrote."""
+"""Two commands that run at the same time on a file or folder do not overwrite each other."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Waits(OffAtC):
     def answer(self, first, outputs):
         import pathlib, time
 
-        here = pathlib.Path(__file__).parent
-        (here / "begun").touch()
-        while not (here / "go").exists():
+        folder = pathlib.Path(__file__).parent
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
             time.sleep(0.01)
         return super().answer(first, outputs)
 """
@@ -36,31 +36,31 @@ def demo(workplace):
 
 @pytest.fixture
 def beside(demo, onnxopt):
-    """Run a command while another, that has begun, waits; return both answers."""
+    """Return a function that runs a command while another one is at work; it returns both."""
 
     def call(name, *options):
-        other = subprocess.Popen(
+        waiting = subprocess.Popen(
             [sys.executable, "-m", "onnxopt_cli", *run_arguments("Waits", *options)],
             cwd=demo, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
             while not (demo / "begun").exists():
-                assert other.poll() is None, other.communicate()
+                assert waiting.poll() is None, waiting.communicate()
             answer = onnxopt(*run_arguments(name, *options))
             (demo / "go").touch()
-            _, err = other.communicate(timeout=60)
+            _, err = waiting.communicate(timeout=60)
         finally:
-            other.kill()
+            waiting.kill()
         assert "Traceback" not in err
-        return answer, other.returncode, " ".join(err.split())
+        return answer, waiting.returncode, " ".join(err.split())
 
     return call
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_an_expectation_file_that_another_run_updated_is_not_overwritten(demo, beside, there):
-    if there:
+@pytest.mark.parametrize("exists", [False, True])
+def test_expectation_file_updated_by_another_run_is_not_overwritten(demo, beside, exists):
+    if exists:
         Path("e.yaml").write_text("onnxopt-expect: 1\nexpect:\n")
     answer, code, err = beside("RaisesAtB", "--update-expect", "e.yaml")
     assert answer.code in {0, 1}
@@ -77,7 +77,7 @@ def test_artifacts_of_two_runs_do_not_mix(demo, beside):
     assert len(list(Path("failing").glob("*/*/README.txt"))) == 1
 
 
-def test_a_backend_that_does_not_start_stops_none_of_the_others(demo, onnxopt):
+def test_backend_that_does_not_start_does_not_stop_the_others(demo, onnxopt):
     (demo / "broken.py").write_text("raise RuntimeError('no device')\n")
     run = ("run", "demo.yaml", "-b", "numpy", "-b", "python:broken.py:Backend", "-x")
     for isolation in ("process", "none"):
@@ -88,5 +88,5 @@ def test_a_backend_that_does_not_start_stops_none_of_the_others(demo, onnxopt):
         assert "no device" in answer.out
         report = onnxopt("report", "render", f"{isolation}.jsonl", "--report", "badge=-")
         assert '"color": "red"' in report.out
-    alone = onnxopt("run", "demo.yaml", "-b", "python:broken.py:Backend")
-    assert (alone.code, "no device" in alone.err) == (4, True)
+    answer = onnxopt("run", "demo.yaml", "-b", "python:broken.py:Backend")
+    assert (answer.code, "no device" in answer.err) == (4, True)

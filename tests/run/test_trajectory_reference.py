@@ -1,4 +1,4 @@
-"""The reference of a trajectory, against loops that are written out."""
+"""The reference of trajectories agrees with explicit loops."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ OWN_GRADIENTS = {
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("operator", ATTRIBUTES)
-def test_the_reference_is_the_loop_that_is_written_out(tmp_path, operator, gradient):
+def test_reference_agrees_with_an_explicit_loop(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], COUNT))
     derived_outputs = bound_trajectory(steps.trajectory)
     step, rate, count = OPERATORS[operator]
@@ -84,11 +84,11 @@ def test_the_reference_is_the_loop_that_is_written_out(tmp_path, operator, gradi
     for index in range(COUNT):
         x, state = step(x, OWN_GRADIENTS[gradient](x, index), state, single(rate), count + index)
         for name, value in {"X": x, **state}.items():
-            found = derived_outputs[f"{name}_new"].value[index]
-            np.testing.assert_allclose(found, value, rtol=1e-15, atol=1e-17)
+            actual = derived_outputs[f"{name}_new"].value[index]
+            np.testing.assert_allclose(actual, value, rtol=1e-15, atol=1e-17)
 
 
-def test_groups_have_gradients_of_their_own_and_share_rate_and_count(tmp_path):
+def test_groups_have_separate_gradients_and_share_rate_and_count(tmp_path):
     text = """\
         onnxopt: 1
         suite: s
@@ -108,7 +108,7 @@ def test_groups_have_gradients_of_their_own_and_share_rate_and_count(tmp_path):
     assert derived_outputs["X1_new"].expected.shape == (3, 1)
 
 
-def test_a_warm_up_reaches_its_end_in_the_last_step_of_the_line(tmp_path):
+def test_linear_warm_up_ends_in_its_last_step(tmp_path):
     line = "R: {linear: {from: 0.1, to: 0.5, over: 5}}"
     text = trajectory_text(
         "Adam", GRADIENTS["list"], 8, start="T: 1, X: [1, 2], V: [0, 0], H: [0, 0]"
@@ -119,14 +119,14 @@ def test_a_warm_up_reaches_its_end_in_the_last_step_of_the_line(tmp_path):
     assert first_inputs(steps.trajectory)["R"] == np.float32(0.1)
 
 
-def test_recorded_steps_are_those_of_the_whole_trajectory(tmp_path):
+def test_recorded_steps_equal_those_of_the_full_trajectory(tmp_path):
     text = trajectory_text("Adam", GRADIENTS["quadratic"], COUNT)
-    whole, _ = contents(tmp_path, text)
-    some, loop = contents(tmp_path, text + "    record: {every: 15}\n")
-    assert some.trajectory.recorded == (15, 30, 40)
-    rows = [step - 1 for step in some.trajectory.recorded]
-    for name, derived_output in bound_trajectory(some.trajectory).items():
-        all_steps = bound_trajectory(whole.trajectory)[name]
+    full, _ = contents(tmp_path, text)
+    sparse, loop = contents(tmp_path, text + "    record: {every: 15}\n")
+    assert sparse.trajectory.recorded == (15, 30, 40)
+    rows = [step - 1 for step in sparse.trajectory.recorded]
+    for name, derived_output in bound_trajectory(sparse.trajectory).items():
+        all_steps = bound_trajectory(full.trajectory)[name]
         np.testing.assert_array_equal(derived_output.expected, all_steps.expected[rows])
         np.testing.assert_array_equal(derived_output.error, all_steps.error[rows])
     assert [

@@ -1,4 +1,4 @@
-"""Trajectories through the command: both ways, right and wrong backends, and what is reported."""
+"""``onnxopt run`` on trajectories, as steps and as a loop, with correct and wrong backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def backend(name):
 
 @pytest.fixture
 def walk(workplace, onnxopt):
-    """Write a trajectory, run it on a backend and return the answer and the results by way."""
+    """Return a function that runs a trajectory and returns its results as steps and as a loop."""
 
     def call(name, text, *options, isolation="none"):
         (workplace / "walk.yaml").write_text(text)
@@ -42,10 +42,10 @@ def walk(workplace, onnxopt):
 @pytest.mark.parametrize("name", ["numpy", "onnxruntime"])
 @pytest.mark.parametrize("operator", START)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_both_ways_agree_with_the_reference(walk, name, operator, gradient):
+def test_steps_and_loop_agree_with_the_reference(walk, name, operator, gradient):
     answer, results = walk(name, trajectory_text(operator, GRADIENTS[gradient], 30))
     assert answer.code == 0
-    assert {way: result["outcome"] for way, result in results.items()} == {
+    assert {kind: result["outcome"] for kind, result in results.items()} == {
         "steps": "pass",
         "loop": "pass",
     }
@@ -55,7 +55,7 @@ def test_both_ways_agree_with_the_reference(walk, name, operator, gradient):
         assert result["lowered"] is (name == "onnxruntime")
 
 
-def test_scalars_and_doubles_go_both_ways(walk):
+def test_scalars_and_doubles_pass_as_steps_and_as_a_loop(walk):
     start = "R: {dtype: double, data: [0.1]}, T: [1], X: 1.5, V: {dtype: double, data: 0}, H: 0"
     for name in ("numpy", "onnxruntime"):
         text = trajectory_text("Adam", "{quadratic: {}}", 6, start=start)
@@ -63,7 +63,7 @@ def test_scalars_and_doubles_go_both_ways(walk):
         assert answer.code == 0
 
 
-def test_a_drift_is_caught_in_the_first_step(walk):
+def test_drift_is_detected_in_the_first_step(walk):
     answer, results = walk(backend("Drifting"), trajectory_text("Adam", GRADIENTS["list"], 50))
     assert answer.code == 1
     assert re.search(
@@ -71,7 +71,7 @@ def test_a_drift_is_caught_in_the_first_step(walk):
     )
 
 
-def test_the_step_and_element_are_named_where_a_backend_leaves_the_tolerance(walk):
+def test_step_and_element_that_first_exceed_the_tolerance_are_named(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 50)
     answer, results = walk(backend("LateDrifting"), text)
     assert "first exceeded the tolerance in step 37, X_new[1]" in results["steps"]["message"]
@@ -80,43 +80,43 @@ def test_the_step_and_element_are_named_where_a_backend_leaves_the_tolerance(wal
     assert max(share for step, share in shares.items() if step < 37) <= 1 < shares[37]
 
 
-def test_a_recorded_step_is_named_by_its_own_number(walk):
+def test_recorded_step_has_its_number_in_the_trajectory(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 50) + "    record: {every: 20}\n"
     answer, results = walk(backend("LateDrifting"), text)
     assert "first exceeded the tolerance in step 40, X_new[1]" in results["steps"]["message"]
     assert re.search(r"│ +step 40 \[1\] ", answer.out)
 
 
-def test_epsilon_in_the_wrong_place_is_caught(walk):
+def test_misplaced_epsilon_is_detected(walk):
     text = trajectory_text("Adam", GRADIENTS["quadratic"], 10)
     _, results = walk(WRONG_EPSILON, text)
     assert results["steps"]["outcome"] == "fail"
     assert "first exceeded the tolerance in step 1, X_new" in results["steps"]["message"]
 
 
-def test_a_step_that_returns_another_type_ends_the_trajectory(walk):
+def test_step_that_returns_another_type_ends_the_trajectory(walk):
     _, results = walk(backend("WideAfterTwo"), trajectory_text("Adam", GRADIENTS["list"], 50))
     result = results["steps"]
     assert result["outcome"] == "fail"
     assert result["message"] == "step 3: X_new is float64[2], expected float32[2]"
 
 
-def test_a_backend_without_loop_is_unsupported_there_alone(walk):
+def test_backend_without_loop_operator_is_unsupported_in_the_loop_only(walk):
     text = trajectory_text("Adam", GRADIENTS["list"], 5)
     _, results = walk(backend("WithoutLoop"), text)
-    assert {way: it["outcome"] for way, it in results.items()} == {
+    assert {kind: result["outcome"] for kind, result in results.items()} == {
         "steps": "pass",
         "loop": "unsupported",
     }
 
 
-def test_a_backend_may_return_the_same_memory_at_every_step(walk):
+def test_backend_may_return_the_same_memory_in_every_step(walk):
     text = trajectory_text("Adam", GRADIENTS["quadratic"], 20)
     _, results = walk(backend("SameBuffer"), text, "-k", "steps")
     assert results["steps"]["outcome"] == "pass"
 
 
-def test_a_case_that_grows_inconclusive_says_from_which_step_on(walk):
+def test_first_inconclusive_step_is_named(walk):
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
     text = trajectory_text("Momentum", "{quadratic: {curvature: 30, center: 1}}", 60, start=start)
     answer, results = walk("numpy", text, "-v")
@@ -126,23 +126,23 @@ def test_a_case_that_grows_inconclusive_says_from_which_step_on(walk):
     assert results["steps"]["outputs"][0]["inconclusive"] > 0
 
 
-def test_a_model_is_prepared_once_for_all_its_steps(workplace):
+def test_model_is_prepared_once_for_all_steps(workplace):
     (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
     from onnxopt_cli.suites.collect import collect
 
     executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption(), None)
     prepared = []
-    own = executor._host._backend.prepare
-    executor._host._backend.prepare = lambda model: prepared.append(model) or own(model)
+    prepare = executor._host._backend.prepare
+    executor._host._backend.prepare = lambda model: prepared.append(model) or prepare(model)
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
-    # Once as it is, which ONNX Runtime does not know, and once lowered.
+    # First as it is, which ONNX Runtime rejects, and then lowered.
     assert len(prepared) == 2
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 
 
-def test_the_suite_catches_wrong_backends(onnxopt, workplace):
+def test_suite_detects_wrong_backends(onnxopt, workplace):
     adam = "trajectories/adam/quadratic/steps"
     for name, pattern in ((backend("Drifting"), "*/quadratic/steps"), (WRONG_EPSILON, adam)):
         options = ("-b", name, "--isolation", "none", "--no-explain")
@@ -152,27 +152,27 @@ def test_the_suite_catches_wrong_backends(onnxopt, workplace):
         assert "first exceeded the tolerance in step 1, X_new" in answer.out
 
 
-def test_a_suite_of_trajectories_is_written_as_models_with_a_loop_too(
-    onnxopt, workplace, monkeypatch
-):
+def test_suite_of_trajectories_can_be_written_as_models_with_loops(onnxopt, workplace, monkeypatch):
     suite = suites()["trajectories"]
-    some = suite._replace(templates=lambda it: suite.templates(it) if it.name == "Adagrad" else ())
-    known = {**suites(), "trajectories": some}
-    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
+    small = suite._replace(
+        templates=lambda operator: suite.templates(operator) if operator.name == "Adagrad" else ()
+    )
+    by_name = {**suites(), "trajectories": small}
+    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: by_name)
     assert onnxopt("generate", "trajectories", "--format", "onnx", "-o", "out").code == 0
     assert onnxopt("run", "out", "-b", "onnxruntime").code == 0
 
 
-def test_a_trajectory_can_be_listed_and_shown(onnxopt, workplace):
+def test_trajectory_can_be_listed_and_shown(onnxopt, workplace):
     listed = onnxopt("list", "trajectories").out
     assert "trajectories/adam/quadratic/steps" in listed
     assert "trajectories/adam/quadratic/loop" in listed
-    shown = onnxopt("show", "trajectories/adam/quadratic").out
-    assert "200 steps" in shown
-    assert "X_new becomes X" in shown
+    description = onnxopt("show", "trajectories/adam/quadratic").out
+    assert "200 steps" in description
+    assert "X_new becomes X" in description
 
 
-def test_the_page_shows_error_over_tolerance_by_step(walk, workplace):
+def test_html_report_plots_error_over_tolerance_by_step(walk, workplace):
     text = trajectory_text("Adam", GRADIENTS["list"], 50)
     walk(backend("LateDrifting"), text, "--report", "html=page.html")
     page = (workplace / "page.html").read_text()
