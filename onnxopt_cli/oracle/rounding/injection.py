@@ -30,6 +30,7 @@ from onnxopt_cli.oracle.rounding.coordinates import (
     moved_coordinates,
 )
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
+from onnxopt_cli.oracle.rounding.gates import moved_activations
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
     NodeClass,
@@ -286,6 +287,11 @@ class Injector:
             move = partial(self._average_error, site.operand_roundoff * self._step)
             with moved_averages(move, partial(_mean_uncertainty, site.roundoff)):
                 outputs = compute(*moved)
+        elif _moves_activations(node, site.roundoff):
+            with moved_activations(
+                site.roundoff, lambda value: roundoff * self._roundings(np.asarray(value))
+            ):
+                outputs = compute(*moved)
         elif node.op_type in SHARES:
             inner = roundoff if site.roundoff <= SINGLE_ROUNDOFF else SINGLE_ROUNDOFF
             with moved_logarithms(
@@ -400,13 +406,18 @@ def _output_error(
     return np.asarray(moves * roundoff * size + subnormal)
 
 
+def _moves_activations(node: Any, roundoff: float) -> bool:
+    """Return whether the activations of a node are perturbed, and not only its outputs."""
+    return bool(node.op_type == "GRU" and roundoff <= SINGLE_ROUNDOFF)
+
+
 def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> Any:
     """Return the scale of an output's absolute error: the largest element mixed with it."""
     if kind is NodeKind.GATES:
-        # In 16 bits, states and gates are rounded to the model's type at each step. Runtimes
-        # approximate sigmoid with an absolute error, which 1 - z of GRU multiplies by a state.
-        is_short = roundoff > SINGLE_ROUNDOFF
-        share = 1.0 if is_short or node.op_type == "GRU" else _GATES_SHARE
+        if _moves_activations(node, roundoff):
+            return 0.0
+        # In 16 bits, states and gates are rounded to the model's type at each step.
+        share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
         return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
         # The sum is 1 or more before its logarithm is taken.
