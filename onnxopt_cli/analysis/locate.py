@@ -5,18 +5,21 @@
    oracle's. An error of a node is therefore never blamed on the nodes that read its outputs.
 3. If all nodes are right alone, the whole model is judged. If it is wrong, it is reduced to a
    smallest failing subgraph.
+4. If nothing is wrong, the nodes whose roundings contribute most to the tolerances are named.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import onnx
 
+from onnxopt_cli.analysis.explain import explain
 from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, count_nodes
 from onnxopt_cli.analysis.subgraph import smallest_failing
 from onnxopt_cli.analysis.value_store import ValueStore
@@ -26,15 +29,24 @@ from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value
+from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
-from onnxopt_cli.oracle.reference_in_worker import VALUES
+from onnxopt_cli.oracle.reference_in_worker import (
+    CONTRIBUTIONS,
+    VALUES,
+    parsed_contributions,
+)
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.runner import Plan, run, run_case
 
 # Bytes of values that are kept in memory if the user sets no limit.
 _USUAL_BYTES = 256 << 20
 _MAX_REASON_CHARS = 300
+# Smaller contributions are not named.
+_LEAST_SHARE = 0.05
+# Limit of the search for the known mistakes that a node of a training operator has.
+_EXPLAIN_SECONDS = 10.0
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # The backend returned no outputs. A node may end so because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
@@ -67,6 +79,40 @@ class LocatedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeContribution:
+    """How much a node contributes to the tolerance of an output.
+
+    Attributes:
+        output: the output.
+        node: the name of the node.
+        operator: its operator; empty for a node of a lowered operator.
+        share: the share of the squared tolerance, from 0 to 1.
+        digits_lost: decimal digits that a sum or difference cancels; 0 for other operators.
+    """
+
+    output: str
+    node: str
+    operator: str
+    share: float
+    digits_lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A node that backends compute differently, although each is within the tolerance.
+
+    Attributes:
+        node: its name.
+        operator: its operator.
+        errors: the largest error / tolerance of each backend.
+    """
+
+    node: str
+    operator: str
+    errors: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class NotJudged:
     """A node that cannot be judged.
 
@@ -94,6 +140,8 @@ class Located:
         subgraph: names of nodes that fail together, although each is right alone; by backend.
         reproductions: the case of each subgraph, by backend.
         whole: the result of the whole model, by backend; empty if it was not judged.
+        contributions: the largest contributions of nodes to the tolerances, largest first.
+        disagreements: nodes that backends compute differently within the tolerance.
         interrupted: whether the user ended the search.
     """
 
@@ -103,6 +151,8 @@ class Located:
     subgraph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reproductions: Mapping[str, Problem] = field(default_factory=dict)
     whole: Mapping[str, Result] = field(default_factory=dict)
+    contributions: tuple[NodeContribution, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
     interrupted: bool = False
 
 
@@ -132,7 +182,7 @@ class _Search:
         self._walk = ModelWalk(
             model,
             store,
-            partial(self._values, self._reference_values),
+            partial(self._values, partial(self._of_oracle, VALUES)),
             partial(self._values, plan.backends[0].submit),
             _inferred_types(model),
         )
@@ -158,7 +208,40 @@ class _Search:
         located = replace(located, whole={result.backend: result for result in row})
         if doubtful:
             located = self._with_failures(located, results)
-        return self._with_subgraphs(located)
+        located = self._with_subgraphs(located)
+        if located.wrong or located.subgraph or located.interrupted:
+            return located
+        return replace(located, contributions=self._contributions())
+
+    def _contributions(self) -> tuple[NodeContribution, ...]:
+        """Return the largest contributions of nodes to the tolerances of the outputs."""
+        with self._telling("measuring", "models") as tick:
+            tick(0, 1)
+            values = self._values(
+                partial(self._of_oracle, CONTRIBUTIONS), self._walk.model, self._problem.inputs
+            )
+        if isinstance(values, str):
+            return ()
+        by_name = {node_run.name: node_run for node_run in self._walk.runs}
+        return tuple(
+            NodeContribution(
+                entry.output,
+                entry.node,
+                by_name[entry.node].operator if entry.node in by_name else "",
+                entry.share,
+                self._digits_lost(by_name.get(entry.node)),
+            )
+            for entry in parsed_contributions(values)
+            if entry.share >= _LEAST_SHARE
+        )
+
+    def _digits_lost(self, node_run: NodeRun | None) -> float:
+        """Return how many decimal digits a sum or difference of two tensors cancels."""
+        if node_run is None or node_run.node.op_type not in {"Add", "Sub"}:
+            return 0.0
+        keys = (*node_run.node.input, *node_run.node.output)
+        sizes = [_size(self._walk.store.get(key)) for key in keys]
+        return math.log10(max(sizes[:-1]) / sizes[-1]) if min(sizes) > 0 else 0.0
 
     def _judged_nodes(self) -> list[tuple[NodeRun, tuple[Result, ...]]]:
         """Judge each node alone."""
@@ -179,6 +262,13 @@ class _Search:
         wrong: dict[tuple[str, str], tuple[NodeRun, LocatedNode]] = {}
         not_judged: dict[tuple[str, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
+        # The nodes of a branch are judged in the place of its If.
+        searched = {
+            id(holder)
+            for node_run in self._walk.runs
+            for holder in node_run.holders
+            if holder.node.op_type == "If"
+        }
         for node_run in self._walk.runs:
             if node_run.missing:
                 for executor in self._plan.backends:
@@ -189,7 +279,7 @@ class _Search:
                 key = node_run.name, result.backend
                 if result.outcome is Outcome.FAIL:
                     wrong.setdefault(key, (node_run, self._wrong_node(node_run, result)))
-                elif reason := _reason(result):
+                elif (reason := _reason(result)) and id(node_run) not in searched:
                     not_judged[key] = NotJudged(
                         node_run.name, node_run.operator, reason, result.backend
                     )
@@ -209,8 +299,22 @@ class _Search:
             len(self._walk.runs),
             tuple(finding for _, finding in sorted(kept, key=lambda pair: pair[0])),
             tuple(entry for key, entry in not_judged.items() if key not in wrong),
+            disagreements=tuple(self._disagreements(results)),
             interrupted=bool(self._plan.interruption.signal),
         )
+
+    def _disagreements(
+        self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
+    ) -> Iterator[Disagreement]:
+        """Yield the nodes of which two backends have other errors, each within the tolerance."""
+        for node_run, row in results:
+            if len(row) > 1 and all(result.outcome in _RIGHT for result in row):
+                errors = {
+                    result.backend: max((diff.tolerance_used for diff in result.diffs), default=0.0)
+                    for result in row
+                }
+                if max(errors.values()) > min(errors.values()):
+                    yield Disagreement(node_run.name, node_run.operator, errors)
 
     def _wrong_node(self, node_run: NodeRun, result: Result) -> LocatedNode:
         worst = max(
@@ -219,16 +323,28 @@ class _Search:
             default=None,
         )
         share = math.inf if worst is None or worst.structure else worst.tolerance_used
+        problem = self._problem_of([node_run], stored=True)
         return LocatedNode(
             node_run.name,
             node_run.operator,
             worst.name if worst else "",
             share,
-            result.message,
+            self._cause(result, problem),
             result.backend,
-            self._problem_of([node_run], stored=True),
+            problem,
             result,
         )
+
+    def _cause(self, result: Result, problem: Problem) -> str:
+        """Return what is wrong with a node: a known mistake of an operator with a formula, too."""
+        if sole_operator(problem.model) is None or result.outcome is not Outcome.FAIL:
+            return result.message
+        case = Case(result.case, result.location, lambda: replace(problem, stored=None))
+        explanations = explain(
+            [result], {case.id: case}, self._plan.judging, seconds=_EXPLAIN_SECONDS
+        )
+        texts = [explanation.text for explanation in explanations if explanation.causes]
+        return "; ".join([*texts, result.message])
 
     def _with_failures(
         self, located: Located, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
@@ -304,11 +420,12 @@ class _Search:
         }
         return {*read, *self._walk.outputs} & {key for item in runs for key in item.outputs}
 
-    def _reference_values(self, request: Request) -> Callable[[], Response | str]:
+    def _of_oracle(self, key: str, request: Request) -> Callable[[], Response | str]:
+        """Submit a model to the oracle for the result that a key of its metadata names."""
         oracle = self._plan.reference_oracle
         assert oracle is not None  # noqa: S101 - the plan has an oracle
         assert oracle.workers is not None  # noqa: S101 - so it has workers
-        onnx.helper.set_model_props(request.model, {VALUES: "1"})
+        onnx.helper.set_model_props(request.model, {key: "1"})
         return oracle.workers()(request)
 
     def _values(
@@ -326,6 +443,15 @@ class _Search:
         if response.outputs is None:
             return clipped(response.message or str(response.failure), _MAX_REASON_CHARS)
         return response.outputs
+
+
+def _size(value: Value) -> float:
+    """Return the root of the mean square of a tensor; 0 for another value."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O" or not value.size:
+        return 0.0
+    with np.errstate(all="ignore"):
+        size = float(np.sqrt(np.mean(np.square(np.abs(value.astype(np.float64))))))
+    return size if math.isfinite(size) else 0.0
 
 
 class _Counted:

@@ -41,8 +41,10 @@ from onnxopt_cli.core.values import (
     structure_of,
 )
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import all_nodes, operator_names
+from onnxopt_cli.oracle.contributions import Contribution, contributions
 from onnxopt_cli.oracle.corrections.contested import (
     CONTESTED,
     questions_at,
@@ -221,6 +223,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
     """
+    model = _prepared(model)
     with np.errstate(all="ignore"), replaced(*replacements()):
         try:
             native = ReferenceModel(model).run(inputs)
@@ -231,6 +234,30 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
             return native
     return [*map(_rounded_to_type_of, exact, native)]
+
+
+def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Contribution]:
+    """Return the largest contributions of nodes to the tolerance of each output.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    model = _prepared(model)
+    visited: list[VisitedNode] = []
+
+    def record(
+        node: Any, compute: Compute, operands: Sequence[Any], _index: int
+    ) -> tuple[Any, ...]:
+        outputs = compute(*operands)
+        visited.append(_visited_node(node, operands, outputs))
+        return outputs
+
+    with np.errstate(all="ignore"), replaced(*replacements()):
+        try:
+            ReferenceModel(model).run(inputs, record)
+            return contributions(model, inputs, visited)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {_first_line(error)}") from error
 
 
 def _rounded_to_type_of(exact: Any, native: Any) -> Any:
@@ -259,10 +286,7 @@ def _reading(
     second: Sequence[str] = (),
     encountered: set[str] | None = None,
 ) -> Reading:
-    try:
-        model = with_bound_functions(model)
-    except NodeError as error:
-        raise NoReferenceError(error.message) from error
+    model = _prepared(model)
     questions = set() if encountered is None else encountered
     with np.errstate(all="ignore"), replaced(*replacements()), replaced(*second_readings(second)):
         outputs = _estimate(model, inputs, math, questions)
@@ -271,6 +295,21 @@ def _reading(
         entries = identities_in(published_body(model, inputs) or model)
         identities_used = tuple(entry.identity_name for entry in entries)
     return Reading(tuple(second), outputs, identities_used)
+
+
+def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that onnx's reference computes by our formulas where there is one.
+
+    The nodes of a formula are those that its lowering consists of: each of them rounds.
+
+    Raises:
+        NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.
+    """
+    try:
+        lowered = lower(model).model if formula_operators(model) else model
+        return with_bound_functions(lowered)
+    except NodeError as error:
+        raise NoReferenceError(error.message) from error
 
 
 def _same_reading(first: Reading, second: Reading) -> bool:

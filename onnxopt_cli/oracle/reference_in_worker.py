@@ -2,13 +2,14 @@
 
 The response has an empty value for each declared output, then a text in JSON that describes the
 readings, then their tensors: for each output of each reading, right values and tolerances in pairs.
-If the model's metadata have the entry :data:`VALUES`, the response has the outputs themselves.
+An entry :data:`VALUES` or :data:`CONTRIBUTIONS` in the model's metadata asks for other results.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ from onnxopt_cli.oracle.condition_estimate import (
     NoReferenceError,
     Reading,
     all_readings,
+    node_contributions,
     reference_values,
 )
+from onnxopt_cli.oracle.contributions import Contribution
 
 #: Key in a model's metadata that asks for the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"
+#: Key that asks for the contributions of nodes to the tolerances, see :func:`parsed_contributions`.
+CONTRIBUTIONS = "onnxopt.contributions"
 
 
 class ConditionedReference:
@@ -37,6 +42,9 @@ class ConditionedReference:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         if VALUES in metadata:
             return reference_values(model, inputs)
+        if CONTRIBUTIONS in metadata:
+            found = [astuple(entry) for entry in node_contributions(model, inputs)]
+            return [None] * output_count + [np.array([json.dumps(found)], dtype=object)]
         try:
             results = all_readings(model, inputs, metadata.get("onnxopt.math", ""))
         except NoReferenceError as error:
@@ -90,6 +98,23 @@ def readings(returned: Sequence[Value]) -> list[Reading]:
         ]
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError("the condition estimate returned an invalid response") from error
+
+
+def parsed_contributions(returned: Sequence[Value]) -> list[Contribution]:
+    """Return the contributions in a worker's response.
+
+    Raises:
+        ValueError: if the response has another form.
+    """
+    values: list[Any] = [value for value in returned if value is not None]
+    try:
+        ((text,),) = values
+        return [
+            Contribution(str(output), str(node), float(share))
+            for output, node, share in json.loads(text)
+        ]
+    except (TypeError, ValueError) as error:
+        raise ValueError("the oracle returned invalid contributions") from error
 
 
 def _parsed_output(fields: Sequence[Any], pairs: Iterator[Any]) -> ConditionedOutput:

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from onnxopt_cli.errors import UsageError
 
 _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
+_MAX_DIFFERENCES = 5
 #: The folder of each finding by node and backend; that of a subgraph has the node "".
 Folders = Mapping[tuple[str, str], Path]
 
@@ -76,7 +78,8 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
         "nodes": located.nodes,
         "wrong": [_finding_json(finding, folders) for finding in located.wrong],
         "subgraph": names,
-        "contributions": [],
+        "contributions": [asdict(entry) for entry in located.contributions],
+        "disagreements": [asdict(entry) for entry in located.disagreements],
         "not_judged": [
             {"node": entry.node, "reason": entry.reason, "backend": entry.backend}
             for entry in located.not_judged
@@ -140,7 +143,28 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         )
     if (hidden := len(located.not_judged) - _MAX_LISTED) > 0:
         yield Text(f"{hidden} more nodes are not judged; --json lists all", "dim")
+    yield from _differences(located)
     yield from _summary(located)
+
+
+def _differences(located: Located) -> Iterator[Text]:
+    """Yield lines for what differs without being wrong."""
+    ordered = sorted(located.disagreements, key=lambda entry: -max(entry.errors.values()))
+    for entry in ordered[:_MAX_DIFFERENCES]:
+        errors = ", ".join(
+            f"{printable(backend)} {error:.2g}" for backend, error in entry.errors.items()
+        )
+        yield Text(
+            f"differs {printable(entry.node)} ({entry.operator}): error / tolerance {errors}"
+        )
+    for contribution in located.contributions[:_MAX_DIFFERENCES]:
+        share, digits = contribution.share, contribution.digits_lost
+        operator = f" ({contribution.operator})" if contribution.operator else ""
+        cancels = f": it cancels {digits:.0f} digits" if digits >= 1 else ""
+        yield Text(
+            f"{share:.0%} of the tolerance of {printable(contribution.output)} comes from "
+            f"{printable(contribution.node)}{operator}{cancels}"
+        )
 
 
 def _again(folder: Path, backend: str) -> Text:

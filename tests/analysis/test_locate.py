@@ -14,8 +14,9 @@ from onnxopt_cli.analysis.value_store import ValueStore
 # A backend that computes nodes by onnx's reference, except those that a fault changes.
 BACKEND = """
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 def _run(model, inputs):
     return ReferenceEvaluator(model).run(None, inputs)
@@ -46,6 +47,42 @@ class Fusing:
             if (node.op_type, after and after.op_type) == ("MatMul", "Add"):
                 after.op_type = "Sub"
         return _run(model, inputs)
+
+class NearlyRight:
+    def run(self, model, inputs):
+        return [np.nextafter(y, np.float32(9)) for y in _run(model, inputs)]
+
+class TorchAdam:
+    def run(self, model, inputs):
+        def adam(r, t, x, g, v, h, a):
+            v = a["alpha"] * v + (1 - a["alpha"]) * g
+            h = a["beta"] * h + (1 - a["beta"]) * g * g
+            root = np.sqrt(h / (1 - a["beta"] ** t)) + a["epsilon"]
+            return [x - r * (v / (1 - a["alpha"] ** t)) / root, v, h]
+
+        values = dict(inputs)
+        values |= {it.name: numpy_helper.to_array(it) for it in model.graph.initializer}
+        for node in model.graph.node:
+            operands = [values[name] for name in node.input]
+            if node.op_type == "Adam":
+                outputs = adam(*operands, {it.name: it.f for it in node.attribute})
+            else:
+                outputs = [{"Mul": np.multiply, "Add": np.add}[node.op_type](*operands)]
+            values |= dict(zip(node.output, (np.float32(y) for y in outputs)))
+        return [values[info.name] for info in model.graph.output]
+
+class Vendor:
+    def run(self, model, inputs):
+        class Triple(OpRun):
+            op_domain = "vendor"
+
+            def _run(self, x):
+                return (3 * x,)
+
+        for node in _each_node(model):
+            if node.op_type == "LeakyRelu":
+                node.attribute.append(helper.make_attribute("alpha", 0.02))
+        return ReferenceEvaluator(model, new_ops=[Triple]).run(None, inputs)
 
 class Refusing:
     def run(self, model, inputs):
@@ -199,6 +236,54 @@ def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
     assert ran.code == 1
     assert [item["node"] for item in found["wrong"]] == ["the_y"]
     assert found["wrong"][0]["error_over_tolerance"] is None
+
+
+def test_training_operator_in_a_model_is_judged_by_our_formula(locate):
+    training = "ai.onnx.preview.training"
+    attributes = {"alpha": 0.9, "beta": 0.99, "epsilon": 0.1}
+    step = helper.make_node(
+        "Adam", ["r", "t", "x", "g", "v", "h"], ["x2", "v2", "h2"], "step", domain=training,
+        **attributes,
+    )  # fmt: skip
+    nodes = [node("Mul", "v v", "h"), step, node("Add", "x2 v2", "y")]
+    constants = {"r": np.array(0.1, np.float32), "t": np.array(3)}
+    model = model_of(nodes, inputs=("x", "g", "v"), **constants)
+    model.opset_import.append(helper.make_opsetid(training, 1))
+    ran, found = locate(model, "TorchAdam")
+    assert ran.code == 1
+    assert [item["node"] for item in found["wrong"]] == ["step"]
+    assert "epsilon added after bias correction" in found["wrong"][0]["cause"]
+
+
+def test_nodes_around_an_unknown_operator_are_judged_with_values_of_the_backend(locate):
+    triple = helper.make_node("Triple", ["x"], ["a"], "triple", domain="vendor")
+    model = model_of([triple, node("LeakyRelu", "a", "b"), node("Exp", "b", "y")])
+    model.opset_import.append(helper.make_opsetid("vendor", 1))
+    ran, found = locate(model, "Vendor")
+    assert ran.code == 1
+    assert [entry["node"] for entry in found["not_judged"]] == ["triple"]
+    assert [item["node"] for item in found["wrong"]] == ["the_b"]
+
+
+def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(locate):
+    nodes = [
+        node("Exp", "x", "a"),
+        node("Add", "a big", "b"),
+        node("Sub", "b big", "c"),
+        node("Tanh", "c", "y"),
+    ]
+    ran, found = locate(model_of(nodes, big=np.array(1e4, np.float32)), "Right")
+    assert ran.code == 0
+    first = found["contributions"][0]
+    assert (first["output"], first["node"]) == ("y", "the_b")
+    assert first["share"] > 0.9
+
+
+def test_backends_that_differ_within_the_tolerance_are_shown(locate):
+    backends = ("-b", "python:backend.py:NearlyRight")
+    ran, found = locate(model_of([node("Exp", "x", "y")]), "Right", *backends)
+    assert ran.code == 0
+    assert [entry["node"] for entry in found["disagreements"]] == ["the_y"]
 
 
 def test_values_beyond_the_limit_are_spilled():
