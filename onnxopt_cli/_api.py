@@ -406,12 +406,15 @@ def audit(
     jobs: int = 1,
     thorough: bool = True,
     progress: Callable[[int, int], None] = _ignore,
+    preparing: Callable[[int, int], None] = _ignore,
     invalid: Callable[[_Problems], object] = _refuse,
     cluster: Cluster | None = None,
     shard: Shard | None = None,
     join: Sequence[Path] = (),
 ) -> list[MutationScore]:
-    """Return the mutation score of cases for each operator with a formula.
+    """Return the mutation score of cases for each operator.
+
+    Cases of an operator without a formula are audited if their model is a single node.
 
     Args:
         cases: from :func:`load_cases`.
@@ -419,8 +422,9 @@ def audit(
         jobs: number of processes.
         thorough: whether to find redundant cases, too, which takes many times as long.
         progress: called with the number of finished implementations and of all.
+        preparing: called with the numbers of prepared and of all cases, before that.
         invalid: called with the faults of cases, which are left out.
-        cluster: cluster that runs the audit; None for this machine.
+        cluster: cluster that runs the audit of operators with a formula; None for this machine.
         shard: the part of the implementations to test; None for all.
         join: JSON files of audits of all shards, which are merged instead of testing anything.
 
@@ -430,21 +434,33 @@ def audit(
         BackendUnavailable: if the cluster is lost.
     """
     from onnxopt_cli.analysis.audit import audit, find_trials
+    from onnxopt_cli.analysis.node_audit import find_node_trials
 
     cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
+    node_trials, contradictions = find_node_trials(cases, judging, jobs, preparing)
+    problems += contradictions
     if problems:
         invalid(problems)
     elsewhere: Callable[..., Iterator[Any]] | None = None
     if join:
         from onnxopt_cli.analysis.audit_in_parts import joined
 
-        elsewhere = partial(joined, join, trials)
+        elsewhere = partial(joined, join, trials, node_trials=node_trials)
     elif cluster is not None:
         from onnxopt_cli.analysis.audit_in_parts import outcomes
 
         elsewhere = partial(outcomes, cluster, cases, trials, judging, thorough=thorough)
-    return audit(trials, jobs, progress, thorough=thorough, shard=shard, elsewhere=elsewhere)
+    return audit(
+        trials,
+        jobs,
+        progress,
+        thorough=thorough,
+        shard=shard,
+        elsewhere=elsewhere,
+        node_trials=node_trials,
+        elsewhere_nodes=bool(join),
+    )
 
 
 def inject_errors(

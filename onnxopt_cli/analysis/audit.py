@@ -1,7 +1,8 @@
 """The audit of a suite: which mutants it rejects, and whether it rejects reformulations.
 
-Every case whose model is a single node of an operator with a formula runs on every known mistake,
-every automatic mutant and every reformulation of that operator. Outputs are judged as in ``run``.
+Every case whose model is a single node runs on every known mistake, every automatic mutant and
+every reformulation of its operator. Outputs are judged as in ``run``. The module
+:mod:`~onnxopt_cli.analysis.node_audit` audits operators without a formula.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxopt_cli.analysis.node_audit import (
+    NodeOperator,
+    NodeTrial,
+    implementation_names,
+    node_outcome,
+)
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
 from onnxopt_cli.core.compare import largest_share
@@ -25,7 +33,7 @@ from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.mutation.mutants import mutants
-from onnxopt_cli.operators.call import Attributes, Call
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import Expected, expected_result
@@ -83,15 +91,20 @@ class Verdict:
         about: its defect in one sentence.
         excess: for each trial, the largest error / tolerance of an output; None if the trial was
             skipped.
-        equivalent: whether the implementation equals the formula on every input.
-        distinguishing: attributes and inputs on which a survivor differs from the formula.
+        equivalent: whether the implementation equals the operator on every input.
+        distinguishing: attributes and inputs on which a survivor differs from the operator.
+        mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
+        stillborn: whether the implementation fails on every node on which it has an effect. Such a
+            mutant counts neither as rejected nor as surviving.
     """
 
     name: str
     about: str
     excess: tuple[float | None, ...]
     equivalent: bool = False
-    distinguishing: tuple[Attributes, dict[str, Array]] | None = None
+    distinguishing: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    mutant_kind: str = ""
+    stillborn: bool = False
 
     @property
     def rejecting(self) -> list[int]:
@@ -123,8 +136,8 @@ class MutationScore:
         right: the verdicts on the reformulations.
     """
 
-    operator: Operator
-    trials: tuple[AuditedCase, ...]
+    operator: Operator | NodeOperator
+    trials: tuple[AuditedCase | NodeTrial, ...]
     thorough: bool
     inconclusive: tuple[Inconclusive, ...]
     named: tuple[Verdict, ...]
@@ -134,8 +147,20 @@ class MutationScore:
     @property
     def survivors(self) -> list[Verdict]:
         """Mutants that no case rejects, without the equivalent ones."""
+        return [verdict for verdict in self.scored if not verdict.rejected]
+
+    @property
+    def scored(self) -> list[Verdict]:
+        """Mutants that are neither equivalent nor stillborn."""
         wrong = self.named + self.automatic
-        return [verdict for verdict in wrong if not verdict.rejected and not verdict.equivalent]
+        return [verdict for verdict in wrong if not (verdict.equivalent or verdict.stillborn)]
+
+    @property
+    def value(self) -> float | None:
+        """The share of mutants that the cases reject; None if there are none."""
+        scored = self.scored
+        rejected = sum(verdict.rejected for verdict in scored)
+        return rejected / len(scored) if scored else None
 
     @property
     def false_alarms(self) -> list[tuple[Verdict, str]]:
@@ -209,6 +234,8 @@ def audit(
     thorough: bool = True,
     shard: Shard | None = None,
     elsewhere: Callable[[Sequence[Task]], Iterable[Verdict | Sequence[Inconclusive]]] | None = None,
+    node_trials: Mapping[str, Sequence[NodeTrial]] | None = None,
+    elsewhere_nodes: bool = False,
 ) -> list[MutationScore]:
     """Compute the mutation score of every operator with trials.
 
@@ -220,8 +247,12 @@ def audit(
         shard: the part of the implementations to audit; None for all.
         elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
             tasks on this machine.
+        node_trials: from :func:`~onnxopt_cli.analysis.node_audit.find_node_trials`.
+        elsewhere_nodes: whether ``elsewhere`` yields the outcomes of operators without a formula,
+            too; they run on this machine otherwise.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
+    nodes = node_trials or {}
     tasks: list[Task] = []
     for operator in present:
         for kind, implementations in KINDS.items():
@@ -229,30 +260,54 @@ def audit(
             tasks += [(operator.name, kind, index) for index in indices]
         # Last, because the other tasks derive the error bounds that this one needs.
         tasks.append((operator.name, INCONCLUSIVE, 0))
+    for name, own_trials in nodes.items():
+        for kind in KINDS:
+            tasks += [
+                (name, kind, index) for index in range(len(implementation_names(kind, own_trials)))
+            ]
+        tasks.append((name, INCONCLUSIVE, 0))
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
-    work = partial(outcome, trials=trials, thorough=thorough)
-    outcomes = elsewhere(tasks) if elsewhere else parallel(work, tasks, jobs)
+    work = partial(outcome, trials=trials, thorough=thorough, node_trials=nodes)
+    distributed = [
+        task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
+    ]
+    local = tasks[len(distributed) :]
+    outcomes = chain(
+        elsewhere(distributed) if elsewhere and distributed else (),
+        # A mutant of a node takes seconds, so that each process takes one at a time.
+        parallel(work, local, jobs, chunk=1 if nodes else 8),
+    )
     by_kind: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for count, ((name, kind, _), result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
         progress(count, len(tasks))
         by_kind[name, kind] += [result] if isinstance(result, Verdict) else result
+    audited: list[tuple[Operator | NodeOperator, Sequence[AuditedCase | NodeTrial]]] = [
+        *((operator, trials[operator.name]) for operator in present),
+        *((own_trials[0].operator, own_trials) for own_trials in nodes.values()),
+    ]
     return [
         MutationScore(
             operator,
-            tuple(trials[operator.name]),
+            tuple(own_trials),
             thorough and not shard,
             *(tuple(by_kind[operator.name, kind]) for kind in (INCONCLUSIVE, *KINDS)),
         )
-        for operator in present
+        for operator, own_trials in audited
     ]
 
 
 def outcome(
-    task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
+    task: Task,
+    trials: Mapping[str, Sequence[AuditedCase]],
+    *,
+    thorough: bool,
+    node_trials: Mapping[str, Sequence[NodeTrial]] | None = None,
 ) -> Verdict | Sequence[Inconclusive]:
     """Return the verdict on one implementation, or an operator's inconclusive elements."""
-    name, kind, _ = task
+    name, kind, index = task
+    if node_trials and name in node_trials:
+        return _verdict_on_node(kind, index, node_trials[name], thorough=thorough)
     operator_trials = trials[name]
     if kind == INCONCLUSIVE:
         return [
@@ -281,8 +336,26 @@ def outcome(
     return Verdict(audited.name, audited.about, tuple(excess), is_equivalent, distinguishing)
 
 
+def _verdict_on_node(
+    kind: str, index: int, trials: Sequence[NodeTrial], *, thorough: bool
+) -> Verdict | Sequence[Inconclusive]:
+    if kind == INCONCLUSIVE:
+        return [entry for trial in trials for entry in trial.inconclusive()]
+    name = implementation_names(kind, trials)[index]
+    judged = node_outcome(name, kind, trials, thorough=thorough)
+    return Verdict(
+        name,
+        judged.about,
+        judged.excess,
+        judged.equivalent,
+        judged.distinguishing,
+        judged.mutant_kind,
+        judged.stillborn,
+    )
+
+
 def implementation(task: Task) -> Implementation:
-    """Return the implementation of a task."""
+    """Return the implementation of a task of an operator with a formula."""
     name, kind, index = task
     return KINDS[kind](_operator(name))[index]
 

@@ -24,6 +24,7 @@ from onnxopt_cli.analysis.audit import (
     implementation,
     outcome,
 )
+from onnxopt_cli.analysis.node_audit import NodeTrial, implementation_names
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import Judging
@@ -93,7 +94,7 @@ def outcomes(
         answers = workers.spread(
             "outcomes",
             tasks,
-            lambda index, answer: _outcome_from_json(answer, tasks[index]),
+            lambda index, answer: _outcome_of_task(answer, tasks[index]),
             lambda index: files[tasks[index][0]],
             part=lambda index: tasks[index][0],
         )
@@ -121,7 +122,11 @@ def open_audit(arguments: _WorkerArguments, tree: Path) -> Iterator[tuple[Any, H
 
 
 def joined(
-    paths: Sequence[Path], trials: Mapping[str, Sequence[AuditedCase]], tasks: Sequence[Task]
+    paths: Sequence[Path],
+    trials: Mapping[str, Sequence[AuditedCase]],
+    tasks: Sequence[Task],
+    *,
+    node_trials: Mapping[str, Sequence[NodeTrial]],
 ) -> Iterator[Verdict | Sequence[Inconclusive]]:
     """Yield the outcomes of tasks in the shards of an audit, in order.
 
@@ -129,6 +134,7 @@ def joined(
         paths: files written by ``onnxopt audit --shard --json``, one for each shard.
         trials: the cases, which must be those of the shards.
         tasks: all tasks of the audit.
+        node_trials: the cases of operators without a formula.
 
     Raises:
         UsageError: if a file is not a shard or belongs to another audit, or if no file has the
@@ -136,6 +142,7 @@ def joined(
     """
     outcomes_by_name: dict[_OutcomeKey, Any] = {}
     digests = {name: digest(own_trials) for name, own_trials in trials.items() if own_trials}
+    digests |= {name: digest(own_trials) for name, own_trials in node_trials.items()}
     for path in paths:
         shard = _read_shard(path)
         differences = [
@@ -159,10 +166,15 @@ def joined(
             else:
                 outcomes_by_name[key] = data
     for task in tasks:
-        operator, kind, _ = task
-        name = "" if kind == INCONCLUSIVE else implementation(task).name
+        operator, kind, index = task
+        name = about = ""
+        if operator in node_trials and kind != INCONCLUSIVE:
+            name = implementation_names(kind, node_trials[operator])[index]
+        elif kind != INCONCLUSIVE:
+            name, about = implementation(task).name, implementation(task).about
         try:
-            yield _outcome_from_json(outcomes_by_name[operator, kind, name], task)
+            data = outcomes_by_name[operator, kind, name]
+            yield _outcome_from_json(data, kind, name, about)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise UsageError(
                 f"no shard contains the result of {operator}, {name}",
@@ -211,10 +223,13 @@ def _read_shard(path: Path) -> _Shard:
         raise UsageError(message, hint="audit --shard I/N --json FILE writes one") from None
 
 
-def digest(trials: Sequence[AuditedCase]) -> str:
+def digest(trials: Sequence[AuditedCase | NodeTrial]) -> str:
     """Return a hash of the nodes, inputs and expected outputs of cases."""
     cases_hash = blake2b(digest_size=16)
     for trial in trials:
+        if isinstance(trial, NodeTrial):
+            cases_hash.update(trial.digest().encode())
+            continue
         call = trial.call
         node = [trial.case, *sorted(call.attributes.items()), sorted(call.omitted)]
         cases_hash.update(repr(node).encode("utf-8", "backslashreplace"))
@@ -225,23 +240,43 @@ def digest(trials: Sequence[AuditedCase]) -> str:
     return cases_hash.hexdigest()
 
 
-def _outcome_from_json(data: Any, task: Task) -> Verdict | Sequence[Inconclusive]:
-    """Return the outcome of a task: a verdict, or the inconclusive elements."""
+def _outcome_of_task(data: Any, task: Task) -> Verdict | Sequence[Inconclusive]:
+    """Return the outcome of a task of an operator with a formula."""
     if task[1] == INCONCLUSIVE:
+        return _outcome_from_json(data, INCONCLUSIVE, "", "")
+    audited = implementation(task)
+    return _outcome_from_json(data, task[1], audited.name, audited.about)
+
+
+def _outcome_from_json(
+    data: Any, kind: str, name: str, about: str
+) -> Verdict | Sequence[Inconclusive]:
+    """Return the outcome of a task: a verdict, or the inconclusive elements."""
+    if kind == INCONCLUSIVE:
         return [(str(case), str(output), int(elements)) for case, output, elements in data]
-    audited, distinguishing = implementation(task), data["apart"]
+    distinguishing = data["apart"]
     if distinguishing is not None:
         attributes, inputs = distinguishing
         values = {str(name): value_from_json(value) for name, value in inputs.items()}
         distinguishing = (
-            {name: number_from_json(number) for name, number in attributes.items()},
+            {
+                name: value if isinstance(value, list) else number_from_json(value)
+                for name, value in attributes.items()
+            },
             {name: value for name, value in values.items() if isinstance(value, np.ndarray)},
         )
     excess = tuple(
         ratio if ratio is None else float(number_from_json(ratio)) for ratio in data["excess"]
     )
-    is_equivalent = bool(data["equivalent"])
-    return Verdict(audited.name, audited.about, excess, is_equivalent, distinguishing)
+    return Verdict(
+        name,
+        about or str(data.get("about", "")),
+        excess,
+        bool(data["equivalent"]),
+        distinguishing,
+        str(data.get("kind", "")),
+        bool(data.get("stillborn")),
+    )
 
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
@@ -250,8 +285,17 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     if verdict.distinguishing is not None:
         attributes, inputs = verdict.distinguishing
         distinguishing = [
-            {name: number_to_json(number) for name, number in attributes.items()},
+            {name: _attribute_to_json(value) for name, value in attributes.items()},
             {name: value_to_json(value) for name, value in inputs.items()},
         ]
     excess = [*map(number_to_json, verdict.excess)]
     return {"excess": excess, "equivalent": verdict.equivalent, "apart": distinguishing}
+
+
+def _attribute_to_json(value: Any) -> Any:
+    """Return an attribute's value as JSON: a number, text or a list of them."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, list | tuple):
+        return [_attribute_to_json(item) for item in value]
+    return number_to_json(value) if isinstance(value, int | float | str) else str(value)

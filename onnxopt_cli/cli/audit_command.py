@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cli.completion import complete_our_operator
+from onnxopt_cli.cli.completion import complete_operator
 from onnxopt_cli.cli.shared_options import (
     opened_cluster,
     option,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Filters,
     "operators",
     "Only this operator. May be given several times.",
-    shell_complete=complete_our_operator,
+    shell_complete=complete_operator,
 )
 @option_of(Judging, "tolerance")
 @option("--allow GLOB", "Let mutants whose names match survive.", "allowed", multiple=True)
@@ -68,12 +68,15 @@ if TYPE_CHECKING:
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Show which wrong implementations the cases reject.
 
-    Every case runs on known mistakes and on mutants of the formula, which it should reject, and on
+    Every case runs on known mistakes and on mutants of its operator, which it should reject, and on
     reformulations (correct implementations that round differently), which it must accept.
+    Mutants of operators without a formula come from the schema and from the code of onnx's
+    reference.
 
     \b
     onnxopt audit cases/
     onnxopt audit spec --tolerance onnx
+    onnxopt audit onnx-node --operator Conv
     onnxopt audit onnx-node --injected   compare ONNX's tolerance with ours
 
     Exits with 1 if a mutant survives or a reformulation is rejected; with --injected, if an
@@ -121,7 +124,8 @@ def _scored(
     verbose, known = options["verbose"], len(problems)
     with (
         opened_cluster(ClusterConfig.of(options), Interruption()) as cluster,
-        ticking("auditing", "implementations", cluster) as tick,
+        # The steps are cases to prepare, and then implementations to judge.
+        ticking("auditing", "steps", cluster) as tick,
     ):
         scores = api.audit(
             chosen,
@@ -129,6 +133,7 @@ def _scored(
             jobs=options["jobs"],
             thorough=verbose,
             progress=tick,
+            preparing=tick,
             invalid=problems.extend,
             cluster=cluster,
             shard=shard,
@@ -137,7 +142,7 @@ def _scored(
     tell_problems(problems[known:])
     if not scores:
         raise NothingSelected(
-            f"none of {len(chosen)} cases is a single node of an operator with a formula"
+            f"none of {len(chosen)} cases is a single deterministic node that can be audited"
         )
     for score in scores:
         for renderable in audit_page(score, verbose=verbose):

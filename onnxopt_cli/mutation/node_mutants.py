@@ -61,6 +61,7 @@ class NodeMutant:
         change: changes the node that the correct operator computes.
         finish: changes the outputs of the correct operator; None if they stay.
         patch: in whose block the correct operator has the defect.
+        at_preparation: whether the patch takes effect where the evaluator of a node is prepared.
     """
 
     name: str
@@ -69,6 +70,7 @@ class NodeMutant:
     change: Change = lambda node: node
     finish: Finish | None = None
     patch: Callable[[], AbstractContextManager[object]] = nullcontext
+    at_preparation: bool = False
 
     def outputs(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], compute: Compute

@@ -145,7 +145,7 @@ class ReferenceModel:
             return list(self._evaluator.run(None, fed))
 
 
-def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
+def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
     """Return the outputs of a model as onnx's corrected reference computes them in its own types.
 
     Raises:

@@ -161,6 +161,19 @@ class ReferenceOracle:
             self._cache.close()
 
 
+def estimated_here(problem: Problem) -> Expected:
+    """Return the expected result of a trusted problem with stored outputs and without a formula.
+
+    The condition is estimated in this process, so the model must not be an untrusted one.
+    """
+    from onnxopt_cli.oracle.reference_in_worker import ConditionedReference
+
+    stored = dict(problem.stored or {})
+    expected = Expected(stored, dict.fromkeys(stored, ONNX_DEFAULT))
+    estimate = ConditionedReference().run(problem.model, problem.inputs)
+    return _completed(problem, expected, list(stored), estimate)
+
+
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
     """Return a model whose metadata declare a backend's mathematics, overriding its own entry."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}

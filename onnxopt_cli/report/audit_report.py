@@ -9,6 +9,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -21,11 +22,12 @@ from onnxopt_cli.analysis.audit import (
 )
 from onnxopt_cli.analysis.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.analysis.injected_errors import InjectedErrors
+from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record_json import number_to_json
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Array
-from onnxopt_cli.operators.call import Attributes
+from onnxopt_cli.core.values import Array, describe
+from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.run.session import VERSIONS
 
@@ -35,9 +37,18 @@ _MAX_SHOWN_SURVIVORS = 12
 
 def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
     """Yield an operator's mutation score: a table, survivors and false alarms, then details."""
-    yield Text.assemble((score.operator.name, "bold"), f"  {len(score.trials)} cases")
+    yield Text.assemble(
+        (score.operator.name, "bold"), f"  {len(score.trials)} cases{_share(score)}"
+    )
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
-    automatic_note = f"rejected; {equivalent} more equal the formula on every input"
+    stillborn = sum(verdict.stillborn for verdict in score.automatic)
+    has_formula = isinstance(score.operator, Operator)
+    subject = (
+        "formula on every input" if has_formula else f"operator on {EQUIVALENCE_INPUTS} inputs"
+    )
+    automatic_note = f"rejected; {equivalent} more equal the {subject}"
+    if stillborn:
+        automatic_note += f", {stillborn} fail on all nodes"
     used = "none installed"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
@@ -51,13 +62,14 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         ("wrong, automatic", score.automatic, True, automatic_note),
         ("right", score.right, False, f"accepted; {used}"),
     ):
-        counted = [verdict for verdict in verdicts if not (rejected and verdict.equivalent)]
+        left_out = [v for v in verdicts if rejected and (v.equivalent or v.stillborn)]
+        counted = [verdict for verdict in verdicts if verdict not in left_out]
         good = sum(verdict.rejected == rejected for verdict in counted)
         style = "green" if good == len(counted) else "bold red"
         table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
     yield table
     # The killed mutant with the smallest margin.
-    killed = [verdict for verdict in score.named + score.automatic if verdict.rejected]
+    killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
     if nearest is not None:
         excess = numbers.error(nearest.largest)
@@ -135,11 +147,30 @@ def _survivor(verdict: Verdict) -> Text:
     return text
 
 
-def _snapshot(attributes: Attributes, inputs: Mapping[str, Array]) -> str:
+def _share(score: MutationScore) -> str:
+    """Return the mutation score as text, rounded down, for an operator without a formula."""
+    if isinstance(score.operator, Operator) or score.value is None:
+        return ""
+    return f", mutation score {math.floor(1000 * score.value) / 10:g} %"
+
+
+def _attribute(value: Any) -> str:
+    if isinstance(value, bytes):
+        return printable(value.decode("utf-8", "backslashreplace"))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_attribute, value))}]"
+    return numbers.element(value, "float32") if isinstance(value, float) else printable(str(value))
+
+
+def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """Return attributes and inputs as text, with one type for all inputs or one for each."""
-    kinds = {value.dtype.name for value in inputs.values() if value.dtype.kind == "f"}
-    pairs = [f"{name} {numbers.element(value, 'float32')}" for name, value in attributes.items()]
+    arrays = [value for value in inputs.values() if isinstance(value, np.ndarray)]
+    kinds = {value.dtype.name for value in arrays if value.dtype.kind == "f"}
+    pairs = [f"{name} {_attribute(value)}" for name, value in attributes.items()]
     for name, value in inputs.items():
+        if not isinstance(value, np.ndarray):
+            pairs.append(f"{name} {describe(value)}")
+            continue
         kind = f"{value.dtype} " if len(kinds) > 1 else ""
         pairs.append(f"{name} {kind}{_brief(value)}")
     common = f"in {kinds.pop()} " if len(kinds) == 1 else ""
@@ -169,6 +200,7 @@ def _score(score: MutationScore, *, joinable: bool) -> dict[str, Any]:
     }
     return {
         "operator": score.operator.name,
+        "score": score.value,
         "cases": [trial.case for trial in score.trials],
         **({"asked": digest(score.trials)} if joinable else {}),
         **kinds,
@@ -189,7 +221,9 @@ def _verdict(verdict: Verdict, *, joinable: bool) -> dict[str, Any]:
         **(verdict_to_json(verdict) if joinable else {}),
         "name": verdict.name,
         "about": verdict.about,
+        **({"kind": verdict.mutant_kind} if verdict.mutant_kind else {}),
         "rejected": verdict.rejected,
+        "stillborn": verdict.stillborn,
         "equivalent": verdict.equivalent,
         "largest_share_of_limit": number_to_json(verdict.largest),
     }

@@ -275,7 +275,7 @@ def test_an_audit_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, m
     (demo / "penalty.yaml").write_text(PENALTY)
     answer = onnxopt("audit", "penalty.yaml", "-j", "1")
     lines = [line for line in answer.err.splitlines() if line.startswith("auditing")]
-    said = r"auditing: 1 of \d+, [\d.e+-]+ implementations/s, \d+ s left"
+    said = r"auditing: 1 of \d+, [\d.e+-]+ steps/s, \d+ s left"
     assert re.fullmatch(said, lines[0])
     done, total = re.findall(r"(\d+) of (\d+)", lines[-1])[0]
     assert done == total

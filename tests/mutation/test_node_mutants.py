@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxopt_cli.mutation.node_mutants import MutantKind, node_mutants
-from onnxopt_cli.oracle.evaluator import reference_outputs
+from onnxopt_cli.oracle.evaluator import native_outputs
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.standard_normal((2, 2, 7, 8)).astype(np.float32)
@@ -36,7 +36,7 @@ def outputs_of(name, model, inputs):
     node = model.graph.node[0]
     mutants = node_mutants(node.domain, node.op_type, model.opset_import[0].version)
     (mutant,) = [mutant for mutant in mutants if mutant.name == name]
-    return mutant.outputs(model, inputs, reference_outputs)
+    return mutant.outputs(model, inputs, native_outputs)
 
 
 def conv(**attributes):
@@ -64,9 +64,9 @@ def conv(**attributes):
 def test_mutant_computes_another_node(name, attributes):
     model, inputs = conv(strides=[2, 1], dilations=[3, 2])
     (output,) = outputs_of(name, model, inputs)
-    (expected,) = reference_outputs(*conv(**attributes))
+    (expected,) = native_outputs(*conv(**attributes))
     np.testing.assert_array_equal(output, expected)
-    (correct,) = reference_outputs(model, inputs)
+    (correct,) = native_outputs(model, inputs)
     assert not np.array_equal(output, correct)
 
 
@@ -83,7 +83,7 @@ def test_mutants_leave_model_and_inputs_unchanged():
     before = deepcopy((model, inputs))
     for mutant in node_mutants("", "Conv", 22):
         try:
-            mutant.outputs(model, inputs, reference_outputs)
+            mutant.outputs(model, inputs, native_outputs)
         except Exception:  # noqa: BLE001, S112 - a mutant may raise any exception
             continue
     assert model == before[0]

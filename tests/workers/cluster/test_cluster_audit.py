@@ -38,7 +38,7 @@ def test_audit_by_two_workers_equals_that_of_one_machine(two, tmp_path, onnxopt,
         answer = onnxopt("audit", *files, "--json", path, *options)
         audits.append((answer.code, answer.out, path.read_text()))
     assert audits[0] == audits[1]
-    line = r"auditing: (\d+) of \1, [\d.e+-]+ implementations/s, workers: [12], 0 s left"
+    line = r"auditing: (\d+) of \1, [\d.e+-]+ steps/s, workers: [12], 0 s left"
     assert re.search(f"^{line}$", answer.err, re.MULTILINE), answer.err
     assert "would show" in audits[0][1]
     assert '"output": "loss_new"' in audits[0][2]

@@ -1,0 +1,510 @@
+"""The audit of operators without a formula: which mutants of a node the cases reject.
+
+The mutants follow from the operator's schema and from the code of onnx's reference. They run on the
+same evaluator as the reference oracle, with the same corrections, and their outputs are judged as
+in ``run``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from hashlib import blake2b
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.analysis.node_reformulations import NodeReformulation, node_reformulations
+from onnxopt_cli.analysis.node_variations import Variation, variations
+from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.config.run_config import Execution, Judging, LoweringMode
+from onnxopt_cli.core.compare import compare_outputs, largest_share
+from onnxopt_cli.core.tolerance import Drawn, ErrorBound
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.mutation.code_mutants import code_mutants, patched
+from onnxopt_cli.mutation.node_mutants import Compute, MutantKind, NodeMutant, node_mutants
+from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.expected import Expected, expected_result
+from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.reference_code import reference_functions
+from onnxopt_cli.oracle.reference_oracle import ReferenceOracle, estimated_here
+from onnxopt_cli.run.executors import open_executors
+from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.isolated import (
+    ProcessLostError,
+    TimeLimitError,
+    isolated,
+    time_limit,
+)
+
+#: An operator has at most this many mutants of its code; they are spread over the code evenly.
+MAX_CODE_MUTANTS = 400
+#: A mutant counts as equivalent if none of this many valid inputs, made by changing the published
+#: ones, distinguishes it.
+EQUIVALENCE_INPUTS = 300
+#: A mutant that takes longer than this on one node counts as failing.
+EVALUATION_SECONDS = 2.0
+#: Bytes that a mutant may allocate.
+EVALUATION_BYTES = 1 << 30
+# A mutant that has exceeded its time on this number of nodes does not run on others.
+_MAX_TIMEOUTS = 2
+# Differences that are confirmed by a condition estimate, which takes long, for each mutant.
+_MAX_CONFIRMATIONS = 12
+# A tolerance is never smaller than this number of units in the last place.
+_LEAST_ULPS = 4
+
+T = TypeVar("T")
+NodeImplementation: TypeAlias = NodeMutant | NodeReformulation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOperator:
+    """An operator of ONNX without a formula.
+
+    Attributes:
+        domain: its domain; empty for the default domain.
+        name: its name.
+    """
+
+    domain: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeTrial:
+    """A case of one node on which mutants can run.
+
+    Attributes:
+        case: the case's id.
+        operator: its operator.
+        opset: the version of the operator's domain.
+        model: the model.
+        inputs: its inputs.
+        expected: the expected outputs with their tolerances.
+    """
+
+    case: str
+    operator: NodeOperator
+    opset: int
+    model: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    expected: Expected
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all inputs."""
+        return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
+
+    def excess(self, outputs: Sequence[Value]) -> float:
+        """Return the largest error / tolerance of an output; a value over 1 is a rejection."""
+        return excess(self.expected, outputs)
+
+    def digest(self) -> str:
+        """Return a hash of the node, its inputs and its expected outputs."""
+        content = blake2b(self.case.encode(), digest_size=16)
+        content.update(self.model.SerializeToString(deterministic=True))
+        for value in (*self.inputs.values(), *self.expected.outputs.values()):
+            is_plain = isinstance(value, np.ndarray) and value.dtype != object
+            content.update(value.tobytes() if is_plain else repr(value).encode())  # type: ignore[union-attr]
+        return content.hexdigest()
+
+    def inconclusive(self) -> Iterator[tuple[str, str, int]]:
+        """Yield case, output and number of elements whose tolerance admits any ordinary value."""
+        for name, value in self.expected.outputs.items():
+            tolerance = self.expected.tolerances[name]
+            if not isinstance(tolerance, ErrorBound) or not isinstance(value, np.ndarray):
+                continue
+            limit = tolerance.at(np.arange(value.size)).limit
+            finite = np.abs(value[np.isfinite(value)].astype(np.float64))
+            count = int((~(limit <= max(finite.max(initial=0.0), 1.0))).sum())
+            if count:
+                yield self.case, name, count
+
+
+def excess(expected: Expected, outputs: Sequence[Value]) -> float:
+    """Return the largest error / tolerance of outputs by the most favourable accepted result."""
+    accepted = [expected, *(alternative.expected for alternative in expected.alternatives)]
+    return min(_excess(result, outputs) for result in accepted)
+
+
+def _excess(expected: Expected, outputs: Sequence[Value]) -> float:
+    tolerance_of = expected.tolerances.__getitem__
+    if all(isinstance(value, np.ndarray) for value in expected.outputs.values()):
+        return largest_share(expected.outputs, outputs, tolerance_of)
+    if len(outputs) != len(expected.outputs):
+        return float("inf")
+    diffs = compare_outputs(expected.outputs, outputs, tolerance_of)
+    return 0.0 if all(diff.agrees for diff in diffs) else float("inf")
+
+
+def find_node_trials(
+    cases: Sequence[Case], judging: Judging, jobs: int, progress: Callable[[int, int], None]
+) -> tuple[dict[str, list[NodeTrial]], list[Fault]]:
+    """Read the cases of one node of an operator without a formula, by the operator's name.
+
+    Cases that cannot be loaded, whose outputs are random or which a backend must reject are
+    skipped.
+
+    Args:
+        cases: the cases.
+        judging: how outputs are judged.
+        jobs: number of processes that estimate conditions.
+        progress: called with the numbers of finished and of all cases.
+
+    Returns:
+        The trials of each operator, the smallest first, and the faults of cases whose stored
+        outputs contradict the reference.
+    """
+    reference_oracle = ReferenceOracle(judging)
+    execution = Execution(lowering=LoweringMode.NEVER, jobs=jobs)
+    trials: dict[str, list[NodeTrial]] = {}
+    faults: list[Fault] = []
+    pending: deque[Callable[[], NodeTrial | Fault | None]] = deque()
+
+    def finish() -> None:
+        trial = pending.popleft()()
+        if isinstance(trial, NodeTrial):
+            trials.setdefault(trial.operator.name, []).append(trial)
+        elif trial is not None:
+            faults.append(trial)
+
+    with open_executors((), execution, Interruption(), reference_oracle):
+        for count, case in enumerate(cases, start=1):
+            pending.extend(_submitted(case, judging, reference_oracle))
+            if len(pending) > 2 * jobs:
+                finish()
+            progress(count, len(cases))
+        while pending:
+            finish()
+    for operator_trials in trials.values():
+        operator_trials.sort(key=lambda trial: trial.size)
+    return dict(sorted(trials.items())), faults
+
+
+def _submitted(
+    case: Case, judging: Judging, reference_oracle: ReferenceOracle
+) -> Iterator[Callable[[], NodeTrial | Fault | None]]:
+    """Submit a case to the reference oracle; yield a function that waits and returns its trial."""
+    if case.operators and all(map(registry().named, case.operators)):
+        return
+    try:
+        problem = case.load()
+        if not _is_single_node(problem):
+            return
+        expected = expected_result(problem, case.location, judging)
+    except InvalidCase:
+        # The audit of operators with a formula reports it.
+        return
+    complete = reference_oracle.submit(problem, expected) or (lambda: expected)
+    yield lambda: _trial(case, problem, complete())
+
+
+def _is_single_node(problem: Problem) -> bool:
+    model = problem.model
+    return (
+        len(model.graph.node) == 1
+        and problem.call is None
+        and not problem.must_reject
+        and problem.trajectory is None
+        and not model.functions
+        and onnx.defs.has(model.graph.node[0].op_type, plain_domain(model.graph.node[0].domain))
+    )
+
+
+def _trial(case: Case, problem: Problem, expected: Expected) -> NodeTrial | Fault | None:
+    if any(isinstance(tolerance, Drawn) for tolerance in expected.tolerances.values()):
+        return None
+    if expected.contradictions:
+        return Fault(str(case.location), f"{case.id}: contradicts onnx's reference")
+    node = problem.model.graph.node[0]
+    operator = NodeOperator(plain_domain(node.domain), node.op_type)
+    opset = imported_versions(problem.model)[operator.domain]
+    return NodeTrial(case.id, operator, opset, problem.model, problem.inputs, expected)
+
+
+@cache
+def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMutant]:
+    """Return the mutants of an operator by name: from its schema, then from the reference's code.
+
+    Args:
+        domain: the operator's domain; empty for the default domain.
+        op_type: the operator's name.
+        opset: the version of the domain.
+    """
+    mutants = {mutant.name: mutant for mutant in node_mutants(domain, op_type, opset)}
+    functions = reference_functions(domain, op_type, opset)
+    changes = [mutant for function in functions for mutant in code_mutants(function)]
+    step = max(1.0, len(changes) / MAX_CODE_MUTANTS)
+    chosen = dict.fromkeys(
+        int(index * step) for index in range(min(len(changes), MAX_CODE_MUTANTS))
+    )
+    for mutant in (changes[index] for index in chosen):
+        patch = partial(patched, mutant.function, mutant.code)
+        mutants.setdefault(
+            mutant.name,
+            NodeMutant(
+                mutant.name,
+                MutantKind.REFERENCE,
+                mutant.about,
+                patch=patch,
+                at_preparation=mutant.function.__name__ == "__init__",
+            ),
+        )
+    return mutants
+
+
+def implementation_names(kind: str, trials: Sequence[NodeTrial]) -> Sequence[str]:
+    """Return the names of an operator's implementations of a kind, for all versions in trials."""
+    return _names_in_versions(kind, tuple(_versions(trials)))
+
+
+@cache
+def _names_in_versions(kind: str, versions: tuple[tuple[str, str, int], ...]) -> Sequence[str]:
+    names: dict[str, None] = {}
+    for domain, op_type, opset in versions:
+        names |= dict.fromkeys(_implementations(kind, domain, op_type, opset))
+    return list(names)
+
+
+def _versions(trials: Sequence[NodeTrial]) -> Sequence[tuple[str, str, int]]:
+    versions = {(trial.operator.domain, trial.operator.name, trial.opset) for trial in trials}
+    return sorted(versions, reverse=True)
+
+
+def _implementations(
+    kind: str, domain: str, op_type: str, opset: int
+) -> Mapping[str, NodeImplementation]:
+    if kind == "automatic":
+        return operator_mutants(domain, op_type, opset)
+    if kind == "right":
+        return {entry.name: entry for entry in node_reformulations(op_type)}
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutcome:
+    """What became of an implementation on the trials of its operator.
+
+    Attributes:
+        about: its description.
+        mutant_kind: its kind of defect; empty for a reformulation.
+        excess: for each trial, the largest error / tolerance of an output; None if it was skipped.
+        stillborn: whether it failed on every node on which it has an effect.
+        equivalent: whether no further input distinguishes it.
+        distinguishing: attributes and inputs that distinguish a survivor; None without any.
+    """
+
+    about: str
+    mutant_kind: str
+    excess: tuple[float | None, ...]
+    stillborn: bool = False
+    equivalent: bool = False
+    distinguishing: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+
+
+def node_outcome(
+    name: str, kind: str, trials: Sequence[NodeTrial], *, thorough: bool
+) -> NodeOutcome:
+    """Run an implementation on the trials of its operator, and a survivor on further inputs.
+
+    Args:
+        name: the implementation's name.
+        kind: "automatic" for mutants, "right" for reformulations.
+        trials: the trials of the operator, the smallest first.
+        thorough: whether a rejected mutant runs on all trials.
+    """
+    versions = _versions(trials)
+    by_version = {
+        opset: _implementations(kind, domain, op_type, opset).get(name)
+        for domain, op_type, opset in versions
+    }
+    first = next(entry for entry in by_version.values() if entry is not None)
+    is_mutant = kind == "automatic"
+    seconds = EVALUATION_SECONDS
+    ratios: list[float | None] = [None] * len(trials)
+    succeeded = failed = timeouts = 0
+
+    compute = _compute(_operator_trials(tuple(trials)), by_version)
+
+    def on_trials() -> Iterator[tuple[int, float | None, str]]:
+        for index, trial in enumerate(trials):
+            entry = by_version[trial.opset]
+            outputs, failure = _run(entry, trial.model, trial.inputs, compute)
+            ratio = 0.0 if outputs is None else trial.excess(outputs)
+            yield index, ratio, failure or ("" if outputs is None else "ran")
+
+    try:
+        for index, ratio, event in _isolated(on_trials, seconds):
+            if event in {"", "ran"}:
+                ratios[index] = ratio
+                succeeded += event == "ran"
+            else:
+                ratios[index] = float("inf")
+                failed += 1
+                timeouts += event == "timeout"
+            is_killed = succeeded and any(r is not None and r > 1 for r in ratios)
+            if is_mutant and ((is_killed and not thorough) or timeouts >= _MAX_TIMEOUTS):
+                break
+    except ProcessLostError:
+        failed += 1
+    stillborn = is_mutant and failed > 0 and not succeeded
+    mutant_kind = str(first.kind) if isinstance(first, NodeMutant) else ""
+    outcome = NodeOutcome(first.about, mutant_kind, tuple(ratios), stillborn)
+    killed = any(ratio is not None and ratio > 1 for ratio in ratios)
+    if not is_mutant or killed or stillborn:
+        return outcome
+    distinguishing = _distinguishing(trials, {k: v for k, v in by_version.items() if v is not None})
+    return replace(outcome, equivalent=distinguishing is None, distinguishing=distinguishing)
+
+
+def _isolated(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
+    """Yield the items of a function that runs with the corrected reference in a forked process."""
+
+    def corrected() -> Iterator[T]:
+        with replaced(*replacements()), np.errstate(all="ignore"):
+            yield from work()
+
+    with closing(isolated(corrected, silence, EVALUATION_BYTES)) as items:
+        yield from items
+
+
+def _prepared(nodes: Sequence[NodeTrial | Variation]) -> dict[int, ReferenceModel]:
+    """Return evaluators of nodes by the identities of their models."""
+    evaluators: dict[int, ReferenceModel] = {}
+    with replaced(*replacements()):
+        for node in nodes:
+            # The evaluator of a model that the reference cannot run is created in vain.
+            with suppress(Exception):
+                evaluators[id(node.model)] = ReferenceModel(node.model)
+    return evaluators
+
+
+def _compute(
+    evaluators: Mapping[int, ReferenceModel], entries: Mapping[int, NodeImplementation | None]
+) -> Compute:
+    """Return a function that computes models on the corrected reference.
+
+    Prepared evaluators are used, which saves most of the time, unless a mutant changes how the
+    evaluator of a node is prepared. The caller must have corrected the reference.
+    """
+    if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
+        evaluators = {}
+
+    def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
+        return (evaluators.get(id(model)) or ReferenceModel(model)).run(inputs)
+
+    return compute
+
+
+def _run(
+    entry: NodeImplementation | None,
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    compute: Compute,
+) -> tuple[Sequence[Value] | None, str]:
+    """Return outputs, None without an effect on this node; and how the implementation failed."""
+    if entry is None:
+        return None, ""
+    try:
+        with time_limit(EVALUATION_SECONDS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return entry.outputs(model, inputs, compute), ""
+    except TimeLimitError:
+        return [], "timeout"
+    except (Exception, SystemExit):  # noqa: BLE001 - a mutant may raise any exception
+        return [], "error"
+
+
+def _distinguishing(
+    trials: Sequence[NodeTrial], by_version: Mapping[int, NodeImplementation]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return attributes and inputs that distinguish a mutant from the operator; None if none do."""
+    candidates, evaluators = _operator_variations(tuple(trials))
+    compute = _compute(evaluators, by_version)
+
+    def search() -> Iterator[int | None]:
+        confirmations = 0
+        for index, variation in enumerate(candidates):
+            entry = by_version.get(variation.opset)
+            outputs, failure = _run(entry, variation.model, variation.inputs, compute)
+            if outputs is not None and not failure and _may_differ(variation.outputs, outputs):
+                confirmations += 1
+                if _is_wrong(variation, outputs):
+                    yield index
+                    return
+            if confirmations >= _MAX_CONFIRMATIONS:
+                return
+            yield None
+
+    try:
+        for index in _isolated(search, 15 * EVALUATION_SECONDS):
+            if index is not None:
+                return candidates[index].described()
+    except ProcessLostError:
+        pass
+    return None
+
+
+@lru_cache(maxsize=1)
+def _operator_trials(trials: tuple[NodeTrial, ...]) -> dict[int, ReferenceModel]:
+    """Return the evaluators of an operator's cases, which each process prepares once."""
+    return _prepared(trials)
+
+
+@lru_cache(maxsize=1)
+def _operator_variations(
+    trials: tuple[NodeTrial, ...],
+) -> tuple[Sequence[Variation], dict[int, ReferenceModel]]:
+    """Return varied nodes of an operator's cases with evaluators, made once in each process."""
+    nodes = [(trial.model, trial.inputs) for trial in trials]
+    varied = variations(nodes, EQUIVALENCE_INPUTS, EVALUATION_SECONDS)
+    # The first node that distinguishes a mutant is shown, so small ones come first.
+    varied.sort(key=lambda variation: variation.size)
+    return varied, _prepared(varied)
+
+
+def _may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
+    """Return whether outputs differ by more than any tolerance's least value."""
+    if len(expected) != len(actual):
+        return True
+    for right, output in zip(expected, actual, strict=True):
+        if not isinstance(right, np.ndarray) or not isinstance(output, np.ndarray):
+            if repr(right) != repr(output):
+                return True
+            continue
+        if right.shape != output.shape or right.dtype != output.dtype:
+            return True
+        if right.dtype.kind not in "fc":
+            if right.dtype == object or right.dtype.kind in "iub":
+                differs = not np.array_equal(right, output)
+            else:
+                differs = right.tobytes() != output.tobytes()
+            if differs:
+                return True
+            continue
+        with np.errstate(all="ignore"):
+            close = np.abs(right - output) <= _LEAST_ULPS * np.spacing(np.abs(right))
+        if not (close | (right == output) | (np.isnan(right) & np.isnan(output))).all():
+            return True
+    return False
+
+
+def _is_wrong(variation: Variation, outputs: Sequence[Value]) -> bool:
+    """Return whether the conditioned tolerance rejects outputs of a varied node."""
+    names = [output.name for output in variation.model.graph.output]
+    stored = dict(zip(names, variation.outputs, strict=True))
+    problem = Problem(variation.model, variation.inputs, stored)
+    try:
+        with time_limit(4 * EVALUATION_SECONDS):
+            expected = estimated_here(problem)
+    except (TimeLimitError, Exception):  # noqa: BLE001 - a node without an estimate shows nothing
+        return False
+    return not expected.contradictions and excess(expected, outputs) > 1

@@ -1,0 +1,366 @@
+"""Valid nodes made by changing those of published cases, with their correct outputs.
+
+Values, shapes, types, attributes and optional inputs are changed at random under the operator's
+schema. A changed node is kept if onnx's checker and shape inference accept it, and if onnx's
+corrected reference computes outputs of the inferred types and shapes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from onnxopt_cli.cases.onnx.model_check import model_fault
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.node_mutants import choices
+from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
+from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.suites.operators.generators import draw_seeded, generator, schemas
+from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
+
+# A variation results from one of these numbers of changes.
+_CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
+# The first seed of generated nodes.
+_FIRST_SEED = 1 << 40
+# Attempts for each variation, since many changes yield invalid nodes.
+_ATTEMPTS_PER_VARIATION = 6
+_MAX_ELEMENTS = 4096
+_MAX_DIMENSION = 40
+_SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
+_SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
+_LENGTHS = (1, 2, 3, 4, 5, 7)
+_FLOAT_TYPES = (np.float16, np.float32, np.float64)
+# Integers up to this are exact in float16.
+_SMALL_INTEGER = 100
+# Inputs of at most this many integers are usually parameters: axes, sizes or indices.
+_MAX_PARAMETERS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variation:
+    """A varied node with its correct outputs.
+
+    Attributes:
+        opset: the version of the operator's domain.
+        model: the model of the node.
+        inputs: its inputs.
+        outputs: the outputs of onnx's corrected reference in the model's own types.
+    """
+
+    opset: int
+    model: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    outputs: Sequence[Value]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all inputs."""
+        return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
+
+    def described(self) -> tuple[Mapping[str, Any], Mapping[str, Value]]:
+        """Return the attributes that the node states and its inputs, by name."""
+        node = BoundNode.of(self.model, self.inputs)
+        formals = [formal.name for formal in node.schema.inputs]
+        last = len(formals) - 1
+        named = {
+            formals[min(index, last)] + (f"_{index - last}" if index > last else ""): value
+            for index, value in enumerate(node.operands)
+            if value is not None
+        }
+        return dict(node.attributes), named
+
+
+def variations(
+    nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], count: int, seconds: float
+) -> list[Variation]:
+    """Return valid nodes similar to given ones, the same for the same nodes.
+
+    Args:
+        nodes: models of one node with their inputs.
+        count: the number of variations; fewer are returned if most changes yield invalid nodes.
+        seconds: nodes that take longer are left out.
+    """
+    random = Random(0)  # noqa: S311 - no cryptography
+    varied = _generated(nodes, count // 2, seconds)
+    bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
+    small = [node for node in bound if _elements(node) <= _MAX_ELEMENTS] or bound[:1]
+    for attempt in range(count * _ATTEMPTS_PER_VARIATION):
+        if len(varied) >= count:
+            break
+        node = small[attempt % len(small)]
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                for _ in range(random.choice(_CHANGE_COUNTS)):
+                    node = random.choice(_CHANGES)(random, node)
+                with time_limit(seconds):
+                    variation = _computed(node)
+            except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
+                continue
+        if variation is not None:
+            varied.append(variation)
+    return varied
+
+
+def _generated(
+    nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], count: int, seconds: float
+) -> list[Variation]:
+    """Return nodes that the operator's generator draws; empty if there is no generator."""
+    op_type = nodes[0][0].graph.node[0].op_type
+    if generator(op_type) is None:
+        return []
+    versions = schemas(op_type)
+    drawn: list[Variation] = []
+    for attempt in range(count * _ATTEMPTS_PER_VARIATION):
+        if len(drawn) >= count:
+            break
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with time_limit(seconds):
+                    # Seeds that the suite of generated nodes does not use.
+                    schema = versions[attempt % len(versions)]
+                    problem = draw_seeded(schema, _FIRST_SEED + attempt).problem
+                    variation = _computed(BoundNode.of(problem.model, problem.inputs))
+            except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
+                continue
+        if variation is not None:
+            drawn.append(variation)
+    return drawn
+
+
+def _elements(node: BoundNode) -> int:
+    return sum(value.size for value in node.operands if isinstance(value, np.ndarray))
+
+
+def _computed(node: BoundNode) -> Variation | None:
+    """Return a node with its outputs; None if it is not valid."""
+    if _elements(node) > _MAX_ELEMENTS:
+        return None
+    model, inputs = node.as_model()
+    if unsupported_reason(model.graph.node[0], inputs):
+        return None
+    outputs = native_outputs(model, inputs)
+    names = [output.name for output in model.graph.output]
+    del model.graph.output[:]
+    for name, value in zip(names, outputs, strict=True):
+        if not isinstance(value, np.ndarray):
+            return None
+        model.graph.output.append(_declared(name, value))
+    return None if model_fault(model) else Variation(node.opset, model, inputs, outputs)
+
+
+def _declared(name: str, value: Array) -> onnx.ValueInfoProto:
+    from onnx import helper
+
+    element = helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, element, value.shape)
+
+
+# --- changes ---
+
+
+def _tensors(node: BoundNode) -> list[int]:
+    return [index for index, v in enumerate(node.operands) if isinstance(v, np.ndarray)]
+
+
+def _generator(random: Random) -> np.random.RandomState:
+    return np.random.RandomState(random.randrange(1 << 31))
+
+
+def _values(random: Random, node: BoundNode) -> BoundNode:
+    """Draw new values for an input, or for all inputs."""
+    indices = _tensors(node)
+    if indices and random.random() < 0.5:  # noqa: PLR2004 - a half
+        indices = [random.choice(indices)]
+    for index in indices:
+        array = node.operand(index)
+        if array is not None and array.size:
+            node = node.with_operand(index, _redrawn(random, array, index))
+    return node
+
+
+def _redrawn(random: Random, array: Array, index: int) -> Array:
+    draw = _generator(random)
+    kind = "f" if array.dtype.name == "bfloat16" else array.dtype.kind
+    if kind == "b":
+        return draw.rand(*array.shape) < random.choice((0.2, 0.5, 0.8))
+    if kind in "iu":
+        return _integers(random, draw, array, index)
+    if kind == "f":
+        return _floats(random, draw, array)
+    if kind == "O":
+        return draw.choice(array.reshape(-1), array.shape)
+    return array
+
+
+def _integers(random: Random, draw: np.random.RandomState, array: Array, index: int) -> Array:
+    limits = np.iinfo(array.dtype)
+    lowest, highest = int(array.min()), int(array.max())
+    if index and array.size <= _MAX_PARAMETERS:
+        way = random.randrange(4)
+        if way == 0:
+            return draw.permutation(array.reshape(-1)).reshape(array.shape)
+        if way == 1:
+            moved = array.astype(object) + draw.randint(-1, 2, array.shape)
+            return np.clip(moved, limits.min, limits.max).astype(array.dtype)
+    if random.randrange(3) == 0 and not index:
+        lowest, highest = int(limits.min), int(limits.max)
+    span = min(highest - lowest, (1 << 62) - 1)
+    numbers = [lowest + draw.randint(0, span + 1, dtype=np.int64) for _ in range(array.size)]
+    return np.array(numbers, array.dtype).reshape(array.shape)
+
+
+def _floats(random: Random, draw: np.random.RandomState, array: Array) -> Array:
+    way = random.randrange(4)
+    values: Any
+    if way == 0:
+        values = draw.standard_normal(array.shape)
+    elif way == 1:
+        values = draw.uniform(-3, 3, array.shape) * random.choice(_SCALES)
+    elif way == 2:  # noqa: PLR2004 - the third way: ties
+        values = draw.randint(-8, 9, array.shape) / 2
+    else:
+        values = array.astype(np.float64) * draw.uniform(0.5, 1.5, array.shape)
+    if (array >= 0).all() and random.random() < 0.6:  # noqa: PLR2004 - variances, boxes, scales
+        values = np.abs(values)
+    if random.randrange(5) == 0 and values.size:
+        flat = np.array(values, np.float64).reshape(-1)
+        flat[draw.randint(flat.size)] = random.choice(_SPECIAL_VALUES)
+        values = flat.reshape(array.shape)
+    return np.asarray(values).astype(array.dtype)
+
+
+def _shape(random: Random, node: BoundNode) -> BoundNode:
+    """Change one length wherever it occurs in the shapes of the inputs."""
+    shapes = [value.shape for value in node.operands if isinstance(value, np.ndarray)]
+    lengths = sorted({length for shape in shapes for length in shape if length > 0})
+    if not lengths:
+        return node
+    old = random.choice(lengths)
+    new = random.choice((*_LENGTHS, old + 1, 2 * old, max(1, old - 1)))
+    indices = _tensors(node)
+    if random.randrange(3) == 0:
+        indices = [random.choice(indices)]
+    for index in indices:
+        array = node.operand(index)
+        if array is None or old not in array.shape or new > _MAX_DIMENSION:
+            continue
+        axes = [axis for axis, length in enumerate(array.shape) if length == old]
+        if len(axes) > 1 and random.randrange(2):
+            axes = [random.choice(axes)]
+        shape = [new if axis in axes else length for axis, length in enumerate(array.shape)]
+        if np.prod(shape) > _MAX_ELEMENTS or not array.size:
+            continue
+        # Repeated values would hide an exchange of elements.
+        resized = np.resize(array, shape)
+        varied = resized if array.dtype == object else _redrawn(random, resized, index)
+        node = node.with_operand(index, varied)
+    return node
+
+
+def _types(random: Random, node: BoundNode) -> BoundNode:
+    """Give all inputs of one type of floats another one."""
+    own = [v.dtype for v in node.operands if isinstance(v, np.ndarray) and v.dtype in _FLOAT_TYPES]
+    if not own:
+        return node
+    old, new = random.choice(own), random.choice(_FLOAT_TYPES)
+    for index in _tensors(node):
+        array = node.operand(index)
+        if array is not None and array.dtype == old:
+            node = node.with_operand(index, array.astype(new))
+    return node
+
+
+def _inputs(random: Random, node: BoundNode) -> BoundNode:
+    """Omit an optional input, or state one that is omitted."""
+    schema, names = node.schema, list(node.names)
+    option = defs.OpSchema.FormalParameterOption
+    formals = list(schema.inputs)
+    variadic = bool(formals) and formals[-1].option == option.Variadic
+    if variadic and names:
+        # A further input like the last one, or one less.
+        changed = names[:-1] if random.randrange(2) and len(names) > 1 else [*names, names[-1]]
+        return _values(random, node.with_names(changed))
+    optional = [index for index, formal in enumerate(formals) if formal.option == option.Optional]
+    if not optional:
+        return node
+    index = random.choice(optional)
+    if index < len(names) and names[index]:
+        names[index] = ""
+        return node.with_names(names)
+    tensors = [v for v in node.operands if isinstance(v, np.ndarray) and v.ndim]
+    like = random.choice(tensors)
+    names += [""] * (index + 1 - len(names))
+    shape = random.choice(((random.choice(like.shape),), like.shape, ()))
+    new = node.with_names([*names[:index], "stated", *names[index + 1 :]])
+    value = _generator(random).standard_normal(shape).astype(like.dtype)
+    return new.with_operand(index, value)
+
+
+def _attributes(random: Random, node: BoundNode) -> BoundNode:
+    """Omit an attribute, or give it another value."""
+    entries = [
+        entry for entry in node.schema.attributes.values() if "GRAPH" not in attribute_type(entry)
+    ]
+    if not entries:
+        return node
+    entry = random.choice(sorted(entries, key=lambda item: str(item.name)))
+    name = entry.name
+    if name in node.attributes and not entry.required and random.randrange(3) == 0:
+        return node.with_attribute(name, None)
+    value = _attribute_value(random, node, name, attribute_type(entry))
+    return node if value is None else node.with_attribute(name, value)
+
+
+def _attribute_value(random: Random, node: BoundNode, name: str, kind: str) -> Any:
+    old = node.attribute(name)
+    allowed = choices(node.node.op_type, name)
+    match kind:
+        case "INT":
+            base = old if isinstance(old, int) else 0
+            return random.choice((base + 1, base - 1, int(not base), 0, 1, 2, 3, -1, -2))
+        case "FLOAT":
+            number = old if isinstance(old, float) else 1.0
+            scaled = number * random.uniform(0.3, 3)
+            return random.choice((scaled, scaled, -number, 0.0, 1.0, 0.5, number + 0.7))
+        case "STRING" if allowed:
+            return random.choice(allowed).encode()
+        case "STRINGS" if allowed and old:
+            return [random.choice(allowed).encode() for _ in old]
+        case "INTS":
+            return _integer_list(random, node, name, old)
+        case "FLOATS" if old:
+            return [item * random.uniform(0.3, 3) for item in old]
+    return None
+
+
+def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[int]:
+    ranks = [value.ndim for value in node.operands if isinstance(value, np.ndarray)] or [1]
+    rank, spatial = ranks[0], max(1, ranks[0] - 2)
+    if name == "perm":
+        return random.sample(range(rank), rank)
+    if name == "axes":
+        axes = random.sample(range(rank), random.randint(1, max(1, rank)))
+        return [axis - rank if random.randrange(2) else axis for axis in axes]
+    if old:
+        if random.randrange(3) == 0:
+            return random.sample(list(old), len(old))
+        return [max(0, number + random.choice((-1, 0, 0, 1, 2))) for number in old]
+    lowest = 0 if "pad" in name else 1
+    length = 2 * spatial if name == "pads" else spatial
+    return [random.randint(lowest, 3) for _ in range(length)]
+
+
+_Change = Callable[[Random, BoundNode], BoundNode]
+_CHANGES: tuple[_Change, ...] = (
+    *(_values,) * 4, *(_shape,) * 3, _types, *(_inputs,) * 2, *(_attributes,) * 5,
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""Code that may hang, exhaust the memory or crash, run in a forked process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from onnxopt_cli.core.helper_process import STARTED, fork_helper, held_signals
+
+Item = TypeVar("Item")
+
+# Seconds that a process may take to end a call into C after its time limit.
+_GRACE_SECONDS = 10.0
+
+
+class ProcessLostError(Exception):
+    """The process ended or was killed before it had yielded all items."""
+
+
+class TimeLimitError(BaseException):
+    """Code took longer than its limit. Not an Exception, which the code may handle."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise :class:`TimeLimitError` in Python code of the block that takes more processor time.
+
+    Processor time does not depend on the load of the machine. Calls into C are not interrupted.
+    Only the main thread may use this.
+    """
+
+    def expire(_signal: int, _frame: object) -> None:
+        raise TimeLimitError
+
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) -> Generator[Item]:
+    """Yield the items that a function yields in a forked process.
+
+    Where processes cannot be forked safely, the function runs in this process.
+
+    Args:
+        work: yields items that can be pickled.
+        silence: seconds without an item after which the process is killed.
+        memory: bytes that the process may allocate in addition to those of this process.
+
+    Raises:
+        ProcessLostError: if the process is killed or crashes.
+    """
+    if sys.platform in {"darwin", "win32"}:
+        yield from work()
+        return
+    from multiprocessing.connection import Pipe
+
+    with held_signals():
+        ours, theirs = Pipe(duplex=False)
+
+        def serve() -> None:
+            ours.close()
+            _limit_memory(memory)
+            for item in work():
+                theirs.send((item,))
+            theirs.send(None)
+
+        process = fork_helper(serve)
+    theirs.close()
+    try:
+        while True:
+            if not ours.poll(silence + _GRACE_SECONDS):
+                raise ProcessLostError(f"took more than {silence:g} s")
+            message: Any = ours.recv()
+            if message is None:
+                return
+            yield message[0]
+    except (OSError, EOFError) as error:
+        raise ProcessLostError("crashed") from error
+    finally:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        STARTED.discard(process)
+        ours.close()
+
+
+def _limit_memory(memory: int) -> None:
+    """Limit the address space of this process to its size and some further bytes."""
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a real file
+            pages = int(file.read().split()[0])
+        resource.setrlimit(
+            resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, resource.RLIM_INFINITY)
+        )

@@ -1,0 +1,106 @@
+"""``onnxopt audit`` of operators without a formula."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from onnxopt_cli.workers.isolated import (
+    ProcessLostError,
+    TimeLimitError,
+    isolated,
+    time_limit,
+)
+
+WEAK = """\
+onnxopt: 1
+suite: weak
+opset: 22
+operator: LeakyRelu
+cases:
+  - name: positive
+    inputs: {X: [0.5, 1.5]}
+    outputs: {Y: [0.5, 1.5]}
+  - name: again
+    inputs: {X: [0.5, 2.5]}
+    outputs: {Y: [0.5, 2.5]}
+"""
+NEGATIVE = """\
+  - name: negative
+    attributes: {alpha: 0.25}
+    inputs: {X: [-0.5, 1.5]}
+    outputs: {Y: [-0.125, 1.5]}
+"""
+
+
+def scores(workplace, onnxopt, text, *options):
+    (workplace / "weak.yaml").write_text(text)
+    answer = onnxopt("audit", "weak.yaml", "-j", "1", "--json", "audit.json", *options)
+    (score,) = json.loads((workplace / "audit.json").read_text())["operators"]
+    return answer, score
+
+
+@pytest.mark.slow
+def test_case_that_uses_an_attribute_kills_the_mutant_that_ignores_it(workplace, onnxopt):
+    weak_answer, weak = scores(workplace, onnxopt, WEAK, "-v")
+    assert weak_answer.code == 1
+    assert {"alpha ignored", "alpha defaults to 0.5"} <= {*weak["survivors"]}
+    assert "survives alpha ignored The attribute alpha is" in " ".join(weak_answer.out.split())
+    assert "would show in" in weak_answer.out
+    _, better = scores(workplace, onnxopt, WEAK + NEGATIVE)
+    assert better["score"] > weak["score"]
+    assert {"alpha ignored", "alpha doubled"}.isdisjoint(better["survivors"])
+    verdicts = {verdict["name"]: verdict for verdict in better["automatic"]}
+    assert verdicts["alpha ignored"]["rejected"]
+    assert verdicts["X aligned to the first axis"]["equivalent"]
+    kinds = {verdict["kind"] for verdict in better["automatic"]}
+    assert {"reference code", "attribute ignored", "type"} <= kinds
+    assert better["false_alarms"] == []
+    assert better["right"]
+
+
+@pytest.mark.slow
+def test_joined_shards_of_a_node_equal_the_complete_audit(workplace, onnxopt):
+    (workplace / "weak.yaml").write_text(WEAK)
+    complete = onnxopt("audit", "weak.yaml", "-v", "-j", "2", "--json", "complete.json")
+    assert "reject nothing that others do not: weak/weak/positive" in " ".join(complete.out.split())
+    parts = []
+    for part in (1, 2):
+        onnxopt("audit", "weak.yaml", "-v", "-j", "2", "--shard", f"{part}/2",
+                "--json", f"{part}.json")  # fmt: skip
+        parts += ["--join", f"{part}.json"]
+    joined = onnxopt("audit", "weak.yaml", "-v", *parts, "--json", "joined.json")
+    assert joined.out == complete.out
+    assert (workplace / "joined.json").read_text() == (workplace / "complete.json").read_text()
+
+
+def hang():
+    yield 1
+    while True:
+        time.sleep(1)
+
+
+def exhaust_memory():
+    yield 1
+    yield int(np.ones(1 << 34, np.uint8).size)
+
+
+@pytest.mark.parametrize("work", [hang, exhaust_memory])
+def test_work_that_hangs_or_exhausts_the_memory_ends(work, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.workers.isolated._GRACE_SECONDS", 0.0)
+    items = isolated(work, 0.5, 1 << 28)
+    assert next(items) == 1
+    with pytest.raises(ProcessLostError):
+        next(items)
+
+
+def test_endless_python_code_is_interrupted():
+    def spin():
+        while True:
+            pass
+
+    with pytest.raises(TimeLimitError), time_limit(0.05):
+        spin()
