@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.tolerance import ErrorBound
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.interpret.reformulations import reformulations
@@ -54,7 +55,7 @@ INCONCLUSIVE = "inconclusive"
 Inconclusive: TypeAlias = tuple[str, str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AuditedCase:
     """A case on which an operator's implementations can run.
 
@@ -67,8 +68,9 @@ class AuditedCase:
     case: str
     call: Call[Array]
     expected: Expected
+    _excess: dict[bytes, float] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def order(self) -> tuple[bool, int]:
         """Sort key: small cases in double first, with the most elements first; they reject most."""
         outputs = self.expected.outputs.values()
@@ -78,8 +80,25 @@ class AuditedCase:
         return not first, -elements if first else elements
 
     def excess(self, outputs: Sequence[Array]) -> float:
-        """Return the largest error / tolerance of an output; a value over 1 is a rejection."""
-        return largest_share(self.expected.outputs, outputs, self.expected.tolerances.__getitem__)
+        """Return the largest error / tolerance of an output; a value over 1 is a rejection.
+
+        Many implementations return the same outputs, which are judged once.
+        """
+        key = _digest(outputs)
+        if key not in self._excess:
+            expected = self.expected
+            self._excess[key] = largest_share(
+                expected.outputs, outputs, expected.tolerances.__getitem__
+            )
+        return self._excess[key]
+
+
+def _digest(outputs: Sequence[Array]) -> bytes:
+    """Return a hash of the types, shapes and elements of outputs."""
+    outputs_hash = blake2b(digest_size=16)
+    for output in outputs:
+        outputs_hash.update(describe(output).encode() + output.tobytes())
+    return outputs_hash.digest()
 
 
 @dataclass(frozen=True, slots=True)

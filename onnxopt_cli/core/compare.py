@@ -104,7 +104,7 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
     places = _differing(flat_expected, flat_actual)
     if places.size:
         applied = _applicable(tolerance, flat_expected)
-        judged = _judged(applied, flat_expected, flat_actual, places)
+        judged = _judged(applied, flat_expected, flat_actual, places, with_steps=False)
         share = judged.share
         # An element may exceed its limit by less than the rounding error of the quotient.
         share[~(judged.distance <= judged.limit) & (share <= 1)] = np.nextafter(1, 2)
@@ -134,7 +134,8 @@ def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bo
         with np.errstate(all="ignore"):
             distance = np.abs(wide_expected - wide_actual)
             is_close = distance < error_bound.least * np.abs(wide_expected)
-        judged = _judged(error_bound, flat_expected, flat_actual, places[~is_close])
+        unsure = places[~is_close]
+        judged = _judged(error_bound, flat_expected, flat_actual, unsure, with_steps=False)
         return bool((judged.distance <= judged.limit).all())
 
     return all(in_blocks(agrees, flat_expected.size, BLOCK * _BLOCKS_PER_BATCH))
@@ -335,11 +336,14 @@ def _judged(
     actual: Array,
     places: Array,
     known_share: float = 0.0,
+    *,
+    with_steps: bool = True,
 ) -> _Elements:
     """Judge the elements of two flat arrays at some indices.
 
     An element whose error / tolerance is surely below ``known_share`` gets the least limit that is
-    possible instead of its own.
+    possible instead of its own. Without ``with_steps``, distances in ulp are measured only for a
+    tolerance in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
@@ -358,7 +362,8 @@ def _judged(
             inconclusive += int(np.count_nonzero(branch.inconclusive))
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
-    steps = ulp_distance(expected, actual) if floats else None
+    has_steps = floats and (with_steps or isinstance(tolerance, Ulps))
+    steps = ulp_distance(expected, actual) if has_steps else None
     match tolerance:
         case Relative(rtol=rtol, atol=atol):
             with np.errstate(all="ignore"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -71,11 +71,18 @@ def _all_reformulations(operator: Operator) -> Iterator[Implementation]:
             )
 
 
-def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Compute) -> Compute:
-    """Return a function that converts R and T, group by group, before it computes."""
+def _with_scalars_in(
+    choose: Callable[[Call[Array], Sequence[Array]], np.dtype[Any]], compute: Compute
+) -> Compute:
+    """Return a function that converts R and T, group by group, before it computes.
 
-    def convert_and_compute(call: Call[Array]) -> list[Array]:
-        dtype, kept = choose(call), set(call.operator.outputs.values())
+    Args:
+        choose: returns the type for a call and the tensors of one of its groups.
+        compute: computes the converted call.
+    """
+
+    def convert_and_compute(call: Call[Array], dtype: np.dtype[Any]) -> list[Array]:
+        kept = set(call.operator.outputs.values())
         # If an output has the type of a scalar, as loss_new has that of loss, the scalar's digits
         # are part of the result, so it may be widened but not narrowed.
         scalars = tuple(
@@ -90,12 +97,18 @@ def _with_scalars_in(choose: Callable[[Call[Array]], np.dtype[Any]], compute: Co
             for output, (like, _) in zip(outputs, call.sources, strict=True)
         ]
 
-    return _group_by_group(convert_and_compute)
+    def converted(call: Call[Array]) -> list[Array]:
+        dtypes = {choose(call, group) for group in call.groups}
+        if len(dtypes) == 1:
+            return convert_and_compute(call, *dtypes)
+        return call.by_group(lambda part: convert_and_compute(part, choose(part, part.groups[0])))
+
+    return converted
 
 
-def _widest_type(call: Call[Array]) -> np.dtype[Any]:
+def _widest_type(call: Call[Array], group: Sequence[Array]) -> np.dtype[Any]:
     floats = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"]
-    return np.result_type(*floats, *call.groups[0])
+    return np.result_type(*floats, *group)
 
 
 def _with_typed_attributes(call: Call[Array]) -> list[Array]:
@@ -140,11 +153,11 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
     ),
     "scalars in double": (
         "Computes the results of R and T in double.",
-        _with_scalars_in(lambda _: np.dtype(np.float64), _OWN_TYPES),
+        _with_scalars_in(lambda _call, _group: np.dtype(np.float64), _OWN_TYPES),
     ),
     "scalars in the tensor's type": (
         "Rounds R to the type of X before anything is computed.",
-        _with_scalars_in(lambda call: call.groups[0][0].dtype, _OWN_TYPES),
+        _with_scalars_in(lambda _call, group: group[0].dtype, _OWN_TYPES),
     ),
     "in double": (
         "Rounds to the outputs' types at the end.",
