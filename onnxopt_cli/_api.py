@@ -23,7 +23,7 @@ from onnxopt_cli.backends.configuration import (
 )
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import CAPABILITIES, choose
-from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
+from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.config.run_config import (
     Execution,
     Filters,
@@ -192,7 +192,7 @@ def load_cases(
     operators: Sequence[str] = (),
     tags: Sequence[str] = (),
     without: Sequence[str] = (),
-    memory: int = USUAL_MEMORY,
+    memory: int = DEFAULT_MEMORY,
     invalid: Callable[[_Problems], object] = _refuse,
     tell: Callable[[str], None] = _ignore,
     telling: Telling = silently,

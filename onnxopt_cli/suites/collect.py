@@ -17,7 +17,7 @@ from onnxopt_cli.cases.onnx.directory import (
     find_directories,
     find_model_cases,
 )
-from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
+from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
 from onnxopt_cli.config.run_config import DRAWN, ModelInputs
@@ -110,7 +110,7 @@ def default_targets() -> list[str]:
 
 def collect(
     targets: Sequence[str],
-    memory: int = USUAL_MEMORY,
+    memory: int = DEFAULT_MEMORY,
     each: Each | None = None,
     telling: Telling = silently,
     model_inputs: ModelInputs = DRAWN,

@@ -195,4 +195,4 @@ def test_many_tensors_on_the_same_bytes_do_not_multiply_without_end(tmp_path, mo
 def test_external_data_beside_raw_data_are_refused(tmp_path):
     weight = tensor(ONE_TWO, "w")
     weight.external_data.add(key="location", value="/etc/passwd")
-    assert complaint(tmp_path, weight) == "keeps its elements in another file"
+    assert complaint(tmp_path, weight) == "stores its elements in another file"

@@ -138,7 +138,7 @@ def test_data_json_without_a_tolerance_gives_none(tmp_path):
         (b'{"atol": Infinity}', "has the atol inf; a finite number of at least 0 was expected"),
         (b'{"atol": -1}', "has the atol -1.0; a finite number of at least 0 was expected"),
         (b'{"atol": 1' + b"0" * 400 + b"}", "has the atol inf; a finite number"),
-        (b" " * 2_000_000, "has 2000000 bytes, more than the 1000000 that are read"),
+        (b" " * 2_000_000, "has 2000000 bytes; at most 1000000 were expected"),
     ],
 )
 def test_a_wrong_data_json_is_a_problem(tmp_path, data, what):
@@ -197,7 +197,7 @@ def test_a_file_beyond_the_cap_is_a_problem_and_not_read(tmp_path):
     with (tmp_path / "test_x" / "test_data_set_0" / "input_0.pb").open("wb") as file:
         file.truncate(2**31)
     (only,) = complaints(tmp_path / "test_x")
-    assert only.endswith("has 2147483648 bytes, more than the 2147483647 that are read")
+    assert only.endswith("has 2147483648 bytes; at most 2147483647 were expected")
 
 
 def test_all_that_is_wrong_with_a_data_set_is_said_at_once(tmp_path):
@@ -209,7 +209,7 @@ def test_all_that_is_wrong_with_a_data_set_is_said_at_once(tmp_path):
     assert complaints(tmp_path / "test_x") == [
         "data.json: is not a JSON object",
         f"{folder}/input_0.pb: is float32[3], but declared as float32[2]",
-        f"{folder}/input_1.pb: is not a TensorProto: the data is damaged or cut off",
+        f"{folder}/input_1.pb: is not a valid TensorProto: the data is damaged or cut off",
         f"{folder}/output_0.pb: is float32[3], but declared as float32[2]",
         f"{folder}: has 1 output files for the graph's 2 outputs: 'out_y' missing",
     ]
@@ -268,7 +268,7 @@ def test_the_name_of_another_input_of_another_type_is_a_problem(tmp_path):
     make_directory(tmp_path / "test_x", identity(types), values, [tensor(ONE_TWO), values[1]])
     assert complaints(tmp_path / "test_x") == [
         (
-            "test_data_set_0/input_0.pb: is not a SequenceProto: its field 1 is no "
+            "test_data_set_0/input_0.pb: is not a valid SequenceProto: its field 1 is not "
             "SequenceProto.name; it holds float32[2], as TensorProto"
         )
     ]
@@ -325,8 +325,8 @@ def test_a_tensor_where_a_sequence_is_declared_is_no_empty_sequence(tmp_path):
     assert len(SequenceProto.FromString(message.SerializeToString()).tensor_values) == 0
     make_directory(tmp_path / "test_x", identity({"x": SEQUENCE}), [message], [message])
     assert complaints(tmp_path / "test_x")[0] == (
-        "test_data_set_0/input_0.pb: is not a SequenceProto: its field 1 is no SequenceProto.name; "
-        "it holds float32[2], as TensorProto"
+        "test_data_set_0/input_0.pb: is not a valid SequenceProto: "
+        "its field 1 is not SequenceProto.name; it holds float32[2], as TensorProto"
     )
 
 
@@ -472,7 +472,7 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda data: data[:-1], "not a TensorProto: the data is damaged or cut off"),
+        (lambda data: data[:-1], "not a valid TensorProto: the data is damaged or cut off"),
         (lambda data: data + data[-LARGE_TENSOR.nbytes - 4 :], "the field raw_data more than once"),
         (lambda data: data + b"\x4a\x00", "the field raw_data more than once"),
         (lambda data: data + b"\x22\x04\0\0\0\0", "elements in float_data and in raw_data"),

@@ -157,7 +157,7 @@ def test_packed_and_unpacked_numbers_are_the_same_message():
         ({"data_type": 0, "dims": [0]}, "has no element type"),
         ({"data_type": 99, "dims": [0]}, "has the unknown element type 99"),
         ({"data_type": 1, "dims": [-1]}, "has a negative dimension: [-1]"),
-        ({"data_type": 1, "dims": [1] * 65}, "has 65 dimensions, more than the 64 of an array"),
+        ({"data_type": 1, "dims": [1] * 65}, "has 65 dimensions; at most 64 were expected"),
         ({"data_type": 1, "dims": [2**62, 2**62, 0]}, "has impossible dimensions: "),
         ({"data_type": 1, "dims": [2**62], "raw_data": b""}, "has impossible dimensions: "),
         (
@@ -205,14 +205,17 @@ def test_packed_and_unpacked_numbers_are_the_same_message():
             {"data_type": 9, "dims": [2], "raw_data": b"\x01\x02"},
             "has the byte 2 for a bool; 0 or 1 was expected",
         ),
-        ({"data_type": 9, "dims": [1], "int32_data": [2]}, "has the entry 2 in int32_data; bool "),
+        (
+            {"data_type": 9, "dims": [1], "int32_data": [2]},
+            "has the entry 2 in int32_data; 0 to 1 was ",
+        ),
         (
             {"data_type": 3, "dims": [1], "int32_data": [128]},
-            "has the entry 128 in int32_data; int8 was expected to have -128 to 127",
+            "has the entry 128 in int32_data; -128 to 127 was expected for int8",
         ),
         (
             {"data_type": 2, "dims": [1], "int32_data": [-1]},
-            "has the entry -1 in int32_data; uint8",
+            "has the entry -1 in int32_data; 0 to 255",
         ),
         ({"data_type": 27, "dims": [1], "int32_data": [64]}, "has the entry 64 in int32_data; "),
         ({"data_type": 12, "dims": [1], "uint64_data": [2**32]}, "has the entry 4294967296 in "),
@@ -226,11 +229,11 @@ def test_packed_and_unpacked_numbers_are_the_same_message():
         ),
         (
             {"data_type": 1, "dims": [1], "data_location": 1},
-            "keeps its elements in another file",
+            "stores its elements in another file",
         ),
         (
             {"data_type": 1, "dims": [1], "external_data": [{"key": "location", "value": "x"}]},
-            "keeps its elements in another file",
+            "stores its elements in another file",
         ),
     ],
 )
@@ -248,44 +251,44 @@ FIVE_TENSORS = SequenceProto(elem_type=1, tensor_values=[tensor(np.float32(1))] 
     [
         (b"", ANY, "has no element type"),
         (b"", TENSORS, "has the unknown elem_type 0"),
-        (b"\x08", ANY, "is not a TensorProto: the data is damaged or cut off"),
+        (b"\x08", ANY, "is not a valid TensorProto: the data is damaged or cut off"),
         (
             tensor(ONE_TWO).SerializeToString() + b"\x98\x06\x01",
             ANY,
-            "is not a TensorProto: it has a field 99, which TensorProto lacks",
+            "is not a valid TensorProto: it has a field 99, which TensorProto lacks",
         ),
         (
             tensor(ONE_TWO).SerializeToString() + b"\x10\x01",
             ANY,
-            "is not a TensorProto: it has the field data_type more than once",
+            "is not a valid TensorProto: it has the field data_type more than once",
         ),
         (
             tensor(ONE_TWO).SerializeToString() + b"\x70\x09",
             ANY,
-            "is not a TensorProto: its data_location has the unknown value 9",
+            "is not a valid TensorProto: its data_location has the unknown value 9",
         ),
         (
             SequenceProto(elem_type=1).SerializeToString() + b"\x1a\x03\x98\x06\x01",
             TENSORS,
-            "is not a SequenceProto: in tensor_values, it has a field 99, which TensorProto lacks",
+            "is not a valid SequenceProto: in tensor_values, it has a field 99, which Tensor",
         ),
         (
             FIVE_TENSORS,
             OPTIONAL,
             (
-                "is not a OptionalProto: it has the field tensor_value more than once; "
+                "is not a valid OptionalProto: it has the field tensor_value more than once; "
                 "it holds a sequence of 5, as SequenceProto"
             ),
         ),
         (
             TEXT_MAP,
             TENSORS,
-            "is not a SequenceProto: the data is damaged",
+            "is not a valid SequenceProto: the data is damaged",
         ),
         (
             tensor(ONE_TWO),
             OPTIONAL,
-            "is not a OptionalProto: its field 1 is no OptionalProto.name; it ",
+            "is not a valid OptionalProto: its field 1 is not OptionalProto.name; it ",
         ),
     ],
 )
@@ -399,7 +402,7 @@ def test_structures_as_onnx_writes_them_are_read(message, declared, expected):
         (
             MapProto(key_type=7, keys=[1, 2], values=VALUES),
             map_type(7),
-            "has 2 keys, but as values a sequence of 1",
+            "has 2 keys, but its values are a sequence of 1",
         ),
         (
             MapProto(key_type=7, keys=[1, 1], values=numpy_helper.from_list([ONE_TWO] * 2)),
@@ -409,7 +412,7 @@ def test_structures_as_onnx_writes_them_are_read(message, declared, expected):
         (
             MapProto(key_type=3, keys=[128], values=VALUES),
             map_type(3),
-            "has the key 128, which int8 cannot hold",
+            "has the key 128, which is out of the range of int8",
         ),
         (
             MapProto(key_type=1, keys=[1], values=VALUES),

@@ -133,7 +133,7 @@ def test_nan_is_nan_in_every_type_that_has_one():
         ("{random: {normal: {mean: .nan}, seed: 1}, shape: [2]}", ".random: found {'mean': nan, '"),
         ("{random: {integers: {low: 5, high: 5}, seed: 1}, shape: [2]}", ".random: found integers"),
         ("{random: {integers: {low: 0, high: 257}, seed: 1}, shape: [2], dtype: uint8}",
-         ".random: found integers from 0 up to 257, expected some between 0 and 256 for uint8"),
+         ".random: found integers from 0 up to 257, expected a range between 0 and 256 for uint8"),
         ("{random: {integers: {low: 0, high: 2}, seed: 1}, shape: [2], dtype: string}",
          ".random: found random text, expected a number type or bool"),
         ("{random: {normal: {scale: 1e39}, seed: 1}, shape: [2]}", ".random: found a draw of "),
@@ -211,9 +211,9 @@ def test_types_that_numpy_does_not_know_are_named_beside_the_file(tmp_path):
     array = np.array([0.5, 2], ml_dtypes.bfloat16)
     np.save(tmp_path / "x.npy", array)
     same(make("{file: x.npy, dtype: bfloat16}", tmp_path), array)
-    assert "give its dtype" in refusal("{file: x.npy}", tmp_path)
-    assert "give its dtype" in refusal("{file: x.npy, dtype: float32}", tmp_path)
-    assert "give its dtype" in refusal("{file: x.npy, dtype: float8e5m2}", tmp_path)
+    assert "state the dtype" in refusal("{file: x.npy}", tmp_path)
+    assert "state the dtype" in refusal("{file: x.npy, dtype: float32}", tmp_path)
+    assert "state the dtype" in refusal("{file: x.npy, dtype: float8e5m2}", tmp_path)
 
 
 def test_pb_files_give_their_tensor(tmp_path):
@@ -252,14 +252,14 @@ def npy_header(*shape):
         ("x.npy", npy(np.array([{}], object)), "holds Python objects"),
         ("x.npy", npy(np.array(["a"])), "holds <U1, which is not an element type"),
         ("x.npy", npy(np.zeros(1, "M8[s]")), "which is not an element type of ONNX"),
-        ("x.npy", npy(np.zeros(1, "f8,f4")), "bytes an element of unknown meaning"),
+        ("x.npy", npy(np.zeros(1, "f8,f4")), "bytes without a type"),
         ("x.npy", npy(np.zeros(3)).replace(b"(3,)", b"(((("), "is not .npy data"),
         ("x.npy", npy_header(-3), "has a negative dimension: [-3]"),
         ("x.npy", npy_header(2**32), "has shape [4294967296], expected at most"),
         ("x.npy", npy_header(0, 2**62, 4), "expected at most 2147483648 elements"),
         ("x.npy", npy(np.array([True])).replace(b"\n\x01", b"\n\x02"), "has the byte 2 for a bool"),
         ("x.npz", b"PK not a zip", "is not a readable .npz file"),
-        ("x.pb", b"\x08", "is not a TensorProto"),
+        ("x.pb", b"\x08", "is not a valid TensorProto"),
         ("x.pb", onnx.TensorProto(data_type=1, dims=[-1]).SerializeToString(), "negative dimensio"),
         ("x.pb", onnx.TensorProto(data_type=1, dims=[9]).SerializeToString(), "has no elements"),
         ("x.txt", b"1", "does not end in .npy, .npz or .pb"),

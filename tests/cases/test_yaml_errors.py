@@ -429,7 +429,7 @@ def test_a_file_over_the_size_cap_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "file.yaml").write_text(ADAM)
     cases, (problem,) = read_yaml_file(tmp_path / "file.yaml")
     assert cases == []
-    assert "more than the 100 that are read" in str(problem)
+    assert "at most 100 were expected" in str(problem)
 
 
 def test_a_folder_or_file_whose_name_no_id_can_have_needs_another_name(tmp_path):

@@ -1,4 +1,4 @@
-"""Values whose type is known before their data are made, random ones among them."""
+"""Values with known types and shapes whose data may be made later; random tensors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from onnxopt_cli.core.values import (
     random_state,
 )
 
-# It has no type information.
+# iinfo of ml_dtypes lacks type annotations.
 _iinfo: Any = ml_dtypes.iinfo
 
-#: How many elements a tensor may have, whatever memory there is.
+#: Limit on the elements of a tensor, independent of the available memory.
 MAX_ELEMENTS = 1 << 31
 
-#: The memory that a case may take where nothing else is said.
-USUAL_MEMORY = 4 << 30
+#: Default limit on the memory of a case.
+DEFAULT_MEMORY = 4 << 30
 
-#: What judging takes for each element of a case, at most. Measured: 230 bytes for a trajectory, of
-#: which all steps are kept; 80 for AdmmUpdate, which sorts; 10 to 50 for what is judged in blocks.
+#: Upper estimate of the memory that judging needs for each element of a case. Measured: 230 bytes
+#: for a trajectory, all of whose steps are kept; 80 for AdmmUpdate, which sorts; 10 to 50 for
+#: operators that are judged in blocks.
 BYTES_PER_ELEMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PromisedTensor:
-    """A tensor to be made.
+    """A tensor whose data are made later.
 
     Attributes:
         dtype: its element type.
         shape: its shape.
-        make: makes it; raises FormatError where the data turn out not to fit.
+        make: makes the tensor; raises FormatError if the data turn out to be invalid.
     """
 
     dtype: np.dtype[Any]
@@ -49,12 +50,12 @@ class PromisedTensor:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredGroup:
-    """A sequence or an optional to be made.
+    """A sequence or an optional whose data are made later.
 
     Attributes:
-        kind: ``seq`` or ``optional``, as ONNX names types.
-        dtype: the element type, also of an empty one.
-        items: the elements; of an optional one or none.
+        kind: ``seq`` or ``optional``, ONNX's names of these types.
+        dtype: the element type, defined even without elements.
+        items: the elements; at most one in an optional.
     """
 
     kind: Literal["seq", "optional"]
@@ -62,26 +63,26 @@ class DeclaredGroup:
     items: tuple[Declared, ...] = ()
 
     def filled(self, items: list[Value]) -> Value:
-        """Return such a value of other items, as many."""
+        """Return a value of the same kind with other elements."""
         return items if self.kind == "seq" else next(iter(items), None)
 
 
-#: An array is a tensor whose data are known.
+#: An array is a tensor whose data are already known.
 DeclaredTensor: TypeAlias = PromisedTensor | Array
 Declared: TypeAlias = DeclaredTensor | DeclaredGroup
 
 
 def made(value: Declared) -> Any:
-    """Return the array or other value that is declared; a copy of what is known already."""
+    """Make a declared value; an array whose data are already known is copied."""
     if isinstance(value, DeclaredGroup):
         return value.filled([made(item) for item in value.items])
     return value.copy() if isinstance(value, np.ndarray) else value.make()
 
 
 def too_large(shape: tuple[int, ...]) -> str | None:
-    """Say that a shape has too many elements to be made, None if it has not.
+    """Return a message if a shape has too many elements to be made, otherwise None.
 
-    A dimension of zero does not excuse the others: NumPy refuses shapes such as (0, 2^62, 4).
+    Dimensions of zero are ignored, because NumPy rejects even shapes such as (0, 2^62, 4).
     """
     if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
         return None
@@ -89,7 +90,7 @@ def too_large(shape: tuple[int, ...]) -> str | None:
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Tell whether a tensor of a shape broadcasts to another shape."""
+    """Return whether a tensor of a shape broadcasts to a target shape."""
     try:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
@@ -104,7 +105,7 @@ def element_count(value: Declared) -> int:
 
 
 def outline(value: Declared) -> Value:
-    """Return a value of the same structure, types and shapes that takes no memory: all zeros."""
+    """Return a value of zeros with the same structure, types and shapes that takes no memory."""
     if not isinstance(value, DeclaredGroup):
         return np.broadcast_to(np.zeros((), value.dtype), value.shape)
     return value.filled(list(map(outline, value.items)))
@@ -116,7 +117,7 @@ def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-#: The parameters of the distributions of floats, in the order of NumPy's functions, and defaults.
+#: Parameters of the float distributions with defaults, in the order of NumPy's functions.
 _DEFAULTS = {
     "normal": {"mean": 0.0, "scale": 1.0},
     "uniform": {"low": 0.0, "high": 1.0},
@@ -126,15 +127,15 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A tensor as ``{random: {normal: {mean: 1.0}, seed: 7}, shape: [3], dtype: float32}`` says it.
+    """A random tensor: ``{random: {normal: {mean: 1.0}, seed: 7}, shape: [3], dtype: float32}``.
 
     Attributes:
         distribution: ``normal``, ``uniform``, ``lognormal`` or ``integers``.
         seed: from 0 to 2^32 - 1.
         shape: the tensor's shape.
-        dtype: what the draws (float64, int64 for integers) are cast to.
-        parameters: of the distribution; those left out have the defaults that the schema names.
-        tail: the last elements, in the place of drawn ones.
+        dtype: the type to which the draws (float64, or int64 for integers) are cast.
+        parameters: parameters of the distribution; omitted ones have their default values.
+        tail: values that replace the last draws.
     """
 
     distribution: str
@@ -145,62 +146,64 @@ class RandomTensor:
     tail: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn.
+        """Validate the parameters.
 
         Raises:
-            ValueError: says what was found and expected.
+            ValueError: if they are invalid; states the actual and the expected values.
         """
         if oversize := too_large(self.shape):
             raise ValueError(oversize)
-        name, given = dtype_name(self.dtype), dict(self.parameters)
+        name, parameters = dtype_name(self.dtype), dict(self.parameters)
         if len(self.tail) > math.prod(self.shape):
             raise ValueError(
                 f"a tail of {len(self.tail)} elements, expected at most {math.prod(self.shape)}"
             )
         if self.distribution == "integers":
-            smallest, largest = _integers_drawn(self.dtype)
-            if not smallest <= given["low"] < given["high"] <= largest + 1:
+            smallest, largest = _drawable_range(self.dtype)
+            low, high = parameters["low"], parameters["high"]
+            if not smallest <= low < high <= largest + 1:
                 raise ValueError(
-                    f"integers from {int(given['low'])} up to {int(given['high'])}, expected some "
-                    f"between {smallest} and {largest + 1} for {name}"
+                    f"integers from {int(low)} up to {int(high)}, expected a range between "
+                    f"{smallest} and {largest + 1} for {name}"
                 )
             return
         if "float" not in name:
             raise ValueError(
                 f"a {self.distribution} distribution of {name}, expected a float type (or integers)"
             )
-        values = _DEFAULTS[self.distribution] | given
+        values = _DEFAULTS[self.distribution] | parameters
         low, high = values.get("low", 0.0), values.get("high", 1.0)
         if not all(map(math.isfinite, (*values.values(), high - low))) or low > high:
-            raise ValueError(f"{values}, expected a finite range that does not go backwards")
+            raise ValueError(f"{values}, expected a finite range with low <= high")
 
     def make(self) -> Array:
-        """Draw it; rounding to the dtype may make a draw zero.
+        """Draw the elements; conversion to the dtype may round a draw to zero.
 
         Raises:
             ValueError: if a draw exceeds the dtype's range.
         """
-        state, given = random_state(self.seed), dict(self.parameters)
+        state, parameters = random_state(self.seed), dict(self.parameters)
         if self.distribution == "integers":
-            found = state.randint(int(given["low"]), int(given["high"]), self.shape, np.int64)
+            low, high = int(parameters["low"]), int(parameters["high"])
+            values = state.randint(low, high, self.shape, np.int64)
         else:
-            values = _DEFAULTS[self.distribution] | given
-            found = getattr(state, self.distribution)(*values.values(), self.shape)
-        drawn: Array = np.asarray(found)
+            arguments = (_DEFAULTS[self.distribution] | parameters).values()
+            values = getattr(state, self.distribution)(*arguments, self.shape)
+        draws: Array = np.asarray(values)
         if self.tail:
-            drawn.reshape(-1)[-len(self.tail) :] = self.tail
+            draws.reshape(-1)[-len(self.tail) :] = self.tail
         with np.errstate(all="ignore"):
-            tensor: Array = drawn.astype(self.dtype)
-            inside = np.isfinite(tensor)
-        if not inside.all():
+            tensor: Array = draws.astype(self.dtype)
+            finite = np.isfinite(tensor)
+        if not finite.all():
             raise ValueError(
-                f"a draw of {drawn[~inside].flat[0]}, expected all of them in the range of "
+                f"a draw of {draws[~finite].flat[0]}, expected all draws in the range of "
                 f"{dtype_name(self.dtype)}"
             )
         return tensor
 
 
-def _integers_drawn(dtype: np.dtype[Any]) -> tuple[int, int]:
+def _drawable_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     """Return the least and the largest integer that can be drawn for an element type."""
     name = dtype_name(dtype)
     if name == STRING:

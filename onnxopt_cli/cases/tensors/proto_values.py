@@ -1,6 +1,7 @@
-"""Values as the messages of ONNX: tensors, sequences, optionals and maps, checked both ways.
+"""Convert between values and ONNX messages of tensors, sequences, optionals and maps.
 
-A file holds one such message and no tag that says which; the graph's declared type does.
+A file contains one such message without a tag for its class, which follows from the type that the
+graph declares. Values are checked against this type in both directions.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from onnxopt_cli.core.values import (
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
-# Of files that are larger, the raw data are read apart if they begin within the head.
+# In files of this size, raw data are read separately if they begin within the head.
 _LARGE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16
 
-# How a field begins: its key, and its value or the length of its data. Both are numbers in base
-# 128, the lowest digit first, of which all but the last have the high bit set.
+# The beginning of a field: its key, then its value or the length of its data. Both are varints:
+# digits in base 128, the lowest first; the high bit is set in all but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
-# In the order of the numbers that SequenceProto and OptionalProto have for what they hold, from 1
-# on; the fields are called tensor_type, tensor_value and tensor_values.
+# Kinds of values in the order of the numbers, starting with 1, that elem_type of SequenceProto and
+# OptionalProto uses. Names of fields begin with the kind: tensor_type, tensor_value, tensor_values.
 _KINDS: dict[str, type[Message] | None] = {
     "tensor": TensorProto,
     "sparse_tensor": None,
@@ -62,15 +63,15 @@ _KINDS: dict[str, type[Message] | None] = {
 
 
 def message_class(declared: TypeProto) -> type[Message]:
-    """Return the message that holds values of a declared type.
+    """Return the class of messages for values of a declared type.
 
     Raises:
-        Malformed: if there is none: sparse tensors, opaque types, no type at all.
+        Malformed: if the type is not supported: sparse tensors, opaque types, a missing type.
     """
-    found = _KINDS.get(_kind(declared))
-    if found is None:
+    message = _KINDS.get(_kind(declared))
+    if message is None:
         raise Malformed(f"is declared as {describe_type(declared)}, which is not supported")
-    return found
+    return message
 
 
 def _kind(declared: TypeProto) -> str:
@@ -83,10 +84,10 @@ def value_of(message: Message, declared: TypeProto, raw_data: Array | None = Non
     Args:
         message: the message.
         declared: its type.
-        raw_data: what :func:`read_message` has read apart.
+        raw_data: the raw data that :func:`read_message` has read separately.
 
     Raises:
-        Malformed: if the message is inconsistent, or its value not of the declared type.
+        Malformed: if the message is inconsistent, or its value is not of the declared type.
     """
     if raw_data is not None and not isinstance(message, TensorProto):
         raise Malformed(f"is a tensor, but declared as {describe_type(declared)}")
@@ -98,12 +99,13 @@ def value_of(message: Message, declared: TypeProto, raw_data: Array | None = Non
 def read_message(
     path: Path, limit: int = PROTOBUF_LIMIT, *, links: bool = True
 ) -> tuple[bytes, Array | None]:
-    """Read a file that holds a message, the raw data of a large tensor apart: without a copy.
+    """Read a file that contains a message; the raw data of a large tensor are read separately.
 
-    The file is read and not mapped: who cuts a mapped file short ends whoever looks at it.
+    This saves a copy of the data. The file is not mapped, because reading a mapped file that
+    another program truncates would end the process.
 
     Returns:
-        The message, and its ``raw_data`` as uint8 if the message is a tensor without it.
+        The message; and the raw data as uint8 if they have been separated from it, otherwise None.
 
     Raises:
         Malformed: as :func:`~onnxopt_cli.cases.tensors.regular_file.read_regular_file` does.
@@ -127,14 +129,18 @@ def read_message(
 
 
 def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
-    """Return where a long field of a message begins, and its data, and their length; 0 if none.
+    """Find a long field of a message.
 
     Args:
         head: the beginning of the message.
-        number: of the field.
+        number: the number of the field.
+
+    Returns:
+        The offsets of the field and of its data, and the length of the data; all 0 if the field was
+        not found.
     """
-    at = 0
-    while field := _FIELD.match(head, at):
+    offset = 0
+    while field := _FIELD.match(head, offset):
         key, length = (
             sum((digit & 0x7F) << 7 * place for place, digit in enumerate(digits))
             for digits in field.groups()
@@ -142,9 +148,9 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
         if key & 7 not in (0, _LENGTH):
             break
         if key == number << 3 | _LENGTH and length >= _LARGE_BYTES // 2 and field.end() < len(head):
-            return at, field.end(), length
-        # A length may be more than any place of a text.
-        at = min(field.end() + (length if key & 7 else 0), len(head))
+            return offset, field.end(), length
+        # A length may exceed the largest offset that `re` accepts.
+        offset = min(field.end() + (length if key & 7 else 0), len(head))
     return 0, 0, 0
 
 
@@ -152,18 +158,18 @@ def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
     Raises:
-        Malformed: if the data is not such a message; then it says what the data is, if anything.
+        Malformed: if the data is not such a message; the error names the class that fits, if any.
     """
     try:
         return parse_strictly(expected, data)
     except Malformed as error:
-        found = ""
-        for other in _KINDS.values():
-            if other is not None and not found:
+        alternative = ""
+        for message_type in _KINDS.values():
+            if message_type is not None and not alternative:
                 with suppress(Malformed):
-                    value = describe(_value(parse_strictly(other, data)))
-                    found = f"; it holds {value}, as {other.DESCRIPTOR.name}"
-        raise Malformed(f"{error}{found}") from None
+                    value = describe(_value(parse_strictly(message_type, data)))
+                    alternative = f"; it holds {value}, as {message_type.DESCRIPTOR.name}"
+        raise Malformed(f"{error}{alternative}") from None
 
 
 def name_of(message: Message) -> str:
@@ -172,14 +178,14 @@ def name_of(message: Message) -> str:
     Raises:
         Malformed: if the name is not UTF-8.
     """
-    # Protobuf yields bytes where a string field is not UTF-8.
+    # Protobuf returns bytes for a string field that is not UTF-8.
     if not isinstance(message.name, str):
         raise Malformed(f"has a name that is not UTF-8: {message.name[:40]!r}")
     return message.name
 
 
 def message_of(name: str, value: Value, declared: TypeProto) -> Message:
-    """Return the message that holds a value of a declared type, with the value's name.
+    """Return a value of a declared type as a message with the value's name.
 
     Raises:
         ValueError: if the value is not of that type.
@@ -195,15 +201,19 @@ def _value(message: Any) -> Value:
     if isinstance(message, TensorProto):
         return array_of(message)
     if isinstance(message, SequenceProto):
-        return list(map(_value, getattr(message, _held(message, "values") or "", ())))
+        return list(map(_value, getattr(message, _filled_field(message, "values") or "", ())))
     if isinstance(message, OptionalProto):
-        field = _held(message, "value")
+        field = _filled_field(message, "value")
         return _value(getattr(message, field)) if field else None
     return _map(message)
 
 
-def _held(message: SequenceProto | OptionalProto, ending: str) -> str | None:
-    """Return the one field that elem_type names and that holds anything, None if none does."""
+def _filled_field(message: SequenceProto | OptionalProto, ending: str) -> str | None:
+    """Return the name of the field that elem_type selects; None if the field is empty.
+
+    Raises:
+        Malformed: if elem_type is unknown, or another field has content.
+    """
     types = type(message).DataType
     fields = [f"{kind}_{ending}" for kind in _KINDS]
     filled = [field.name for field, _ in message.ListFields() if field.name in fields]
@@ -212,8 +222,8 @@ def _held(message: SequenceProto | OptionalProto, ending: str) -> str | None:
         raise Malformed(f"has the unknown elem_type {elem_type}")
     expected = fields[elem_type - 1] if elem_type else "no value"
     if filled not in ([], [expected]):
-        found = " and ".join(filled)
-        raise Malformed(f"has the elem_type {types.Name(elem_type)} but {found}, not {expected}")
+        content = " and ".join(filled)
+        raise Malformed(f"has the elem_type {types.Name(elem_type)} but {content}, not {expected}")
     if elem_type == SequenceProto.SPARSE_TENSOR:
         raise Malformed("has sparse tensors, which are not supported")
     return expected if filled else None
@@ -223,33 +233,33 @@ def _map(message: MapProto) -> dict[Any, Value]:
     key_type = type_name(message.key_type)
     keys: list[Any]
     if key_type == STRING:
-        others = len(message.keys)
+        wrong_type = len(message.keys)
         try:
             keys = [key.decode() for key in message.string_keys]
         except UnicodeDecodeError:
             raise Malformed("has a key that is not UTF-8") from None
     else:
-        # The field is int64: the upper half of uint64 stands there as negative numbers.
+        # The field is int64, so the upper half of uint64 is stored as negative numbers.
         unsigned = key_type == "uint64"
         keys = [key % 2**64 if unsigned else key for key in message.keys]
-        allowed, others = _keys_of(key_type), len(message.string_keys)
-        if not allowed:
+        valid, wrong_type = _key_range(key_type), len(message.string_keys)
+        if not valid:
             raise Malformed(f"has {key_type} keys; integers or strings were expected")
-        if wrong := [key for key in keys if key not in allowed]:
-            raise Malformed(f"has the key {wrong[0]}, which {key_type} cannot hold")
-    if others:
+        if invalid := [key for key in keys if key not in valid]:
+            raise Malformed(f"has the key {invalid[0]}, which is out of the range of {key_type}")
+    if wrong_type:
         raise Malformed(f"has keys that are not of its key type {key_type}")
     values = _value(message.values) if message.HasField("values") else []
     if not isinstance(values, list) or len(values) != len(keys):
-        raise Malformed(f"has {len(keys)} keys, but as values {describe(values)}")
+        raise Malformed(f"has {len(keys)} keys, but its values are {describe(values)}")
     mapping = dict(zip(keys, values, strict=True))
     if len(mapping) != len(keys):
         raise Malformed("has a key more than once")
     return mapping
 
 
-def _keys_of(key_type: str) -> range:
-    """Return the keys that maps of an integer type may have; none where it is another type."""
+def _key_range(key_type: str) -> range:
+    """Return the valid keys of an integer type; an empty range for other types."""
     dtype = dtype_named(key_type)
     if dtype is None or dtype.kind not in "iu":
         return range(0)
@@ -270,33 +280,33 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         values = _sequence_message("", list(value.values()), kind.value_type)
         return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
-        # onnx's own reader finds a value missing where the type of an empty optional is told.
+        # onnx's reader reports a missing value if an empty optional states its element type.
         return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
     return helper.make_optional(name, _number(element), _message("", value, element))
 
 
 def _sequence_message(name: str, values: list[Value], element: TypeProto) -> SequenceProto:
-    held = [_message("", value, element) for value in values]
-    return helper.make_sequence(name, _number(element), held)
+    messages = [_message("", value, element) for value in values]
+    return helper.make_sequence(name, _number(element), messages)
 
 
 def _number(element: TypeProto) -> Any:
-    """Return the number that SequenceProto and OptionalProto, each by itself, have for a type."""
+    """Return the elem_type of a type, which is the same in SequenceProto and OptionalProto."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
 
 def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
-    """Make sure that a value has the declared structure, element types and static dimensions.
+    """Check that a value has the declared structure, element types and static dimensions.
 
     Args:
         value: the value.
-        declared: its type; an undefined element type and a missing shape allow any.
-        place: the way into the value, for the message.
+        declared: its type; an undefined element type or a missing shape accepts every value.
+        place: the keys and indices that lead to a nested value, for the message.
 
     Raises:
-        Malformed: if it has not.
+        Malformed: if the value does not have the declared type.
     """
     kind = _kind(declared)
     fits = True
@@ -320,13 +330,13 @@ def check_type(value: Value, declared: TypeProto, place: str = "") -> None:
 
 
 def describe_type(declared: TypeProto) -> str:
-    """Show a declared type as values are shown: ``float32[2,N]``, ``sequence of float32[...]``."""
+    """Describe a declared type: ``float32[2,N]``, ``sequence of float32[...]``."""
     kind = _kind(declared)
     if kind == "tensor":
         tensor = declared.tensor_type
         sizes = (
-            str(it.dim_value if it.HasField("dim_value") else it.dim_param or "?")
-            for it in tensor.shape.dim
+            str(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?")
+            for dim in tensor.shape.dim
         )
         shape = ",".join(sizes) if tensor.HasField("shape") else "..."
         return f"{type_name(tensor.elem_type) if tensor.elem_type else 'any'}[{shape}]"
@@ -340,7 +350,7 @@ def describe_type(declared: TypeProto) -> str:
     return kind.replace("_", " ") or "nothing"
 
 
-# Some exporters write it, and onnx's checker takes it.
+# Some exporters write this for an unknown dimension, and onnx's checker accepts it.
 _UNKNOWN_SIZE = -1
 
 
@@ -359,12 +369,12 @@ def _tensor_fits(array: Array, declared: TypeProto.Tensor) -> bool:
 def _check_key(key: object, key_type: int, place: str) -> None:
     name = type_name(key_type)
     fits = isinstance(key, str if name == STRING else int)
-    if not fits or (name != STRING and key not in _keys_of(name)):
+    if not fits or (name != STRING and key not in _key_range(name)):
         where = f" at {place}" if place else ""
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
 
 
-# How a field is encoded, by what it is in memory; of other kinds ONNX has none but integers.
+# Wire types of fields by their types in memory. All other fields of ONNX are integers (type 0).
 _WIRE_TYPES = {
     FieldDescriptor.CPPTYPE_DOUBLE: 1,
     FieldDescriptor.CPPTYPE_STRING: 2,
@@ -375,46 +385,45 @@ _LENGTH = 2
 
 
 def parse_strictly(message_class: type[Any], data: bytes) -> Any:
-    """Parse a message and make sure that it accounts for all of the data.
+    """Parse a message and check that it accounts for all of the data.
 
-    Protobuf itself keeps unknown fields silently and lets a repetition of a single field replace or
-    extend the first: a tensor read as a sequence is then an empty sequence, and a sequence read as
-    an optional is its last element.
+    Protobuf accepts unknown fields, and a repeated singular field replaces or extends the first
+    one. A tensor parsed as a sequence would then be an empty sequence, and a sequence parsed as an
+    optional would be its last element.
 
     Raises:
-        Malformed: if the data is damaged, has fields that the message lacks, or repeats a field
-            that occurs once.
+        Malformed: if the data is damaged, has unknown fields, or repeats a singular field.
     """
     kind = message_class.DESCRIPTOR.name
     try:
         message = message_class.FromString(data)
     except DecodeError:
-        raise Malformed(f"is not a {kind}: the data is damaged or cut off") from None
+        raise Malformed(f"is not a valid {kind}: the data is damaged or cut off") from None
     message.DiscardUnknownFields()
-    # Equal sizes prove that nothing was dropped or merged. Unequal ones prove nothing: packed and
-    # unpacked numbers, for one, are the same message.
+    # Equal sizes prove that nothing was dropped or merged. Unequal sizes are not an error in
+    # themselves, for example if numbers are not packed.
     if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
-        raise Malformed(f"is not a {kind}: {fault}")
+        raise Malformed(f"is not a valid {kind}: {fault}")
     return message
 
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
-    """Say what keeps data, which protobuf has parsed, from being exactly this message."""
-    seen = set()
-    # To a message without fields all of them are unknown ones.
-    for found in UnknownFieldSet(Empty.FromString(data)):
-        number, wire_type = found.field_number, found.wire_type
+    """Return a message about the first field of parsed data that does not fit, or None."""
+    numbers = set()
+    # Parsed as a message without fields, the data consist of unknown fields, which can be listed.
+    for unknown in UnknownFieldSet(Empty.FromString(data)):
+        number, wire_type = unknown.field_number, unknown.wire_type
         field = descriptor.fields_by_number.get(number)
         if field is None:
             return f"it has a field {number}, which {descriptor.name} lacks"
         packed = field.is_repeated and wire_type == _LENGTH
         if wire_type != _WIRE_TYPES.get(field.cpp_type, 0) and not packed:
-            return f"its field {number} is no {descriptor.name}.{field.name}"
-        if not field.is_repeated and number in seen:
+            return f"its field {number} is not {descriptor.name}.{field.name}"
+        if not field.is_repeated and number in numbers:
             return f"it has the field {field.name} more than once"
-        seen.add(number)
-        if field.enum_type is not None and found.data not in field.enum_type.values_by_number:
-            return f"its {field.name} has the unknown value {found.data}"
-        if field.message_type and (fault := _fault(found.data, field.message_type)):
+        numbers.add(number)
+        if field.enum_type is not None and unknown.data not in field.enum_type.values_by_number:
+            return f"its {field.name} has the unknown value {unknown.data}"
+        if field.message_type and (fault := _fault(unknown.data, field.message_type)):
             return f"in {field.name}, {fault}"
     return None

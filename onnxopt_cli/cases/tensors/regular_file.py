@@ -1,4 +1,4 @@
-"""Reading files that may be anything: only regular ones, up to a size, and inside a folder."""
+"""Read untrusted files: only regular files, up to a size, and inside a folder."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from onnxopt_cli.cases.case import Signature
 class Malformed(Exception):
     """A file or message breaks its format.
 
-    The message says what was found and what was expected, but not where: whoever opened the file
-    knows that and makes a :class:`onnxopt_cli.errors.Fault` of it. No user ever meets this one.
+    The message states the actual and the expected content, but not the location. The caller that
+    opened the file adds it and raises a :class:`onnxopt_cli.errors.Fault` instead.
     """
 
 
-#: Protobuf's own limit on a message, and so on a model and on a tensor in a file.
+#: Protobuf's limit on the size of a message, and therefore of a model or a tensor in a file.
 PROTOBUF_LIMIT = 2**31 - 1
 
-# A named pipe must not block the open; Windows has neither flag, but needs to be told of bytes.
+# O_NONBLOCK: opening a named pipe must not block. O_BINARY: Windows would translate line ends.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
-#: How many bytes of files are read for one case; and for all cases of a case file until its text is
-#: known to be right.
+#: Limit on the bytes that loading one case reads from files.
 MAX_CASE_BYTES = 4 << 30
+#: Limit on the bytes that validating all cases of a case file reads from other files.
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _records: list[dict[str, Signature]] = []
-# How much more may be read, and how much in all, each within the one before.
+# The nested limits in effect: the remaining bytes and the total of each.
 _allowances: list[list[int]] = []
 
 
 @contextmanager
 def reading_at_most(size: int) -> Iterator[None]:
-    """Let no more than so many bytes be read here meanwhile; what asks for more is malformed."""
+    """Limit the bytes read inside the context; reading more raises Malformed."""
     _allowances.append([size, size])
     try:
         yield
@@ -50,19 +50,19 @@ def _spend(size: int) -> None:
     for allowance in _allowances:
         allowance[0] -= size
         if allowance[0] < 0:
-            raise Malformed(f"brings what is read to more than {allowance[1]} bytes")
+            raise Malformed(f"exceeds the limit of {allowance[1]} bytes for all files together")
 
 
 @contextmanager
 def recorded() -> Iterator[Mapping[str, Signature]]:
-    """Note which files are opened here meanwhile, by the path that was used, and what they were."""
+    """Record the signatures of the files that are opened inside the context, by their paths."""
     record: dict[str, Signature] = {}
     _records.append(record)
     try:
         yield record
     finally:
-        # By identity: two records may be equal.
-        _records[:] = [other for other in _records if other is not record]
+        # Compare by identity, because another record may be equal.
+        _records[:] = [active for active in _records if active is not record]
 
 
 def signature(status: os.stat_result) -> Signature:
@@ -74,10 +74,15 @@ def signature(status: os.stat_result) -> Signature:
 def read_regular_file(
     path: Path | str, limit: int = PROTOBUF_LIMIT, *, links: bool = True
 ) -> bytes:
-    """Read a whole file; with links off none of its path may be a symbolic link.
+    """Return the content of a file.
+
+    Args:
+        path: the file.
+        limit: the maximum size in bytes.
+        links: whether symbolic links in the path are followed; otherwise they are an error.
 
     Raises:
-        Malformed: if it is missing, unreadable, no regular file, or larger than ``limit`` bytes.
+        Malformed: if the file is missing, unreadable, not regular or larger than the limit.
     """
     with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         return read_exactly(descriptor, status.st_size)
@@ -91,13 +96,13 @@ def open_regular_file(
 
     Args:
         path: the file.
-        flags: of ``os.open``, beside those for reading.
-        limit: bytes that it may have; None for any number.
-        links: whether symbolic links are followed. A path that was found to lead nowhere else is
-            opened without, as a link may have taken the place of a part of it since.
+        flags: additional flags for ``os.open``.
+        limit: the maximum size in bytes; None for no limit.
+        links: whether symbolic links in the path are followed. Pass False for a path that has been
+            resolved and checked, because a part of it may have been replaced by a link since.
 
     Raises:
-        Malformed: if it is missing, unreadable, no regular file or larger than the limit.
+        Malformed: if the file is missing, unreadable, not regular or larger than the limit.
     """
     try:
         descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
@@ -110,12 +115,12 @@ def open_regular_file(
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is not a regular file")
         if limit is not None and status.st_size > limit:
-            raise Malformed(f"has {status.st_size} bytes, more than the {limit} that are read")
+            raise Malformed(f"has {status.st_size} bytes; at most {limit} were expected")
         yield descriptor, status
         for record in _records:
             before, after = signature(status), signature(os.fstat(descriptor))
-            same = before == after == record.setdefault(str(path), before)
-            record[str(path)] = before if same else None
+            unchanged = before == after == record.setdefault(str(path), before)
+            record[str(path)] = before if unchanged else None
     except OSError as error:
         raise Malformed(f"cannot be read: {error.strerror}") from error
     finally:
@@ -123,10 +128,10 @@ def open_regular_file(
 
 
 def _open_without_links(path: Path) -> int:
-    """Open a file, folder by folder from the root, where the system can."""
+    """Open a file without following links, folder by folder from the root if the system can."""
     if os.open not in os.supports_dir_fd or not path.is_absolute():
         return os.open(path, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
-    # macOS has no O_PATH; there the folders must be readable.
+    # Without O_PATH, as on macOS, all folders of the path must be readable.
     folder = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
     inner = os.open(path.anchor, folder)
     try:
@@ -136,7 +141,7 @@ def _open_without_links(path: Path) -> int:
         return os.open(path.name, _FLAGS | os.O_NOFOLLOW, dir_fd=inner)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            raise Malformed("leads through a symbolic link since it was looked at") from None
+            raise Malformed("has become a symbolic link since it was checked") from None
         raise
     finally:
         os.close(inner)
@@ -146,11 +151,11 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     """Read the next ``size`` bytes of an open file.
 
     Raises:
-        Malformed: if the file ends before.
+        Malformed: if the file ends before that.
     """
     _spend(size)
     parts = []
-    # One system call yields less than 2 GiB, and less still on some file systems.
+    # A single system call reads less than 2 GiB, and even less on some file systems.
     while size and (data := os.read(descriptor, size)):
         parts.append(data)
         size -= len(data)
@@ -163,7 +168,7 @@ def read_into(descriptor: int, room: memoryview) -> None:
     """Fill a buffer with the next bytes of an open file.
 
     Raises:
-        Malformed: if the file ends before.
+        Malformed: if the file ends before the buffer is full.
     """
     _spend(len(room))
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
@@ -174,14 +179,15 @@ def read_into(descriptor: int, room: memoryview) -> None:
 
 
 def contained_path(folder: Path, text: str) -> Path:
-    """Return the file that a relative path names, with every symbolic link followed.
+    """Return the file that a relative path names, with all symbolic links resolved.
 
     Args:
-        folder: where the case file stands.
-        text: the path as the case file has it, with ``/`` between its parts.
+        folder: the folder of the case file.
+        text: the path in the case file, with ``/`` between its parts.
 
     Raises:
-        Malformed: if it is no relative path, goes up, or a link on it leads out of the folder.
+        Malformed: if the path is absolute, contains ``..``, or leads out of the folder through a
+            link.
     """
     parts = inner_parts(text)
     if parts is None:
@@ -190,14 +196,14 @@ def contained_path(folder: Path, text: str) -> Path:
     try:
         path = root.joinpath(*parts).resolve()
     except (OSError, RuntimeError) as error:
-        raise Malformed(f"cannot be followed: {error}") from None
+        raise Malformed(f"cannot be resolved: {error}") from None
     if not path.is_relative_to(root):
         raise Malformed("leads out of the folder of the case file through a symbolic link")
     return path
 
 
 def inner_parts(text: str) -> tuple[str, ...] | None:
-    """Return the parts of a relative path that goes nowhere up, on any system; None if it may."""
+    """Return the parts of a path that is relative and without ``..`` on every system, or None."""
     path = PurePosixPath(text)
     absolute = path.is_absolute() or PureWindowsPath(text).anchor
     if absolute or not path.parts or ".." in path.parts or "\\" in text or "\0" in text:

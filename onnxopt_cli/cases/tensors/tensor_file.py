@@ -1,4 +1,4 @@
-"""Tensors in ``.npy``, ``.npz`` and ``.pb`` files: type and shape first, the data when needed."""
+"""Read ``.npy``, ``.npz`` and ``.pb`` files: type and shape immediately, the data on demand."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from onnxopt_cli.core.values import (
     dtype_name,
 )
 
-#: Larger files are refused: they have room for 2^26 elements of 16 bytes.
+#: Limit on the size of a file: 2^26 elements of 16 bytes and a header.
 MAX_BYTES = 2**30 + 2**16
 
-#: Element type, shape, and whether the array lies in Fortran's order.
+#: Element type, shape, and whether the array is in Fortran order.
 _Header: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bool]
 
-_LONGEST_HEADER = 10_000
+_MAX_HEADER_BYTES = 10_000
 _SUFFIXES = (".npy", ".npz", ".pb")
-# What zipfile raises on damaged, encrypted and exotic (NotImplementedError is a RuntimeError)
-# archives, beside OSError.
+# The exceptions besides OSError that zipfile raises for damaged, encrypted and unsupported archives
+# (NotImplementedError is a RuntimeError).
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -47,7 +47,7 @@ _ZIP_ERRORS = (
     RuntimeError,
     ValueError,
 )
-# What NumPy raises on a header that is no Python literal, or another than it should be.
+# The exceptions that NumPy raises for a header that is not the expected Python literal.
 _HEADER_ERRORS = (
     KeyError,
     TypeError,
@@ -60,28 +60,29 @@ _HEADER_ERRORS = (
 
 
 def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> PromisedTensor:
-    """Read a file's type and shape, and promise the tensor.
+    """Read the type and shape of a tensor in a file; its data are read on demand.
 
     Args:
-        path: the file, without symbolic links on it; its suffix says what it is.
+        path: the file, with all symbolic links resolved; the suffix determines the format.
         key: name of the array in an ``.npz`` file; None if it has only one.
-        dtype: the element type that the case gives. It must be the file's; bfloat16 and float8,
-            which NumPy stores as bytes of unknown meaning, are known from it alone.
+        dtype: the element type that the case states, which must equal that of the file. It is
+            required for bfloat16 and float8, which NumPy stores as bytes without a type.
 
     Raises:
-        Malformed: if the file is missing, damaged, too large, of another type or no such file.
+        Malformed: if the file is missing, damaged, too large, of another element type, or in
+            another format.
     """
     if path.suffix not in _SUFFIXES:
         raise Malformed(f"does not end in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
     if path.suffix != ".npz" and key is not None:
-        raise Malformed("has no keys: only .npz files do")
+        raise Malformed("has no keys; only .npz files have them")
     if path.suffix == ".pb":
 
         def read() -> Array:
             data, raw_data = read_message(path, MAX_BYTES, links=False)
             return array_of(parse_message(data, TensorProto), raw_data)
 
-        # The message can only be checked whole; its data are let go again.
+        # A message must be read completely to be validated; its data are then discarded.
         array = read()
         if dtype is not None and array.dtype != dtype:
             raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")
@@ -119,7 +120,7 @@ def array_names(path: Path) -> list[str]:
 
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open an ``.npy`` file, or the member of an ``.npz`` file, with the size that it claims."""
+    """Open an ``.npy`` file or a member of an ``.npz`` file; yield it with its stated size."""
     with (
         open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, status),
         os.fdopen(descriptor, "rb", closefd=False) as file,
@@ -141,8 +142,8 @@ def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
     if key is None and len(names) == 1:
         return next(iter(names.values()))
     if key not in names:
-        found = printable(", ".join(names)) or "no array"
-        raise Malformed(f"holds {found}; " + (f"{key} was expected" if key else "give a key"))
+        arrays = printable(", ".join(names)) or "no array"
+        raise Malformed(f"holds {arrays}; " + (f"{key} was expected" if key else "give a key"))
     return names[key]
 
 
@@ -154,13 +155,13 @@ def _header(stream: IO[bytes], size: int) -> _Header:
     try:
         reader = readers[np.lib.format.read_magic(stream)]
         with warnings.catch_warnings():
-            # That Python 2 wrote the file is no concern of a user's.
+            # NumPy warns about files that Python 2 wrote.
             warnings.simplefilter("ignore", UserWarning)
-            shape, fortran, dtype = reader(stream, max_header_size=_LONGEST_HEADER)
+            shape, fortran, dtype = reader(stream, max_header_size=_MAX_HEADER_BYTES)
     except _HEADER_ERRORS:
         raise Malformed("is not .npy data of version 1 or 2") from None
     if not all(type(dimension) is int for dimension in shape):
-        # True is one to Python.
+        # In Python, True is an int.
         raise Malformed(f"has a dimension that is not an integer: {clipped(repr(shape))}")
     if any(dimension < 0 for dimension in shape):
         raise Malformed(f"has a negative dimension: {list(shape)}")
@@ -168,28 +169,29 @@ def _header(stream: IO[bytes], size: int) -> _Header:
         raise Malformed(f"has {oversize}")
     if dtype.hasobject:
         raise Malformed("holds Python objects, which are not read; store numbers")
-    claimed, needed = size - stream.tell(), math.prod(shape) * dtype.itemsize
-    if claimed != needed:
-        raise Malformed(f"has {claimed} bytes of data; {dtype}{list(shape)} needs {needed}")
+    available, required = size - stream.tell(), math.prod(shape) * dtype.itemsize
+    if available != required:
+        raise Malformed(f"has {available} bytes of data; {dtype}{list(shape)} needs {required}")
     return dtype, shape, fortran
 
 
-def _element_type(stored: np.dtype[Any], given: np.dtype[Any] | None) -> np.dtype[Any]:
+def _element_type(stored: np.dtype[Any], stated: np.dtype[Any] | None) -> np.dtype[Any]:
+    """Return the element type of a file's data, which must equal the type that the case states."""
     if stored.kind == "V":
-        if given is None or given.kind != "V" or given.itemsize != stored.itemsize:
+        if stated is None or stated.kind != "V" or stated.itemsize != stored.itemsize:
             raise Malformed(
-                f"holds {stored.itemsize} bytes an element of unknown meaning; give its dtype"
+                f"holds elements of {stored.itemsize} bytes without a type; state the dtype"
             )
-        if not dtype_name(given).startswith(("bfloat16", "float8")):
-            raise Malformed(f"cannot hold {dtype_name(given)}; store it in a .pb file")
-        return given
+        if not dtype_name(stated).startswith(("bfloat16", "float8")):
+            raise Malformed(f"cannot hold {dtype_name(stated)}; store it in a .pb file")
+        return stated
     native = stored.newbyteorder("=")
     if native not in DTYPES.values() or dtype_name(native) == STRING:
         raise Malformed(
-            f"holds {stored}, which is not an element type of ONNX that .npy files hold"
+            f"holds {stored}, which is not an element type of ONNX that .npy files support"
         )
-    if given is not None and given != native:
-        raise Malformed(f"holds {dtype_name(native)}; {dtype_name(given)} was expected")
+    if stated is not None and stated != native:
+        raise Malformed(f"holds {dtype_name(native)}; {dtype_name(stated)} was expected")
     return native
 
 

@@ -17,7 +17,7 @@ from onnxopt_cli.cases.case import (
     Signature,
     loading_failure,
 )
-from onnxopt_cli.cases.tensors.declared import USUAL_MEMORY
+from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import (
     MAX_CASE_BYTES,
     MAX_CASE_FILE_BYTES,
@@ -60,7 +60,7 @@ _LIMITS = ("rtol", "atol", "ulp")
 _SCHEMA = "onnxopt_cli.cases.yaml"
 
 
-def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], list[Fault]]:
+def read_yaml_file(path: Path, memory: int = DEFAULT_MEMORY) -> tuple[list[Case], list[Fault]]:
     """Read a case file.
 
     Literal data are checked completely. Random data and files are checked by type and shape only,
@@ -86,7 +86,7 @@ def read_yaml_file(path: Path, memory: int = USUAL_MEMORY) -> tuple[list[Case], 
 
 
 def read_apart(
-    path: Path, memory: int = USUAL_MEMORY, *, contents: bool = True
+    path: Path, memory: int = DEFAULT_MEMORY, *, contents: bool = True
 ) -> tuple[list[Case], list[Fault]] | None:
     """Read a case file like :func:`read_yaml_file`, with results that can be pickled.
 
@@ -145,7 +145,7 @@ def read_yaml_text(
     text: str,
     path: Path,
     file: Mapping[str, Signature] = MappingProxyType({}),
-    memory: int = USUAL_MEMORY,
+    memory: int = DEFAULT_MEMORY,
 ) -> tuple[list[Case], list[Fault]]:
     """Read the text of a case file.
 
