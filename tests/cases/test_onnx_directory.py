@@ -149,7 +149,7 @@ def test_a_model_that_is_elsewhere_is_a_problem_and_not_downloaded(tmp_path):
     data = '{"url": "https://example.org/m.tar.gz", "model_name": "m", "rtol": 0.1}'
     (tmp_path / "test_x" / "data.json").write_text(data)
     assert problem(tmp_path).what == (
-        "has no model.onnx: it is at 'https://example.org/m.tar.gz', and nothing is downloaded"
+        "has no model.onnx: it is at 'https://example.org/m.tar.gz', but onnxopt downloads no files"
     )
 
 
@@ -188,12 +188,12 @@ def test_a_directory_reached_twice_is_one_case(tmp_path):
 def test_the_search_ends_at_a_depth(tmp_path):
     deep = tmp_path.joinpath(*"abcdefghijklmnopqrst")
     make_plain(deep / "test_x")
-    assert problem(tmp_path).what == "lies more than 16 folders deep; not searched"
+    assert problem(tmp_path).what == "is more than 16 folders deep; not searched"
 
 
 def test_a_name_that_cannot_be_shown_is_a_problem(tmp_path):
     make_plain(tmp_path / "s" / "test_\x1b[31m")
-    assert problem(tmp_path).what == r"has a name that cannot be shown: 's/test_\x1b[31m/0'"
+    assert problem(tmp_path).what == r"has a name that is not printable: 's/test_\x1b[31m/0'"
 
 
 def test_a_name_that_is_not_unicode_is_a_problem(tmp_path):
@@ -201,7 +201,7 @@ def test_a_name_that_is_not_unicode_is_a_problem(tmp_path):
         make_plain(tmp_path / "s" / os.fsdecode(b"test_\xff"))
     except OSError:
         pytest.skip("this file system has Unicode names only")
-    assert problem(tmp_path).what == r"has a name that cannot be shown: 's/test_\udcff/0'"
+    assert problem(tmp_path).what == r"has a name that is not printable: 's/test_\udcff/0'"
 
 
 def test_a_folder_that_does_not_exist_is_a_problem(tmp_path):

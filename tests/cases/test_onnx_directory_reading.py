@@ -238,7 +238,10 @@ def test_a_missing_input_is_a_problem(tmp_path):
 
 def test_an_input_too_many_is_a_problem(tmp_path):
     value = tensor(ONE_TWO)
-    assert complaint(tmp_path, [value, value]) == "input_1.pb: is more than the graph's 1 inputs"
+    assert (
+        complaint(tmp_path, [value, value])
+        == "input_1.pb: is an extra file: the graph has 1 inputs"
+    )
 
 
 def test_an_empty_data_set_is_a_problem(tmp_path):
@@ -436,8 +439,8 @@ def test_a_light_model_without_its_output_is_a_problem(tmp_path):
 @pytest.mark.parametrize(
     ("declared", "what"),
     [
-        (tensor_type(TensorProto.INT64, [2]), "is not a float32 tensor, and no other kind"),
-        (SEQUENCE, "is not a float32 tensor, and no other kind can be made"),
+        (tensor_type(TensorProto.INT64, [2]), "is not a float32 tensor; only"),
+        (SEQUENCE, "is not a float32 tensor; only such inputs can be generated"),
         (tensor_type(shape=[2**40]), r"has the shape \[1099511627776\], which is negative or too"),
         (tensor_type(shape=[-1, -1]), r"has the shape \[-1, -1\], which is negative or too large"),
     ],

@@ -104,7 +104,7 @@ def test_the_same_case_is_the_same_bytes():
         (Problem(identity({"x": FLOAT}), {"x": ONE_TWO}, None), "needs the expected outputs"),
         (
             content({"x": ONE_TWO}, {"x": FLOAT}, must_reject=True),
-            "cannot say that the model must be ",
+            "cannot state that the model must be ",
         ),
         (
             content({"x": ONE_TWO}, {"x": FLOAT}, tolerance=Ulps(3, Provenance.CASE)),

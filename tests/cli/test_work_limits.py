@@ -39,7 +39,7 @@ def test_a_link_to_a_folder_above_is_named_and_not_followed(tmp_path, target):
     began = time.monotonic()
     ids, found = problems(root)
     assert ids == ["b/right/0"]
-    assert found == [f"{root}/up: links to a folder that it lies in; not searched"]
+    assert found == [f"{root}/up: links to a folder that contains it; not searched"]
     assert time.monotonic() - began < 5
 
 
@@ -53,7 +53,7 @@ def test_what_links_lead_to_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "MAX_LINKED_ENTRIES", 20)
     ids, (found,) = problems(root)
     assert ids == ["root/right/0"]
-    assert "far: is not searched: 20 files and folders that only links lead to" in found
+    assert "far: is not searched: the limit is 20 files and folders reached through links" in found
 
 
 def test_a_folder_with_too_much_in_it_is_named(monkeypatch, workplace, onnxopt):
@@ -65,7 +65,7 @@ def test_a_folder_with_too_much_in_it_is_named(monkeypatch, workplace, onnxopt):
     answer = onnxopt("list", ".")
     assert answer.code == 2
     assert "right/0" in answer.out
-    assert "b: is not searched: 20 files and folders come before it" in answer.err
+    assert "b: is not searched: the limit is 20 files and folders" in answer.err
 
 
 def test_a_case_whose_files_are_too_large_together_is_invalid(workplace, onnxopt, monkeypatch):

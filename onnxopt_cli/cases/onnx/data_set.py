@@ -1,4 +1,4 @@
-"""Reading and writing an ONNX test directory: model, tolerance, inputs and outputs."""
+"""Read and write the cases of an ONNX test directory: model, tolerance, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-#: How onnx begins the names of its "light" models, whose weights are constants.
+#: Prefix of the names of onnx's "light" models, whose weights are constants.
 LIGHT_PREFIX = "light_"
-#: The file with a directory's tolerance, and where its model is if it is missing.
+#: The file with a directory's tolerance, and with the URL of its model if that is missing.
 DATA_FILE = "data.json"
 
-_MAXIMUM_ELEMENTS = 2**28
-# Bytes of data.json.
-_LIMIT = 1_000_000
+_MAX_RAMP_ELEMENTS = 2**28
+_MAX_DATA_FILE_BYTES = 1_000_000
 
 
 class CaseFiles(NamedTuple):
-    """Where the files of a case are.
+    """The paths of a case's files.
 
     Attributes:
         model: the model.
-        data: the ``data.json`` with its tolerance, which need not be there.
-        folder: of its values.
-        inputs: how names of files with inputs begin; None if there are none and they are made.
-        outputs: how names of files with outputs begin.
+        data: the ``data.json`` with the tolerance, which may be missing.
+        folder: the folder of inputs and outputs.
+        inputs: prefix of the names of input files; None if the inputs are generated.
+        outputs: prefix of the names of output files.
     """
 
     model: Path
@@ -72,27 +71,27 @@ class CaseFiles(NamedTuple):
     outputs: str
 
     def present(self) -> dict[str, tuple[()]]:
-        """Return the files that :func:`read_case` may read, as far as they are there."""
-        prefixes = tuple(f"{it}_" for it in (self.inputs, self.outputs) if it)
-        # None where the folder cannot be read, which reading the case says.
-        inside = sorted(path for path in self.folder.glob("*.pb") if path.name.startswith(prefixes))
+        """Return the existing files that :func:`read_case` may read."""
+        prefixes = tuple(f"{prefix}_" for prefix in (self.inputs, self.outputs) if prefix)
+        # An unreadable folder has no entries here; reading the case reports it.
+        values = sorted(path for path in self.folder.glob("*.pb") if path.name.startswith(prefixes))
         data = [self.data] if os.path.lexists(self.data) else []
-        files = [self.model, *data, *inside, *external_files(self.model)]
+        files = [self.model, *data, *values, *external_files(self.model)]
         return {str(path): () for path in files}
 
 
 def data_set_files(directory: Path, number: int) -> CaseFiles:
-    """Return where ``test_data_set_<number>`` of a test directory has its files."""
+    """Return the files of ``test_data_set_<number>`` in a test directory."""
     folder = directory / f"test_data_set_{number}"
     return CaseFiles(directory / "model.onnx", directory / DATA_FILE, folder, "input", "output")
 
 
 def light_files(model: Path) -> CaseFiles:
-    """Return where a model of onnx's light corpus has its files.
+    """Return the files of a model in onnx's light corpus.
 
-    The tolerance is that of the directory ``../real/test_<x>``, whose ``data.json`` names the model
-    as its own. There are no stored inputs: onnx's runner feeds numbers that it makes from the
-    declared shapes.
+    The tolerance is in the directory ``../real/test_<x>``, whose ``data.json`` contains the URL of
+    the model. Inputs are not stored; like onnx's runner, onnxopt generates them from the declared
+    shapes.
     """
     name = f"test_{model.stem.removeprefix(LIGHT_PREFIX)}"
     data = model.parent.parent / "real" / name / DATA_FILE
@@ -103,7 +102,7 @@ def read_case(files: CaseFiles) -> Problem:
     """Read a case.
 
     Raises:
-        InvalidCase: with everything that is wrong with its values, its model and ``data.json``.
+        InvalidCase: if the values, the model or ``data.json`` are invalid; lists all errors.
     """
     with reading_at_most(MAX_CASE_BYTES):
         return _read_case(files)
@@ -138,12 +137,12 @@ def _read_case(files: CaseFiles) -> Problem:
     outputs = _read_values(files.folder, paths[files.outputs], graph.output, "output", problems)
     if problems:
         raise InvalidCase(problems)
-    own = files.inputs or url.endswith(f"/light/{files.model.name}")
-    return Problem(model, inputs, outputs, tolerance if own else None)
+    applies = files.inputs or url.endswith(f"/light/{files.model.name}")
+    return Problem(model, inputs, outputs, tolerance if applies else None)
 
 
 def read_checked_case(files: CaseFiles) -> Problem:
-    """Read a case whose model onnx accepts, and whose shapes are those that its graph declares.
+    """Read a case; check its model with onnx, and its shapes against those of the graph.
 
     Raises:
         InvalidCase: see :func:`read_case`.
@@ -168,7 +167,7 @@ def read_inputs(folder: Path, declared: Sequence[ValueInfoProto]) -> dict[str, V
     """Read the inputs of a model from the files ``input_<i>.pb`` of a folder.
 
     Raises:
-        InvalidCase: if files are missing or wrong.
+        InvalidCase: if files are missing or invalid.
     """
     problems: list[Fault] = []
     names = [path.name for path in folder.iterdir()]
@@ -183,7 +182,10 @@ def read_inputs(folder: Path, declared: Sequence[ValueInfoProto]) -> dict[str, V
 def find_numbers(
     folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Fault]
 ) -> list[int]:
-    """Return the numbers in the names that begin and end in one way; a gap is a problem."""
+    """Return the sorted numbers in the names with a prefix and a suffix.
+
+    Faults about other text in place of a number, and about gaps, are added to `problems`.
+    """
     numbers = []
     for name in names:
         inner = name[len(prefix) : len(name) - len(suffix)]
@@ -192,13 +194,14 @@ def find_numbers(
         if is_number(inner):
             numbers.append(int(inner))
         else:
-            what = f"has {'a file ' * bool(suffix)}{name!a}; {prefix}<number>{suffix} was expected"
-            problems.append(Fault(str(folder), what))
+            message = f"has {'a file ' * bool(suffix)}{name!a}; "
+            message += f"{prefix}<number>{suffix} was expected"
+            problems.append(Fault(str(folder), message))
     numbers.sort()
     gap = next((i for i, number in enumerate(numbers) if i != number), None)
     if gap is not None:
-        what = f"has {prefix}{numbers[-1]}{suffix}, but no {prefix}{gap}{suffix}"
-        problems.append(Fault(str(folder), what))
+        message = f"has {prefix}{numbers[-1]}{suffix}, but no {prefix}{gap}{suffix}"
+        problems.append(Fault(str(folder), message))
     return numbers
 
 
@@ -211,55 +214,59 @@ def _read_values(
 ) -> dict[str, Value]:
     """Read the files of a data set's inputs or outputs.
 
-    A file belongs to the input (or output) whose name is in it, or to that at its own position if
-    it has none.
+    A file belongs to the input (or output) that its message names, or to the one at the same
+    position if the message has no name.
 
     Args:
-        folder: for messages.
-        files: in their order.
-        declared: what the graph declares, in its order.
+        folder: the folder, for messages.
+        files: the files in order.
+        declared: the inputs (or outputs) that the graph declares, in order.
         kind: ``input`` or ``output``.
-        problems: gets whatever is wrong.
+        problems: faults are added to this list.
 
     Returns:
-        The values by name, in the graph's order; without those that have problems.
+        The valid values by name, in the graph's order.
     """
     types = {value.name: value.type for value in declared}
     try:
-        classes = {name: message_class(it) for name, it in types.items()}
+        classes = {name: message_class(value_type) for name, value_type in types.items()}
     except Malformed as error:
         problems.append(Fault(str(folder), f"one of the graph's {kind}s {error}"))
         return {}
     owners: dict[str, Path] = {}
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for position, path in enumerate(files):
         try:
             if position >= len(types):
-                raise Malformed(f"is more than the graph's {len(types)} {kind}s")  # noqa: TRY301
+                extra = f"is an extra file: the graph has {len(types)} {kind}s"
+                raise Malformed(extra)  # noqa: TRY301 - handled like the other faults of the file
             data, raw_data = read_message(path)
             name, message = _named_message(data, classes, position, kind)
             if name in owners:
-                what = f"holds the {kind} {name!r}, as does {owners[name].name}"
-                raise Malformed(what)  # noqa: TRY301 - joins the others of this file
+                duplicate = f"holds the {kind} {name!r}, as does {owners[name].name}"
+                raise Malformed(duplicate)  # noqa: TRY301 - as above
             owners[name] = path
-            found[name] = value_of(message, types[name], raw_data)
+            values[name] = value_of(message, types[name], raw_data)
         except Malformed as error:
             problems.append(Fault(str(path), str(error)))
     if len(files) < len(types):
         missing = ", ".join(repr(name) for name in types if name not in owners)
-        what = f"has {len(files)} {kind} files for the graph's {len(types)} {kind}s: {missing}"
-        problems.append(Fault(str(folder), f"{what} missing"))
-    return {name: found[name] for name in types if name in found}
+        fault = (
+            f"has {len(files)} {kind} files for the graph's {len(types)} {kind}s: {missing} missing"
+        )
+        problems.append(Fault(str(folder), fault))
+    return {name: values[name] for name in types if name in values}
 
 
 def _named_message(
     data: bytes, classes: Mapping[str, type[Message]], position: int, kind: str
 ) -> tuple[str, Message]:
     """Return the input or output that a file belongs to, and the message in the file."""
-    here = list(classes)[position]
+    default = list(classes)[position]
     parsed: dict[type[Message], Message] = {}
-    # A name precedes the position, whose type may be another: some data are several messages.
-    for candidate in dict.fromkeys([classes[here], *classes.values()]):
+    # A name takes precedence over the position. Try all classes, because some data can be parsed as
+    # several of them.
+    for candidate in dict.fromkeys([classes[default], *classes.values()]):
         try:
             message = parsed[candidate] = parse_message(data, candidate)
             name = name_of(message)
@@ -267,10 +274,10 @@ def _named_message(
             continue
         if classes.get(name) is candidate:
             return name, message
-    message = parsed.get(classes[here]) or parse_message(data, classes[here])
+    message = parsed.get(classes[default]) or parse_message(data, classes[default])
     name = name_of(message)
     if not name:
-        return here, message
+        return default, message
     if name in classes:
         return name, parse_message(data, classes[name])
     names = ", ".join(map(repr, classes))
@@ -280,25 +287,25 @@ def _named_message(
 def _ramps(
     model: Path, declared: Iterable[ValueInfoProto], problems: list[Fault]
 ) -> dict[str, Value]:
-    """Return 0, 1/n, ..., (n-1)/n in each declared shape, unknown dimensions being 1.
+    """Return 0, 1/n, ..., (n-1)/n in each declared shape; unknown dimensions have size 1.
 
     Source: ``Runner.generate_dummy_data`` in onnx/backend/test/runner.
     """
     values: dict[str, Value] = {}
-    for it in declared:
-        tensor = it.type.tensor_type
+    for info in declared:
+        tensor = info.type.tensor_type
         shape = [size.dim_value if size.HasField("dim_value") else 1 for size in tensor.shape.dim]
         count = math.prod(shape)
-        wrong = ""
+        fault = ""
         if tensor.elem_type != TensorProto.FLOAT:
-            wrong = "is not a float32 tensor, and no other kind can be made"
-        elif min(shape, default=0) < 0 or count > _MAXIMUM_ELEMENTS:
-            wrong = f"has the shape {shape}, which is negative or too large to be made"
-        if wrong:
-            problems.append(Fault(str(model), f"the input {it.name!r} {wrong}"))
+            fault = "is not a float32 tensor; only such inputs can be generated"
+        elif min(shape, default=0) < 0 or count > _MAX_RAMP_ELEMENTS:
+            fault = f"has the shape {shape}, which is negative or too large to generate"
+        if fault:
+            problems.append(Fault(str(model), f"the input {info.name!r} {fault}"))
         else:
             ramp = np.arange(count) / max(count, 1)
-            values[it.name] = ramp.astype(np.float32).reshape(shape)
+            values[info.name] = ramp.astype(np.float32).reshape(shape)
     return values
 
 
@@ -306,14 +313,14 @@ def read_directory_data(path: Path) -> tuple[Relative | None, str]:
     """Read a ``data.json``.
 
     Returns:
-        Its rtol and atol, the missing one of the two being ONNX's default, None if it has neither;
-        and where the model is if it is not in the directory, empty if it does not say.
+        The tolerance, with ONNX's default for a missing rtol or atol, or None if both are missing;
+        and the URL of the model, or an empty string.
 
     Raises:
-        Malformed: if it is missing, no JSON object, or has a tolerance that is no finite number of
-            at least zero.
+        Malformed: if the file is missing, is not a JSON object, or has a tolerance that is not a
+            finite number of at least zero.
     """
-    data = read_regular_file(path, _LIMIT)
+    data = read_regular_file(path, _MAX_DATA_FILE_BYTES)
     try:
         content = json.loads(data, parse_int=float)
     except (ValueError, RecursionError) as error:
@@ -341,20 +348,20 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
     """Write a case as a new test directory: model, inputs, outputs, and its tolerance if any.
 
     Args:
-        folder: the directory, ``.../test_<name>``; created, with its parents.
+        folder: the directory, ``.../test_<name>``; it is created with its parents.
         problem: the case.
 
     Returns:
         The files by their paths in the folder.
 
     Raises:
-        UsageError: if the folder has something in it already, cannot be written, or the case
-            cannot be a test directory, see :func:`directory_files`.
+        UsageError: if the folder is not empty or cannot be written, or a test directory cannot
+            represent the case (see :func:`directory_files`).
     """
     files = directory_files(problem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Input or output files left from another case would be read as this one's.
+        # Input or output files of another case would be read as part of this one.
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
         for parent in {(folder / name).parent for name in files} - {folder}:
@@ -370,14 +377,14 @@ def directory_files(problem: Problem) -> dict[str, bytes]:
     """Return the files of a test directory by their paths in it.
 
     Raises:
-        UsageError: if the layout cannot say what the case says: expected outputs that are left to
-            a formula, tolerances other than one rtol and atol, a model that must be refused, values
-            that are not of the types that the model declares.
+        UsageError: if a test directory cannot represent the case: it has no stored outputs, has
+            tolerances other than one rtol and atol, must be rejected, or has values that are not
+            of the types that the model declares.
     """
     if problem.stored is None:
         raise UsageError("an ONNX test directory needs the expected outputs")
     if problem.must_reject:
-        raise UsageError("an ONNX test directory cannot say that the model must be refused")
+        raise UsageError("an ONNX test directory cannot state that the model must be rejected")
     if problem.output_tolerances or not isinstance(problem.tolerance, Relative | None):
         raise UsageError("an ONNX test directory has one rtol and atol for all outputs")
     files = model_and_inputs(problem)
@@ -389,7 +396,7 @@ def directory_files(problem: Problem) -> dict[str, bytes]:
 
 
 def model_and_inputs(problem: Problem) -> dict[str, bytes]:
-    """Return the files of a test directory that say what to run, without what must come back.
+    """Return the files of a test directory except the outputs and the tolerance.
 
     Raises:
         UsageError: if the inputs are not of the types that the model declares.
@@ -418,5 +425,5 @@ def _value_files(
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a number as it stands in names: no sign, no leading zeros."""
+    """Return whether a text is a valid number in a name, without sign and leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None

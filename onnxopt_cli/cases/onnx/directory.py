@@ -1,4 +1,4 @@
-"""Finding ONNX test directories: names only, nothing is parsed until a case is read.
+"""Find ONNX test directories by names; files are parsed only when a case is read.
 
 ::
 
@@ -42,10 +42,10 @@ ONNX_KINDS = frozenset(
 _MODEL = "model.onnx"
 _DATA_SET = "test_data_set_"
 _LIGHT_MODELS = f"{LIGHT_PREFIX}*.onnx"
-_MAXIMUM_DEPTH = 16
-#: Files and folders that are looked at below one folder.
+_MAX_DEPTH = 16
+#: Limit on the files and folders searched below the root.
 MAX_ENTRIES = 500_000
-#: The same of what only symbolic links lead to.
+#: Limit on the files and folders searched outside the root, which symbolic links lead to.
 MAX_LINKED_ENTRIES = 50_000
 _YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -53,35 +53,34 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 def find_directories(root: Path) -> tuple[list[Case], list[Fault]]:
     """Find the cases of all ONNX test directories at or below a folder.
 
-    Symbolic links are followed, each folder being visited once, under its own name.
+    Symbolic links are followed; each folder is visited once, under its own name.
 
     Args:
-        root: a tree with test directories, one of them, or one of its data sets.
+        root: a tree with test directories, a test directory, or one of its data sets.
 
     Returns:
-        A case for each data set, in the order of names and numbers, and what is wrong with
-        directories: no model or one that is elsewhere, no data sets, gaps in their numbers, names
-        that cannot be shown.
+        A case for each data set, in the order of names and numbers; and the faults of directories:
+        a missing or remote model, no data sets, gaps in their numbers, unprintable names.
     """
     cases: list[Case] = []
     problems: list[Fault] = []
     resolved = Path(os.path.realpath(root))
     try:
-        for found in _at_or_below(root, resolved):
-            if isinstance(found, Case):
-                cases.append(found)
+        for item in _at_or_below(root, resolved):
+            if isinstance(item, Case):
+                cases.append(item)
             else:
-                problems.append(found)
-    except Exception as error:  # noqa: BLE001 - a folder may hold anything
+                problems.append(item)
+    except Exception as error:  # noqa: BLE001 - the folder is arbitrary
         problems.append(Fault(str(root), loading_failure(error)))
     return cases, problems
 
 
 def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
-    """Yield the cases at or below a folder, and what is wrong with directories."""
+    """Yield the cases at or below a folder, and the faults of directories."""
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
-        # The path as typed may have no usable parent: it may be ".", or a link.
+        # The path as typed may be "." or a link, which has another parent.
         parent = root.parent if root.name == resolved.name else resolved.parent
         yield _data_set(parent, str(resolved.parent), int(number))
     else:
@@ -93,7 +92,7 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
 
     Args:
         path: the model.
-        settings: where the inputs of a model without test data come from.
+        settings: the source of the inputs of a model without test data.
 
     Returns:
         The cases of the data sets beside a ``model.onnx``, or that of a model of onnx's light
@@ -105,37 +104,37 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
         return [bare_model_case(path, settings)], []
     light_output = folder / f"{path.stem}_output_0.pb"
     if fnmatch.fnmatchcase(path.name, _LIGHT_MODELS) and light_output.exists():
-        found = _case(os.path.realpath(folder), f"{path.stem}/0", path, light_files(path))
-        return ([found], []) if isinstance(found, Case) else ([], [found])
+        case = _case(os.path.realpath(folder), f"{path.stem}/0", path, light_files(path))
+        return ([case], []) if isinstance(case, Case) else ([], [case])
     if path.name == _MODEL and any(folder.glob(f"{_DATA_SET}*")):
         return find_directories(folder)
     return [bare_model_case(path, settings)], []
 
 
 class _Search:
-    """Looks for test directories below a folder.
+    """Searches for test directories below a folder.
 
     Args:
-        root: the folder, without links.
+        root: the folder, with links resolved.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
-        # The folders without links that have been searched.
+        # The folders that have been searched, with links resolved.
         self._visited: set[str] = set()
-        # How many more files and folders may be looked at: below the root, and elsewhere.
-        self._left = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
+        # Remaining files and folders, by whether they are below the root.
+        self._remaining = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
 
     def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Fault]:
-        """Yield the cases of a folder, or of those below it, and what is wrong with directories.
+        """Yield the cases of a folder or of its subfolders, and the faults of directories.
 
         Args:
-            path: as the user typed it, for messages.
-            real: the same without links, for names.
-            depth: number of folders above it since the root.
+            path: the folder as the user typed it, for messages.
+            real: the same with links resolved, for names.
+            depth: number of folders between it and the root.
         """
-        below = _is_above(self._root, real)
-        if real in self._visited or self._left[below] < 0:
+        below = _contains(self._root, real)
+        if real in self._visited or self._remaining[below] < 0:
             return
         self._visited.add(real)
         try:
@@ -145,76 +144,77 @@ class _Search:
             return
         data_sets = [name for name in names if name.startswith(_DATA_SET)]
         if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
-            # A model beside YAML files is one that they name.
+            # Case files in the same folder refer to the model.
             names.pop(_MODEL, None)
         if data_sets and _MODEL in names:
             problems: list[Fault] = []
             for number in find_numbers(path, data_sets, _DATA_SET, "", problems):
                 yield _data_set(path, real, number)
             yield from problems
-        elif wrong := _incomplete(path, names, data_sets):
-            yield Fault(str(path), wrong)
+        elif message := _incomplete(path, names, data_sets):
+            yield Fault(str(path), message)
         else:
             for name in sorted(fnmatch.filter(names, _LIGHT_MODELS)):
                 model = path / name
                 yield _case(real, f"{model.stem}/0", model, light_files(model))
-            yield from self._in_folders_of(path, real, depth, names)
+            yield from self._in_subfolders(path, real, depth, names)
 
     def _entries(self, path: Path, below: bool, depth: int) -> dict[str, os.DirEntry[str]]:
-        """Return what is in a folder, by name.
+        """Return the entries of a folder by name.
 
         Args:
             path: the folder.
-            below: whether it lies below the root.
-            depth: number of folders above it since the root.
+            below: whether it is below the root.
+            depth: number of folders between it and the root.
 
         Raises:
-            Malformed: if it cannot be read, or lies too deep, or has too much in it.
+            Malformed: if it cannot be read, or exceeds the limit of depth or of entries.
         """
-        if depth > _MAXIMUM_DEPTH:
-            raise Malformed(f"lies more than {_MAXIMUM_DEPTH} folders deep; not searched")
+        if depth > _MAX_DEPTH:
+            raise Malformed(f"is more than {_MAX_DEPTH} folders deep; not searched")
         try:
             with os.scandir(path) as entries:
-                names = {entry.name: entry for entry in islice(entries, self._left[below] + 1)}
+                names = {entry.name: entry for entry in islice(entries, self._remaining[below] + 1)}
         except OSError as error:
             raise Malformed(f"cannot be read: {error.strerror}") from None
-        if len(names) > self._left[below]:
-            most = MAX_ENTRIES if below else MAX_LINKED_ENTRIES
-            where = "come before it" if below else "that only links lead to come before it"
-            # It is said once, and no other folder is searched.
-            self._left[below] = -1
-            raise Malformed(f"is not searched: {most} files and folders {where}")
-        self._left[below] -= len(names)
+        if len(names) > self._remaining[below]:
+            limit = MAX_ENTRIES if below else MAX_LINKED_ENTRIES
+            region = "" if below else " reached through links"
+            # Report this once, and search no more folders.
+            self._remaining[below] = -1
+            raise Malformed(f"is not searched: the limit is {limit} files and folders{region}")
+        self._remaining[below] -= len(names)
         return names
 
-    def _in_folders_of(
+    def _in_subfolders(
         self, path: Path, real: str, depth: int, names: Mapping[str, os.DirEntry[str]]
     ) -> Iterator[Case | Fault]:
-        shown = [name for name in names if not name.startswith(".")]
-        folders = [it for it in shown if os.path.isdir(names[it])]  # noqa: PTH112 - a loop of links is none
+        visible = [name for name in names if not name.startswith(".")]
+        # Unlike DirEntry.is_dir, isdir returns False for a link to itself.
+        folders = [name for name in visible if os.path.isdir(names[name])]  # noqa: PTH112
         for name in sorted(folders):
-            below = os.path.join(real, name)  # noqa: PTH118 - many, and strings do
-            inner = os.path.realpath(below) if names[name].is_symlink() else below
-            if inner != self._root and _is_above(inner, self._root):
-                yield Fault(str(path / name), "links to a folder that it lies in; not searched")
+            subfolder = os.path.join(real, name)  # noqa: PTH118 - faster for many names
+            target = os.path.realpath(subfolder) if names[name].is_symlink() else subfolder
+            if target != self._root and _contains(target, self._root):
+                yield Fault(str(path / name), "links to a folder that contains it; not searched")
             else:
-                yield from self.in_folder(path / name, inner, depth + 1)
+                yield from self.in_folder(path / name, target, depth + 1)
 
 
-def _is_above(folder: str, other: str) -> bool:
-    """Tell whether a folder is another one, or one that it lies in; both without links."""
-    return other == folder or other.startswith(folder.rstrip("/") + "/")
+def _contains(folder: str, path: str) -> bool:
+    """Return whether a path is a folder or is below it; links in both must be resolved."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _data_set(path: Path, real: str, number: int) -> Case | Fault:
-    """Return one data set of the test directory at ``path``, or ``real`` without links."""
+    """Return a data set of the test directory at `path`; `real` is the path with links resolved."""
     parent, name = os.path.split(real)
     files = data_set_files(path, number)
     return _case(parent, f"{name}/{number}", files.folder, files)
 
 
 def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault:
-    suite = os.path.basename(folder) or "root"  # noqa: PTH119 - many, and strings do
+    suite = os.path.basename(folder) or "root"  # noqa: PTH119 - faster for many names
     if suite in ONNX_KINDS:
         suite = f"onnx-{suite}"
     case_id = f"{suite}/{name}"
@@ -222,11 +222,11 @@ def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault
         return Case(
             case_id, Location(place), partial(read_checked_case, files), files=files.present
         )
-    return Fault(str(place), f"has a name that cannot be shown: {case_id!a}")
+    return Fault(str(place), f"has a name that is not printable: {case_id!a}")
 
 
 def _incomplete(path: Path, names: Collection[str], data_sets: Sequence[str]) -> str:
-    """Say what a test directory lacks; empty if a folder is none."""
+    """Return what a test directory lacks; an empty string if the folder is not a test directory."""
     if data_sets:
         return f"has data sets, but no {_MODEL}"
     if _MODEL in names:
@@ -235,7 +235,7 @@ def _incomplete(path: Path, names: Collection[str], data_sets: Sequence[str]) ->
         with suppress(Malformed):
             _, url = read_directory_data(path / DATA_FILE)
             if url:
-                return f"has no {_MODEL}: it is at {url[:200]!a}, and nothing is downloaded"
+                return f"has no {_MODEL}: it is at {url[:200]!a}, but onnxopt downloads no files"
     values = any(name.startswith(("input_", "output_")) for name in names)
-    lost = path.name.startswith("test_") and (not names or DATA_FILE in names or values)
-    return f"has no {_MODEL}" if lost else ""
+    lacks_model = path.name.startswith("test_") and (not names or DATA_FILE in names or values)
+    return f"has no {_MODEL}" if lacks_model else ""

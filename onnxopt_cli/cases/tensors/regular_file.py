@@ -50,7 +50,7 @@ def _spend(size: int) -> None:
     for allowance in _allowances:
         allowance[0] -= size
         if allowance[0] < 0:
-            raise Malformed(f"exceeds the limit of {allowance[1]} bytes for all files together")
+            raise Malformed(f"brings the total size of files to more than {allowance[1]} bytes")
 
 
 @contextmanager
