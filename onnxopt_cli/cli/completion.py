@@ -44,8 +44,8 @@ def complete_target(
 def complete_subject(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer operators with a formula, suites and paths."""
-    operators = complete_our_operator(context, parameter, typed)
+    """Offer operators, suites and paths."""
+    operators = complete_operator(context, parameter, typed)
     return operators or complete_target(context, parameter, typed)
 
 

@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     multiple=True,
 )
 def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
-    """Show an operator (formula, inputs, attributes), a known mistake of it, or a case.
+    """Show an operator, a known mistake of it, or a case.
+
+    For an operator with a formula: formula, inputs, attributes, known mistakes. For any other
+    operator of ONNX: signature, attributes by version, how outputs are judged, and its mutants.
 
     \b
     onnxopt show Adam
+    onnxopt show Conv
     onnxopt show Adam --mistake "epsilon inside the square root"
     onnxopt show spec/adam/adam_multiple
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnx.defs import get_all_schemas
+
     from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.core.text import nearest, printable
     from onnxopt_cli.errors import InvalidCase, UsageError
@@ -47,6 +53,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         mistake_page,
         operator_page,
     )
+    from onnxopt_cli.report.node_operator_page import named_schemas, node_operator_page
     from onnxopt_cli.suites.collect import collect
 
     console = stdout()
@@ -54,6 +61,9 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         if operator := registry().named(name):
             page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
             console.print(*(page or operator_page(operator)), sep="\n")
+            continue
+        if (schemas := named_schemas(name)) and not mistakes:
+            console.print(*node_operator_page(schemas), sep="\n")
             continue
         if mistakes:
             raise UsageError(
@@ -65,7 +75,8 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         except UsageError as error:
             names_of_operators = [operator.name for operator in registry().operators]
             fallback = f"operators are {', '.join(names_of_operators)}; {error.hint}"
-            hint = nearest(name, names_of_operators, fallback)
+            known = [*names_of_operators, *(schema.name for schema in get_all_schemas())]
+            hint = nearest(name, known, fallback)
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)

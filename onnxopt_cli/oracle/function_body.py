@@ -79,6 +79,12 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     return body
 
 
+def has_stable_body(schema: Any) -> bool:
+    """Return whether the published body of an operator is an accepted reformulation."""
+    has_body = schema.has_function or schema.has_context_dependent_function
+    return bool(has_body) and schema.name not in _UNSTABLE
+
+
 def subtracting_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators of a graph whose published bodies subtract.
 

@@ -59,7 +59,7 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield Text.assemble((operator.name, "bold"), f"  {operator.domain} version {operator.version}")
     yield Text(operator.about)
     yield Text(operator.source, style="dim")
-    yield _heading("Formula")
+    yield heading("Formula")
     yield Padding(
         Syntax(formula_text(operator), "python", background_color="default", word_wrap=True), (0, 2)
     )
@@ -73,7 +73,7 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     for name in operator.tensors:
         shape = "" if name == first else f"broadcasts to {first}"
         inputs.append((f"{name}1 .. {name}n", " or ".join(operator.dtypes), shape))
-    yield from _section("Inputs", inputs)
+    yield from section("Inputs", inputs)
     outputs = []
     for name, like in operator.outputs.items():
         stem, bar, suffix = name.partition("_")
@@ -81,13 +81,13 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
         carried = operator.carries(name)
         shape = "one for all" if carried else f"of {first}'s shape"
         outputs.append((name if carried else numbered, f"as {like}, {shape}"))
-    yield from _section("Outputs", outputs)
-    yield from _section("Attributes", map(_attribute_row, operator.attributes))
+    yield from section("Outputs", outputs)
+    yield from section("Attributes", map(_attribute_row, operator.attributes))
     mistakes = (
         (mistake.name, Text(", ".join(mistake.seen_in), style="dim"))
         for mistake in operator.known_mistakes
     )
-    yield from _section("Known mistakes", mistakes)
+    yield from section("Known mistakes", mistakes)
 
 
 def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
     if mistake.seen_in:
         yield Text(f"seen in {', '.join(mistake.seen_in)}", style="dim")
     if difference := formula_difference(operator, mistake.change(operator.formula)):
-        yield _heading("Formula")
+        yield heading("Formula")
         styles = {"-": "red", "+": "green", " ": ""}
         for line in difference:
             yield Padding(Text(line, style=styles[line[0]]), (0, 2))
@@ -122,14 +122,14 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
         name: np.asarray(value, None if isinstance(value, str) else np.float32)
         for name, value in attributes.items()
     }
-    yield from _section("An input that shows it", _values({**inputs, **arrays}))
+    yield from section("An input that shows it", _values({**inputs, **arrays}))
     omitted = frozenset(attribute.name for attribute in operator.attributes) - set(attributes)
     complete = complete_attributes(operator, attributes)
     call = bind(operator, list(inputs.values()), complete, omitted=omitted)
     names = operator.output_names(len(call.groups))
     for title, outputs in (("Right", evaluate(call)), ("With the mistake", mistake.run(call))):
         rows = _values(dict(zip(names, outputs, strict=False)))
-        yield from _section(title, rows if outputs else [("none: it refuses this",)])
+        yield from section(title, rows if outputs else [("none: it refuses this",)])
 
 
 def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
@@ -143,19 +143,19 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
         name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
         attributes = ", ".join(f"{item.name}={_attribute(item)}" for item in node.attribute)
         nodes.append((name, attributes))
-    yield from _section("Model", nodes)
-    yield from _section("Inputs", _values(problem.inputs))
+    yield from section("Model", nodes)
+    yield from section("Inputs", _values(problem.inputs))
     if problem.trajectory is not None:
-        yield from _section("Steps", [(_steps(problem.trajectory),)])
+        yield from section("Steps", [(_steps(problem.trajectory),)])
     expected: Iterable[tuple[str, ...]] = [("what the formula yields",)]
     if problem.must_reject:
         expected = [("none: a right backend refuses this",)]
     elif problem.stored is not None:
         expected = _values(problem.stored)
-    yield from _section("Expected outputs", expected)
+    yield from section("Expected outputs", expected)
     tolerances = {"all outputs": problem.tolerance, **problem.output_tolerances}
     rows = [(name, str(tolerance)) for name, tolerance in tolerances.items() if tolerance]
-    yield from _section("Tolerance", rows)
+    yield from section("Tolerance", rows)
 
 
 def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
@@ -191,17 +191,18 @@ def _attribute(attribute: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:100]
 
 
-def _heading(text: str) -> Padding:
+def heading(text: str) -> Padding:
+    """Return the heading of a section, below an empty line."""
     return Padding(Text(text, style="bold"), (1, 0, 0, 0))
 
 
-def _section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
+def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
     """Yield a heading and a table without lines; nothing without rows."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     if table.row_count:
-        yield _heading(title)
+        yield heading(title)
         yield table
 
 

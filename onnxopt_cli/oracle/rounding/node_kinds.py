@@ -154,6 +154,11 @@ _GOLDEN_RATIO = 0.6180339887498949
 _MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
 
 
+def listed_kind(op_type: str) -> NodeKind | None:
+    """Return the kind of an operator's nodes; None if it is determined for each node."""
+    return _LISTED.get(op_type)
+
+
 def movable_operands(op_type: str, inputs: Sequence[Any]) -> list[int]:
     """Return the indices of a node's floating-point inputs that may be perturbed."""
     # A quotient by a power of two is exact, and so are its ties.
