@@ -1,4 +1,4 @@
-"""The command under test, in process, and places for it to work in."""
+"""Fixtures that call the command in process, and settings that make the tests faster."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from onnxopt_cli.cli import main
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites import catalogue
 
-# What breaks a property breaks it for most inputs of a class, and each class is drawn often; CI
-# looks for rarer ones.
+# A broken property usually fails for most inputs of a class, and every class is drawn often. CI
+# runs more examples, to find rarer failures.
 _PATIENT_SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", _PATIENT_SETTINGS, max_examples=25)
 settings.register_profile("ci", _PATIENT_SETTINGS, max_examples=50)
 settings.load_profile("ci" if "CI" in os.environ else "default")
 
-# What starts the tests may have them ignore signals, as & and nohup do, and so would the commands
-# that they start; those do not inherit a handler.
+# The tests may have been started with signals ignored, as by & and nohup. Child processes inherit
+# ignored signals but not handlers, so install handlers.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_configure(config):
-    """Compile each module once, also for the processes that the tests start.
+    """Make the processes that the tests start faster.
 
-    Compiling is a third of what a command costs. Whoever wants no bytecode among the sources gets
-    it elsewhere. The threads of BLAS would only wait for each other, busily. What Dask measures of
-    itself while it waits takes it a twentieth of a processor in each process.
+    Cache bytecode, in the folder of pytest if it is not wanted beside the sources: compiling takes
+    a third of the time of a command. Use one BLAS thread, because the tests already use all
+    processors. Measure Dask workers less often, which would take 5 % of a processor each.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
@@ -49,7 +49,7 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# Packages whose tests start processes only where they are marked slow.
+# Packages in which only tests marked as slow start processes.
 _QUICK_PACKAGES = frozenset(
     {
         "cases",
@@ -65,21 +65,23 @@ _QUICK_PACKAGES = frozenset(
     }
 )
 
-# Packages whose tests take longest, in the order in which they run.
+# Packages with the longest tests, which run first and in this order.
 _LONGEST_PACKAGES = {"cluster": 0, "isolation": 1}
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave packages without quick tests unread: to make their tests takes seconds, too."""
-    other = collection_path.suffix == ".py" and collection_path.parent.name not in _QUICK_PACKAGES
-    return True if other and config.option.markexpr == "quick" else None
+    """Do not collect packages without quick tests, because that takes seconds."""
+    is_module = collection_path.suffix == ".py"
+    has_quick_tests = collection_path.parent.name in _QUICK_PACKAGES
+    is_ignored = is_module and not has_quick_tests and config.option.markexpr == "quick"
+    return True if is_ignored else None
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is worth running at every save: a minute of properties and messages, no processes.
+    """Mark quick tests, for runs after every edit, and run the longest tests first.
 
-    What takes longest comes first, so that no process has it left when all others are at their end,
-    and none takes over half of a file whose tests share what takes long to make.
+    Quick tests take a minute and start no processes. The longest tests run first, so that no
+    worker of xdist is left with them at the end while the others are idle.
     """
     items.sort(
         key=lambda item: _LONGEST_PACKAGES.get(item.path.parent.name, len(_LONGEST_PACKAGES))
@@ -91,7 +93,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let tests of a file share what is made for all of them, and no worker be idle in the end."""
+    """Keep tests of a file in one worker, which shares fixtures, until a worker would be idle."""
     if config.option.dist != "load":
         return None
     from xdist.scheduler import WorkStealingScheduling
@@ -101,7 +103,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command did."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -114,22 +116,24 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """To write conformance or make pairwise takes two seconds, and many tests need some of it."""
+    """Cache suites: writing conformance or making pairwise takes two seconds."""
     write = catalogue.yaml_files
-    written = cache(lambda name, *_: write(name))
+    cached_write = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalogue, "yaml_files", lambda name: written(name, *registry().operators))
-        asks = (
+        patch.setattr(
+            catalogue, "yaml_files", lambda name: cached_write(name, *registry().operators)
+        )
+        template_functions = (
             catalogue.conformance, catalogue.pairwise, catalogue.beyond_pairs, catalogue.large,
             catalogue.many_sizes,
         )  # fmt: skip
-        for ask in asks:
-            asked = cache(lambda operator, ask=ask: tuple(ask(operator)))
-            patch.setattr(catalogue, ask.__name__, asked)
+        for function in template_functions:
+            cached = cache(lambda operator, function=function: tuple(function(operator)))
+            patch.setattr(catalogue, function.__name__, cached)
         yield
 
 
-# Their tests are about how workers start, end and are found.
+# Modules that test how workers start and end, and how they are found.
 _STARTS_WORKERS = frozenset(
     {"test_isolation_survivors", "test_other_systems", "test_signals", "test_temporary_files"}
 )
@@ -137,8 +141,8 @@ _STARTS_WORKERS = frozenset(
 
 @pytest.fixture(scope="module", autouse=True)
 def _workers_are_forked(request):
-    """To start a worker takes half a second."""
-    # Not before the environment is as it stays.
+    """Fork workers, because starting one takes half a second."""
+    # Imported here, because the fork server must inherit the final environment.
     from forked import fork_or_start
 
     with pytest.MonkeyPatch.context() as patch:
@@ -149,25 +153,24 @@ def _workers_are_forked(request):
 
 @pytest.fixture(autouse=True)
 def _same_path_afterwards(monkeypatch):
-    """Which of two plugins of one name is imported must not depend on the tests before."""
+    """Restore the import path: tests may contain plugins with equal names."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture
 def onnxopt(capsys, monkeypatch):
-    """Call ``onnxopt`` with arguments and return its exit code and output.
+    """Return a function that calls ``onnxopt`` with arguments and returns exit code and output.
 
-    Where ``-j`` says nothing else there is one worker, as starting another would take most of the
-    time.
+    Without ``-j`` there is one worker, because starting a second one would take most of the time.
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
 
     def call(*arguments: str | Path) -> Answer:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        answer = Answer(int(ended.value.code or 0), captured.out, captured.err)
+        answer = Answer(int(exit_info.value.code or 0), captured.out, captured.err)
         assert "Traceback" not in answer.text
         assert "internal error" not in answer.text
         return answer
@@ -177,6 +180,6 @@ def onnxopt(capsys, monkeypatch):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """An empty current folder."""
+    """Return an empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

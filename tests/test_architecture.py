@@ -1,4 +1,4 @@
-"""The rules by which the parts may know each other."""
+"""The rules for imports, names and sizes of packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-#: Each part may import itself and what stands before it.
+#: Each part may import itself and the parts above it.
 ORDER = [
     {"errors", "core"},
     {"config"},
@@ -31,15 +31,15 @@ ORDER = [
     {"cli", "pytest_plugin"},
 ]
 
-#: What commands reach through _api alone. They name cases, operators and backends themselves, and
-#: drive the search of fuzz, example by example.
+#: Parts that commands use through _api only. Commands may import the other parts: they name cases,
+#: operators and backends, and drive the search of fuzz.
 BEHIND_API = {"analysis", "run"}
 
 #: Packages that only the named parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
-#: The parts of onnx that are C++ and trust a model, and the modules that may use them: of these the
-#: first asks in a process that may die, the others are for workers, or their models are ours.
+#: Parts of onnx in C++, which an invalid model can crash, and the modules that may use them. The
+#: first module calls them in a separate process, the others in workers or for trusted models.
 NATIVE = {
     "checker",
     "compose",
@@ -58,7 +58,7 @@ MAY_USE_NATIVE = {
     "backends/onnxruntime/onnxruntime_backend.py": {"parser"},
 }
 
-#: Packages that are imported when they are used, never when a module is loaded.
+#: Packages that are imported on use, not when a module is loaded.
 LAZY = ("distributed", "onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
 
 
@@ -67,7 +67,7 @@ def part_of(module: str) -> str:
 
 
 def rank(part: str) -> int:
-    return next(place for place, parts in enumerate(ORDER) if part in parts)
+    return next(index for index, parts in enumerate(ORDER) if part in parts)
 
 
 @cache
@@ -76,7 +76,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path):
-    """Yield (module, whether it is imported when the file is)."""
+    """Yield each module that a file imports, and whether it does so when the file is loaded."""
     tree = parsed(path)
     deferred = {
         inner
@@ -95,7 +95,7 @@ def imports(path: Path):
             yield name, node not in deferred
 
 
-def test_imports_run_one_way():
+def test_imports_go_one_way():
     for path in FILES:
         part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if part in {"__init__", "__main__"}:
@@ -110,33 +110,34 @@ def test_imports_run_one_way():
 
 
 def native_uses(path: Path) -> set[str]:
-    """Return the parts of onnx in C++ that a file names: onnx.checker, from onnx import checker."""
-    found = set()
+    """Return the parts of onnx in C++ that a file uses, as in ``onnx.checker``."""
+    uses = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("onnx"):
             words = {*node.module.split("."), *(alias.name for alias in node.names)}
-            found |= NATIVE & words if not node.module.startswith("onnxopt_cli") else set()
+            uses |= NATIVE & words if not node.module.startswith("onnxopt_cli") else set()
         elif isinstance(node, ast.Import):
-            found |= NATIVE & {part for it in node.names for part in it.name.split(".")}
+            uses |= NATIVE & {part for alias in node.names for part in alias.name.split(".")}
         elif isinstance(node, ast.Attribute):
-            whole = isinstance(node.value, ast.Name) and node.value.id == "onnx"
-            found |= {node.attr} & NATIVE if whole or node.attr.startswith("get_context") else set()
-    return found
+            is_of_onnx = isinstance(node.value, ast.Name) and node.value.id == "onnx"
+            if is_of_onnx or node.attr.startswith("get_context"):
+                uses |= {node.attr} & NATIVE
+    return uses
 
 
-def test_onnx_meets_models_in_a_process_that_may_die_alone():
-    found = {str(path.relative_to(PACKAGE)): native_uses(path) for path in FILES}
-    assert {name: uses for name, uses in found.items() if uses} == MAY_USE_NATIVE
+def test_native_parts_of_onnx_are_used_only_in_processes_that_may_die():
+    uses_by_file = {str(path.relative_to(PACKAGE)): native_uses(path) for path in FILES}
+    assert {name: uses for name, uses in uses_by_file.items() if uses} == MAY_USE_NATIVE
 
 
-def test_commands_reach_runs_and_analyses_through_the_library():
-    found = [
+def test_commands_use_runs_and_analyses_through_the_api():
+    direct_imports = [
         (path.name, module)
         for path in (PACKAGE / "cli").rglob("*.py")
         for module, _ in imports(path)
         if module.startswith("onnxopt_cli.") and part_of(module) in BEHIND_API
     ]
-    assert found == []
+    assert direct_imports == []
 
 
 def module_of(path: Path) -> str:
@@ -144,40 +145,40 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_no_modules_import_each_other():
+def test_imports_have_no_cycles():
     modules = {module_of(path): path for path in FILES}
     needs = {
         name: {module for module, _ in imports(path) if module in modules} - {name}
         for name, path in modules.items()
     }
-    # The package imports its implementation when a name is used.
+    # The package imports its implementation only when a name is used.
     needs["onnxopt_cli"] = set()
     list(TopologicalSorter(needs).static_order())
 
 
-def test_no_folder_is_crowded():
+def test_folders_have_at_most_20_modules():
     sizes = Counter(path.parent for path in FILES if path.name != "__init__.py")
     sizes += Counter(path.parent for path in Path(__file__).parent.rglob("*.py"))
     assert {folder.name: size for folder, size in sizes.items() if size > 20} == {}
 
 
-def test_no_public_class_has_the_name_of_another():
-    # The skeletons are the beginnings of other people's packages.
-    found = Counter(
+def test_names_of_public_classes_are_unique():
+    # The skeletons are templates of other packages.
+    counts = Counter(
         node.name
         for path in FILES
         if "skeletons" not in path.parts
         for node in parsed(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert [name for name, count in found.items() if count > 1] == []
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
-def test_no_module_has_the_name_of_another():
+def test_names_of_modules_are_unique():
     names = Counter(path.name for path in FILES if "skeletons" not in path.parts)
     del names["__init__.py"]
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_a_file_says_what_it_is():
+def test_every_module_has_a_docstring():
     assert [path for path in FILES if not ast.get_docstring(parsed(path))] == []

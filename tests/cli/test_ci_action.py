@@ -1,4 +1,4 @@
-"""The GitHub Action: its script is run, and the real command takes the arguments it makes."""
+"""The GitHub Action: its scripts run, and ``onnxopt run`` accepts the arguments they produce."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def load(path):
 
 
 def step(name):
-    return next(it for it in load(ACTION)["runs"]["steps"] if it.get("name") == name)
+    return next(entry for entry in load(ACTION)["runs"]["steps"] if entry.get("name") == name)
 
 
-def called(tmp_path, name, program, inputs):
-    """Run a step's script as GitHub does, with a stand-in program; the arguments it got."""
+def arguments_of_step(tmp_path, name, program, inputs):
+    """Run the script of a step as GitHub does; return the arguments it passes to a program."""
     programs = tmp_path / "programs"
     programs.mkdir()
     stand_in = programs / program
     stand_in.write_text('#!/bin/bash\nprintf "%s\\0" "$@" > "$CALLED"\nexit 7\n')
     stand_in.chmod(0o755)
-    defaults = {key: it.get("default", "") for key, it in load(ACTION)["inputs"].items()}
-    values = {f"inputs.{key}": it for key, it in (defaults | inputs).items()}
+    defaults = {key: entry.get("default", "") for key, entry in load(ACTION)["inputs"].items()}
+    values = {f"inputs.{key}": value for key, value in (defaults | inputs).items()}
     values["runner.temp"] = str(tmp_path)
     values["steps.place.outputs.folder"] = str(tmp_path / "onnxopt" / "1")
     env = {
-        key: re.sub(r"\$\{\{ (.+?) \}\}", lambda it: values[it[1]], text)
+        key: re.sub(r"\$\{\{ (.+?) \}\}", lambda match: values[match[1]], text)
         for key, text in step(name)["env"].items()
     }
     done = subprocess.run(
@@ -51,7 +51,7 @@ def called(tmp_path, name, program, inputs):
         env={
             **env,
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "CALLED": str(tmp_path / "called"),
+            "CALLED": str(tmp_path / "arguments_of_step"),
             "GITHUB_ACTION_PATH": str(ACTION.parent),
         },
         capture_output=True,
@@ -59,22 +59,22 @@ def called(tmp_path, name, program, inputs):
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    return (tmp_path / "called").read_text().split("\0")[:-1]
+    return (tmp_path / "arguments_of_step").read_text().split("\0")[:-1]
 
 
-def parsed(tmp_path, **inputs):
-    run, *arguments = called(tmp_path, "Run onnxopt", "onnxopt", inputs)
+def options_of_run(tmp_path, **inputs):
+    run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # As below the group: click keeps the names of the help option from the first use.
+    # The same names as in the group, because click keeps those of the first use.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
 
-def test_the_command_takes_what_the_action_gives_it_by_default(tmp_path):
-    options = parsed(tmp_path, backend="onnxruntime")
+def test_command_accepts_the_default_inputs_of_the_action(tmp_path):
+    options = options_of_run(tmp_path, backend="onnxruntime")
     assert options["backends"] == ("onnxruntime",)
     assert options["targets"] == ("spec", "conformance", "pairwise", "large")
-    assert {it.partition("=")[0] for it in options["reports"]} == {
+    assert {report.partition("=")[0] for report in options["reports"]} == {
         "html",
         "junit",
         "json",
@@ -83,8 +83,8 @@ def test_the_command_takes_what_the_action_gives_it_by_default(tmp_path):
     assert str(options["artifacts"]).startswith(str(tmp_path))
 
 
-def test_every_input_reaches_the_command_line_by_line(tmp_path):
-    options = parsed(
+def test_inputs_of_several_lines_become_separate_arguments(tmp_path):
+    options = options_of_run(
         tmp_path,
         backend="numpy\npython:my backend.py:Backend\n",
         cases="my cases/\n-odd/\n",
@@ -97,16 +97,16 @@ def test_every_input_reaches_the_command_line_by_line(tmp_path):
     assert options["lowering"] == "never"
 
 
-def test_an_input_is_never_read_as_a_script(tmp_path):
+def test_input_is_never_executed_as_a_script(tmp_path):
     hostile = '"; touch owned; $(touch owned) `touch owned` *'
-    assert parsed(tmp_path, backend=hostile)["backends"] == (hostile,)
+    assert options_of_run(tmp_path, backend=hostile)["backends"] == (hostile,)
     assert not (tmp_path / "owned").exists()
-    for it in load(ACTION)["runs"]["steps"]:
-        assert "${{" not in it.get("run", "")
+    for entry in load(ACTION)["runs"]["steps"]:
+        assert "${{" not in entry.get("run", "")
 
 
-def test_the_action_installs_what_stands_beside_it(tmp_path):
-    arguments = called(
+def test_action_installs_its_own_checkout(tmp_path):
+    arguments = arguments_of_step(
         tmp_path, "Install onnxopt", "python", {"backend": "x", "requirements": "a==1\nb>2"}
     )
     assert arguments[:3] == ["-m", "pip", "install"]
@@ -115,16 +115,16 @@ def test_the_action_installs_what_stands_beside_it(tmp_path):
     assert arguments[4:] == ["a==1", "b>2"]
 
 
-def test_the_report_is_uploaded_even_if_the_run_fails():
+def test_report_is_uploaded_even_if_the_run_fails():
     upload = step("Upload the report")
     assert upload["if"] == "always()"
     assert upload["with"]["path"] == step("Run onnxopt")["env"]["REPORT"]
-    # A step that fails before it must not leave it without a name.
+    # The first step names the report, so that it has a name even if a later step fails.
     assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
 
 
-def test_each_use_in_a_job_has_a_folder_and_an_artifact_of_its_own(tmp_path):
-    found = []
+def test_each_use_in_a_job_has_a_separate_folder_and_artifact(tmp_path):
+    outputs = []
     for report in ("report", "report", "other", "a\nname=owned"):
         output = tmp_path / "output"
         output.unlink(missing_ok=True)
@@ -135,21 +135,22 @@ def test_each_use_in_a_job_has_a_folder_and_an_artifact_of_its_own(tmp_path):
                  "TEMPORARY": str(tmp_path)},
             check=True,
         )  # fmt: skip
-        found.append(dict(line.split("=", 1) for line in output.read_text().splitlines()))
-    assert [it["name"] for it in found] == ["report", "report-2", "other-3", "a-4"]
-    assert len({it["folder"] for it in found}) == 4
-    assert all(Path(it["folder"]).is_dir() for it in found)
+        outputs.append(dict(line.split("=", 1) for line in output.read_text().splitlines()))
+    assert [values["name"] for values in outputs] == ["report", "report-2", "other-3", "a-4"]
+    folders = {values["folder"] for values in outputs}
+    assert len(folders) == 4
+    assert all(Path(folder).is_dir() for folder in folders)
 
 
-def test_every_action_used_is_of_a_pinned_version_and_every_input_exists():
+def test_used_actions_have_pinned_versions_and_known_inputs():
     jobs = load(WORKFLOW)["jobs"].values()
-    steps = [*load(ACTION)["runs"]["steps"], *(it for job in jobs for it in job["steps"])]
-    used = {it["uses"] for it in steps if "uses" in it}
-    own = "./.github/actions/onnxopt"
-    assert own in used
-    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", it) for it in used - {own})
-    given = [it["with"] for it in steps if it.get("uses") == own]
-    assert all(set(it) <= set(load(ACTION)["inputs"]) for it in given)
+    steps = [*load(ACTION)["runs"]["steps"], *(entry for job in jobs for entry in job["steps"])]
+    used = {entry["uses"] for entry in steps if "uses" in entry}
+    onnxopt_action = "./.github/actions/onnxopt"
+    assert onnxopt_action in used
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", name) for name in used - {onnxopt_action})
+    inputs = [entry["with"] for entry in steps if entry.get("uses") == onnxopt_action]
+    assert all(set(names) <= set(load(ACTION)["inputs"]) for names in inputs)
 
 
 def nox_sessions():
@@ -163,7 +164,7 @@ def nox_sessions():
     }
 
 
-def test_the_project_s_own_workflow_runs_every_check():
+def test_workflow_of_the_project_runs_every_check():
     sessions, commands = [], []
     for job in load(WORKFLOW)["jobs"].values():
         matrix = job.get("strategy", {}).get("matrix", {}).get("session", [])
@@ -172,7 +173,7 @@ def test_the_project_s_own_workflow_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # The workflow tests the newest Python in its matrix, and coverage is no check.
+    # The matrix of the workflow includes the newest Python, and coverage is not a check.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

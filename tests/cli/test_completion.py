@@ -1,4 +1,4 @@
-"""What a shell offers while a command is typed; in the end bash calls its own function."""
+"""Shell completion, through the command and through bash itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from forked import run_command
 from places import REPOSITORY
 
-# As bash does when the user presses the tabulator key; compopt works only then.
+# Bash calls this function when the user presses tab; compopt works only then.
 SCRIPT = """\
 compopt() { shift; echo "<$1>"; }
 eval "$SOURCE"
@@ -24,23 +24,23 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture
-def offered(workplace):
-    """Ask, as the function of bash does, what fits words of which the last is being typed."""
+def completions(workplace):
+    """Return a function that completes the last word, as the completion function of bash does."""
 
-    def offered(*words):
-        asked = {"COMP_WORDS": " ".join(("onnxopt", *words)), "COMP_CWORD": str(len(words))}
-        env = {**os.environ, **asked, "_ONNXOPT_COMPLETE": "bash_complete"}
+    def completions(*words):
+        variables = {"COMP_WORDS": " ".join(("onnxopt", *words)), "COMP_CWORD": str(len(words))}
+        env = {**os.environ, **variables, "_ONNXOPT_COMPLETE": "bash_complete"}
         done = run_command(cwd=workplace, env=env)
         assert done.stderr == ""
         lines = [line.partition(",") for line in done.stdout.split()]
         return [value if kind == "plain" else f"<{kind}>" for kind, _, value in lines]
 
-    return offered
+    return completions
 
 
 @pytest.fixture(scope="module")
 def source():
-    """What a user's .bashrc evaluates."""
+    """Return the script that a user's .bashrc evaluates."""
     command = [sys.executable, "-m", "onnxopt_cli"]
     environment = {**os.environ, "_ONNXOPT_COMPLETE": "bash_source", "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
@@ -49,15 +49,15 @@ def source():
 
 
 @pytest.fixture
-def offered_by_bash(tmp_path, source):
-    """Call the completion of bash with words, the last of which is being typed."""
+def completions_in_bash(tmp_path, source):
+    """Return a function that completes the last word in bash."""
     program = tmp_path / "bin" / "onnxopt"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m onnxopt_cli "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 
-    def offered(*words):
+    def completions(*words):
         done = subprocess.run(
             ["bash", "-c", SCRIPT, "bash", "onnxopt", *words],  # noqa: S607
             cwd=tmp_path,
@@ -67,7 +67,7 @@ def offered_by_bash(tmp_path, source):
         assert done.stderr == ""
         return done.stdout.split()
 
-    return offered
+    return completions
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def offered_by_bash(tmp_path, source):
         (["lower", "m"], ["<file>"]),
     ],
 )
-def test_the_shell_offers_what_fits(offered, words, expected):
-    assert offered(*words) == expected
+def test_completion_offers_matching_words(completions, words, expected):
+    assert completions(*words) == expected
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -111,18 +111,18 @@ def test_the_shell_offers_what_fits(offered, words, expected):
     ("words", "expected"),
     [(["run", "--lower", "a"], ["auto", "always"]), (["run", "my-own"], ["<default>"])],
 )
-def test_bash_offers_it(offered_by_bash, words, expected):
-    assert offered_by_bash(*words) == expected
+def test_completion_works_in_bash(completions_in_bash, words, expected):
+    assert completions_in_bash(*words) == expected
 
 
-def test_suites_and_paths_are_offered_side_by_side(offered, workplace):
+def test_completion_offers_suites_and_paths(completions, workplace):
     (workplace / "spec_of_mine").mkdir()
     (workplace / "special.yaml").touch()
-    assert offered("run", "spec") == ["spec", "spec_of_mine/", "special.yaml"]
-    assert {"spec", "pruning", "special.yaml"} <= set(offered("run", ""))
+    assert completions("run", "spec") == ["spec", "spec_of_mine/", "special.yaml"]
+    assert {"spec", "pruning", "special.yaml"} <= set(completions("run", ""))
 
 
-def test_every_command_and_no_other_word_is_offered(offered, onnxopt):
+def test_completion_offers_every_command_and_no_other_word(completions, onnxopt):
     section = onnxopt("--help").out.partition("\nCommands:\n")[2]
-    assert offered("") == re.findall(r"^  (\w+)  ", section, re.MULTILINE)
-    assert offered("nosuch") == []
+    assert completions("") == re.findall(r"^  (\w+)  ", section, re.MULTILINE)
+    assert completions("nosuch") == []

@@ -18,9 +18,9 @@ targets = ["spec"]
 [backends.mine]
 backend = "python:{PLUGINS}/mistaken.py:Right"
 
-[backends.near]
-backend = "python:near.py:Backend"
-environment = {{SAYS = "hello"}}
+[backends.custom]
+backend = "python:custom.py:Backend"
+environment = {{GREETING = "hello"}}
 unsupported = "hello, there"
 
 [profiles.ci]
@@ -28,35 +28,35 @@ backend = ["mine", "numpy"]
 operator = ["Adam"]
 report = ["json=out.json"]
 """
-NEAR_PLUGIN = """\
+CUSTOM_PLUGIN = """\
 import os
 
 class Backend:
     def run(self, model, inputs):
-        raise ValueError(os.environ["SAYS"] + ", there")
+        raise ValueError(os.environ["GREETING"] + ", there")
 """
 
 
 @pytest.fixture
 def place(workplace):
     (workplace / "onnxopt.toml").write_text(FILE)
-    (workplace / "near.py").write_text(NEAR_PLUGIN)
+    (workplace / "custom.py").write_text(CUSTOM_PLUGIN)
     return workplace
 
 
-def test_a_backend_of_a_file_declares_its_mathematics(place, onnxopt):
+def test_backend_of_a_file_declares_its_math(place, onnxopt):
     text = FILE.replace('mistaken.py:Right"\n', 'mistaken.py:Right"\nmath = "tf32"\n')
     (place / "onnxopt.toml").write_text(text)
     assert "judged as math=tf32" in onnxopt("run", "-b", "mine").out.replace("\n", " ")
 
 
-def test_a_file_says_what_the_command_line_does_not(place, onnxopt):
+def test_command_line_overrides_the_file(place, onnxopt):
     assert "numpy conforms: 7 pass" in onnxopt("run", "-q").out
     assert "numpy conforms: 1 pass" in onnxopt("run", "-q", "spec/adam/adam").out
     assert onnxopt("list", "-k", "adam/").out.count("spec/") == 2
 
 
-def test_backends_have_names_and_profiles_options(place, onnxopt):
+def test_file_defines_backends_and_profiles(place, onnxopt):
     answer = onnxopt("run", "-q", "--profile", "ci")
     assert answer.code == 0
     assert "mistaken.py:Right conforms: 2 pass" in answer.out
@@ -67,17 +67,17 @@ def test_backends_have_names_and_profiles_options(place, onnxopt):
     assert "mistaken" not in answer.out
 
 
-def test_an_environment_is_set_before_the_backend_is_imported(place, onnxopt):
-    assert "7 unsupported" in onnxopt("run", "-q", "-b", "near").out
+def test_environment_is_set_before_the_backend_is_imported(place, onnxopt):
+    assert "7 unsupported" in onnxopt("run", "-q", "-b", "custom").out
 
 
-def test_a_command_beside_the_file_is_found(place, onnxopt):
+def test_path_of_a_command_is_relative_to_the_file(place, onnxopt):
     (place / "onnxopt.toml").write_text('[backends.acme]\nbackend = "exec:./adapter --fast"\n')
     assert "exec:./adapter --fast" in onnxopt("config").out
     assert "the command ./adapter is not there" in onnxopt("run", "spec", "-b", "acme").err
 
 
-def test_a_name_of_the_file_is_known_wherever_a_backend_is_meant(place, onnxopt):
+def test_every_command_accepts_backends_of_the_file(place, onnxopt):
     answer = onnxopt("backends", "check", "mine")
     assert answer.code == 0, answer.text
     for words in (("run", "spec", "-b", "mime"), ("backends", "check", "mime")):
@@ -87,32 +87,32 @@ def test_a_name_of_the_file_is_known_wherever_a_backend_is_meant(place, onnxopt)
     assert onnxopt("run", "spec", "-q", "-b", "numpy").code == 0
 
 
-def test_names_of_the_file_are_listed_and_offered(place, onnxopt, monkeypatch):
+def test_backends_of_the_file_are_listed_and_completed(place, onnxopt, monkeypatch):
     rows = [line.split()[0] for line in onnxopt("backends").out.splitlines()]
-    assert {"numpy", "mine", "near"} <= set(rows)
+    assert {"numpy", "mine", "custom"} <= set(rows)
     monkeypatch.setenv("_ONNXOPT_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", "onnxopt run -b m")
     monkeypatch.setenv("COMP_CWORD", "3")
     assert onnxopt().out == "plain,mine\n"
 
 
-def test_a_folder_below_sees_the_file_and_its_paths(place, onnxopt, monkeypatch):
+def test_file_applies_to_subfolders_with_paths_relative_to_it(place, onnxopt, monkeypatch):
     below = place / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "near").err
+    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "custom").err
     (place / ".git").mkdir()
-    answer = onnxopt("run", "-q", "-b", "near", "--report", "json=here.json")
-    assert "../../near.py" in answer.out
+    answer = onnxopt("run", "-q", "-b", "custom", "--report", "json=here.json")
+    assert "../../custom.py" in answer.out
     assert "7 unsupported" in answer.out
     assert (below / "here.json").exists()
     assert onnxopt("run", "-q", "--profile", "ci").code == 0
     assert (place / "out.json").exists()
     (place / "a" / ".git").mkdir()
-    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "near").err
+    assert "there is no backend" in onnxopt("run", "-q", "spec", "-b", "custom").err
 
 
-def test_ids_of_cases_are_no_paths(place, onnxopt, monkeypatch):
+def test_ids_of_cases_are_not_paths(place, onnxopt, monkeypatch):
     (place / "onnxopt.toml").write_text("targets = ['spec/adam', 'conformance@99/adam']\n")
     (place / "below").mkdir()
     (place / ".git").write_text("gitdir: elsewhere\n")
@@ -121,7 +121,7 @@ def test_ids_of_cases_are_no_paths(place, onnxopt, monkeypatch):
     assert (answer.code, "conformance@99 is required" in answer.err) == (2, True)
 
 
-def test_an_option_with_three_values_takes_them_from_the_file(place, onnxopt):
+def test_option_with_three_values_can_be_in_the_file(place, onnxopt):
     (place / "onnxopt.toml").write_text("tls = ['ca', 'cert', 'key']\n")
     answer = onnxopt("run", "spec", "-q")
     assert (answer.code, "onnxopt.toml:1: File 'ca' does not exist" in answer.err) == (2, True)
@@ -131,7 +131,7 @@ def test_an_option_with_three_values_takes_them_from_the_file(place, onnxopt):
     assert (answer.code, "mean nothing without --cluster" in answer.err) == (2, True)
 
 
-def test_the_project_file_serves_too_and_a_variable_names_another(place, onnxopt, monkeypatch):
+def test_settings_may_be_in_pyproject_or_in_a_file_named_by_a_variable(place, onnxopt, monkeypatch):
     (place / "onnxopt.toml").rename(place / "other.toml")
     (place / "pyproject.toml").write_text("[tool.ruff]\n[tool.onnxopt]\ntargets = ['pruning']\n")
     assert "Adam" not in onnxopt("list").out
@@ -141,7 +141,7 @@ def test_the_project_file_serves_too_and_a_variable_names_another(place, onnxopt
     assert len(onnxopt("list").out.splitlines()) > 100
 
 
-def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
+def test_config_shows_values_and_their_lines(place, onnxopt):
     out = onnxopt("config", "--profile", "ci").out
     lines = {line.split()[0]: line for line in out.splitlines()[2:] if line.strip()}
     assert lines["timeout"].rstrip().endswith("onnxopt.toml:1")
@@ -151,7 +151,7 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("timeot = 3", "onnxopt.toml:1: there is no timeot; did you mean timeout?"),
         ("timeout = -3", "onnxopt.toml:1: -3.0 is not in the range"),
@@ -176,15 +176,15 @@ def test_config_shows_what_holds_and_where_it_stands(place, onnxopt):
         ("rerun = [1, 2]", "7 pass"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(workplace, onnxopt, text, says):
+def test_error_in_the_file_is_reported_with_its_line(workplace, onnxopt, text, message):
     (workplace / "onnxopt.toml").write_text(text)
     answer = onnxopt("run", "spec", "-q")
-    assert says in " ".join(answer.text.split())
-    assert answer.code == (0 if "pass" in says else 2)
+    assert message in " ".join(answer.text.split())
+    assert answer.code == (0 if "pass" in message else 2)
 
 
-def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypatch):
-    """In processes of their own: what is known stays known, and other tests have made known."""
+def test_operators_of_the_file_are_loaded(workplace, monkeypatch):
+    """Run each command in a new process, because loaded operators remain registered."""
     monkeypatch.delenv("ONNXOPT_OPERATORS", raising=False)
     shutil.copy(PLUGINS / "operators" / "lamb.py", workplace)
     below = workplace / "below"
@@ -192,19 +192,19 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     (workplace / ".git").mkdir()
     (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
 
-    def said(*words):
+    def run(*words):
         done = run_command(*words, cwd=below)
         return done.returncode, done.stdout + done.stderr
 
     listing = ("list", "optimizers", "--profile", "mine")
-    code, text = said(*listing)
+    code, text = run(*listing)
     assert code == 0, text
     assert [line for line in text.splitlines() if not line.startswith("optimizers/lamb/")] == []
-    assert said("list", "optimizers")[0] == 2
-    code, text = said("show", "Lamb", "--profile", "mine")
+    assert run("list", "optimizers")[0] == 2
+    code, text = run("show", "Lamb", "--profile", "mine")
     assert (code, text.splitlines()[0]) == (0, "Lamb  my.optimizers version 1")
     (workplace / "onnxopt.toml").write_text('operators = "lamb.py"\noutput = "elsewhere"\n')
-    code, text = said("generate", "optimizers")
+    code, text = run("generate", "optimizers")
     assert (code, text.partition(",")[0]) == (0, "optimizers: wrote 1 file")
     assert (below / "cases" / "optimizers" / "lamb.yaml").exists()
     script = """if True:
@@ -216,31 +216,31 @@ def test_operators_of_a_file_are_known_and_its_line_is_named(workplace, monkeypa
     assert b"optimizers/lamb/" in subprocess.run(command, cwd=below, stdout=-1, check=True).stdout
     (workplace / "onnxopt.toml").write_text('[profiles.mine]\noperators = ["lamb.py"]\n')
     (workplace / "lamb.py").write_text("x = 1 +\n")
-    code, text = said(*listing)
+    code, text = run(*listing)
     assert code == 2
     assert "onnxopt.toml:2: " in text
     assert "lamb.py:1" in text
-    assert said("config", "--profile", "mine")[0] == 0
+    assert run("config", "--profile", "mine")[0] == 0
 
 
-def test_a_profile_that_is_not_there_is_named(place, onnxopt):
+def test_unknown_profile_is_reported(place, onnxopt):
     assert "did you mean ci?" in onnxopt("run", "--profile", "cii").err
     (place / "onnxopt.toml").unlink()
     assert "no configuration file found" in onnxopt("run", "--profile", "ci").err
 
 
-def test_a_file_may_begin_with_the_mark_that_some_editors_write(workplace, onnxopt):
+def test_file_may_begin_with_a_byte_order_mark(workplace, onnxopt):
     (workplace / "onnxopt.toml").write_text("timeout = 30\n", encoding="utf-8-sig")
     assert "timeout" in onnxopt("config").out
 
 
-def test_help_needs_no_right_file(workplace, onnxopt):
+def test_help_does_not_need_a_valid_file(workplace, onnxopt):
     (workplace / "onnxopt.toml").write_text("wrong")
     assert onnxopt("run", "--help").code == 0
 
 
 @pytest.mark.parametrize("make", ["folder", "pipe", "broken link"])
-def test_a_file_that_cannot_be_read_is_not_passed_over(workplace, onnxopt, make):
+def test_unreadable_file_is_an_error(workplace, onnxopt, make):
     path = workplace / "onnxopt.toml"
     if make == "folder":
         path.mkdir()
@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_read_is_not_passed_over(workplace, onnxopt, make)
     assert "onnxopt.toml" in answer.err
 
 
-def test_a_log_is_resumed_although_the_file_has_targets(place, onnxopt):
+def test_log_is_resumed_although_the_file_has_targets(place, onnxopt):
     run = ("run", "conformance", "-k", "conformance/adam/T_0", "--isolation", "none")
     assert onnxopt(*run, "--log", "run.jsonl").code == 0
     resumed = onnxopt("run", "--isolation", "none", "--resume", "run.jsonl")

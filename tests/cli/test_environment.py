@@ -1,4 +1,4 @@
-"""Where the command runs: closed pipes, full disks, narrow terminals, other encodings."""
+"""Unusual environments: closed pipes, full disks, narrow terminals, encodings, limits, signals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
-# Nobody enters this folder; root does not without these capabilities.
-CLOSED = """
+# A folder that no user can enter; root is denied it by dropping capabilities.
+CLOSED_FOLDER = """
 mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
 $bound"""
 
@@ -51,8 +51,10 @@ def place(tmp_path):
 
 
 def environment(**settings):
-    kept = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "TERM"}}
-    return {**kept, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **settings}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "TERM"}
+    }
+    return {**inherited, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm", **settings}
 
 
 def call(place, *arguments, **settings):
@@ -71,22 +73,22 @@ def call_in_shell(place, script, **settings):
 
 
 def call_on_terminal(place, *arguments, **settings):
-    """Run the command on a terminal of its own and return its exit code and what it printed."""
-    ours, theirs = pty.openpty()
+    """Run the command on a new terminal, and return its exit code and output."""
+    reader, terminal = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *arguments], cwd=place, env=environment(**settings),
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(terminal)
     printed = b""
     while True:
         try:
-            data = os.read(ours, 65536)
+            data = os.read(reader, 65536)
         except OSError:
-            # What Linux says when the last writer has closed it.
+            # Linux raises this when the last writer has closed the terminal.
             break
         printed += data
-    os.close(ours)
+    os.close(reader)
     check(printed)
     return process.wait(), printed.decode()
 
@@ -98,7 +100,7 @@ def check(printed):
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("list demo.yaml", 0), ("run nowhere", 2)])
-def test_a_command_that_is_forked_does_what_one_that_is_started_does(place, arguments, code):
+def test_forked_command_behaves_like_a_started_one(place, arguments, code):
     started = subprocess.run(
         [*COMMAND, *arguments.split()], cwd=place, env=environment(), capture_output=True,
         stdin=subprocess.DEVNULL, timeout=60, check=False,
@@ -110,28 +112,30 @@ def test_a_command_that_is_forked_does_what_one_that_is_started_does(place, argu
     assert forked.returncode == code
 
 
-def test_the_variables_of_a_forked_command_are_its_own(place):
+def test_forked_commands_have_separate_environments(place):
     files = {"Lamb": "lamb.py", "RMSpropCentred": "rmsprop.py"}
     for name, file in files.items():
         path = str(PLUGINS / "operators" / file)
-        codes = [call(place, "show", it, ONNXOPT_OPERATORS=path).returncode for it in files]
-        assert codes == [0 if it == name else 2 for it in files]
+        codes = [
+            call(place, "show", operator, ONNXOPT_OPERATORS=path).returncode for operator in files
+        ]
+        assert codes == [0 if operator == name else 2 for operator in files]
 
 
 @pytest.mark.parametrize("arguments", ["run demo.yaml -v", "schema", "run --help"])
-def test_a_closed_pipe_ends_the_command_with_141_in_silence(place, arguments):
+def test_closed_pipe_ends_the_command_with_141_and_no_message(place, arguments):
     done = call_in_shell(place, f"onnxopt {arguments} | true; echo ${{PIPESTATUS[0]}}")
     assert (done.stdout, done.stderr) == (b"141\n", b"")
 
 
 @pytest.mark.parametrize("arguments", ["run demo.yaml", "schema", "run --help"])
-def test_a_full_disk_behind_standard_output_is_said(place, arguments):
+def test_full_disk_behind_standard_output_is_reported(place, arguments):
     done = call_in_shell(place, f"onnxopt {arguments} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == b"error: cannot write the output: No space left on device\n"
 
 
-def test_a_full_disk_behind_a_report_costs_no_verdict_and_no_other_report(place):
+def test_full_disk_behind_a_report_loses_no_verdict_and_no_other_report(place):
     done = call(place, "run", "demo.yaml", "--report", "json=/dev/full", "--report", "junit=x.xml")
     assert done.returncode == 2
     assert b"1 invalid" in done.stdout
@@ -140,7 +144,7 @@ def test_a_full_disk_behind_a_report_costs_no_verdict_and_no_other_report(place)
     assert stat.S_ISCHR(FULL.stat().st_mode)
 
 
-def test_a_device_is_written_to_and_not_replaced(place):
+def test_device_is_written_to_and_not_replaced(place):
     os.mkfifo(place / "pipe")
     done = call_in_shell(
         place, "cat pipe > copy & onnxopt run demo.yaml -q --report json=pipe; wait"
@@ -151,7 +155,7 @@ def test_a_device_is_written_to_and_not_replaced(place):
 
 
 @pytest.mark.parametrize(
-    ("option", "says"),
+    ("option", "message"),
     [
         (["--report", "json=/proc/x.json"], b"cannot write /proc/x.json"),
         (["--log", "/proc/x.jsonl"], b"cannot write the log /proc/x.jsonl"),
@@ -159,14 +163,14 @@ def test_a_device_is_written_to_and_not_replaced(place):
         (["--artifacts", "demo.yaml/x"], b"demo.yaml/x"),
     ],
 )
-def test_a_folder_that_takes_no_files_is_named(place, option, says):
+def test_folder_that_is_not_writable_is_named(place, option, message):
     done = call(place, "run", "demo.yaml", *option)
     assert done.returncode == 2
-    assert says in b" ".join(done.stderr.split())
+    assert message in b" ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("arguments", [("run", "-v"), ("list",)])
-def test_nothing_is_wider_than_a_terminal_of_40_columns(place, arguments):
+def test_output_fits_a_terminal_of_40_columns(place, arguments):
     code, printed = call_on_terminal(place, *arguments, "demo.yaml", COLUMNS="40")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
     lines = [line for part in plain.split("\n") for line in part.split("\r")]
@@ -175,13 +179,13 @@ def test_nothing_is_wider_than_a_terminal_of_40_columns(place, arguments):
     assert code == (2 if arguments[0] == "run" else 0)
 
 
-def test_a_terminal_has_colour_unless_the_user_wants_none(place):
+def test_terminal_output_has_colour_unless_disabled(place):
     colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert colour.search(call_on_terminal(place, "run", "demo.yaml")[1])
     assert not colour.search(call_on_terminal(place, "run", "demo.yaml", NO_COLOR="1")[1])
 
 
-def test_a_dumb_terminal_gets_no_escape_sequence(place):
+def test_dumb_terminal_gets_no_escape_sequence(place):
     code, printed = call_on_terminal(place, "run", "demo.yaml", TERM="dumb")
     assert "\x1b" not in printed
     assert code == 2
@@ -205,8 +209,8 @@ def test_names_beyond_the_encoding_are_escaped(place, settings):
     assert listed.returncode == 2
 
 
-# In short sleeps: Python does not see a signal that comes just before one until it ends.
-STARTS_FOR_EVER = """\
+# Short sleeps, because a signal that arrives just before a sleep is handled only after it.
+NEVER_STARTS = """\
 import pathlib, time
 pathlib.Path("started").touch()
 while True:
@@ -215,7 +219,7 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "says"),
+    ("script", "code", "message"),
     [
         ("mkdir d; cd d; rmdir ../d; onnxopt run -q --report json=x", 2, b"folder is gone"),
         ("mkdir d; cd d; rmdir ../d; onnxopt run -q . -b python:x:y", 2, b"folder is gone"),
@@ -241,24 +245,24 @@ while True:
         ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
         ("onnxopt list $(printf x%.0s {1..5000})", 2, b"File name too long"),
         ("onnxopt run --report json=$(printf x%.0s {1..5000})", 2, b"choose a shorter name"),
-        (f"{CLOSED} onnxopt list closed/x/demo.yaml", 2, b"its folders be entered"),
-        (f"{CLOSED} onnxopt run demo.yaml --operators closed/x.py", 2, b"Permission denied"),
+        (f"{CLOSED_FOLDER} onnxopt list closed/x/demo.yaml", 2, b"its folders be entered"),
+        (f"{CLOSED_FOLDER} onnxopt run demo.yaml --operators closed/x.py", 2, b"Permission denied"),
     ],
 )
-def test_what_the_machine_lacks_is_named_and_is_not_our_defect(place, script, code, says):
+def test_limits_of_the_system_are_reported_as_usage_errors(place, script, code, message):
     done = call_in_shell(place, script)
     assert done.returncode == code, done.stderr
-    assert says in b" ".join(done.stderr.split())
+    assert message in b" ".join(done.stderr.split())
 
 
-def test_a_python_that_cannot_be_started_is_named(place, onnxopt, monkeypatch):
+def test_error_says_that_python_cannot_be_started(place, onnxopt, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "executable", str(place / "demo.yaml"))
     answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
     assert (answer.code, "Python cannot be started" in answer.err) == (2, True)
 
 
-def test_where_few_files_may_be_open_fewer_workers_run_all_cases(place):
+def test_fewer_workers_run_all_cases_if_few_files_may_be_open(place):
     head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
     cases = "".join(f"  - name: right{number}{case}" for number in range(30))
     (place / "many.yaml").write_text(head + cases)
@@ -269,7 +273,7 @@ def test_where_few_files_may_be_open_fewer_workers_run_all_cases(place):
     assert b"30 pass" in done.stdout
 
 
-def test_a_worker_may_hold_no_more_than_the_system_allows(place):
+def test_memory_of_a_worker_is_limited_to_that_of_the_system(place):
     (place / "large.py").write_text(
         "import resource\n"
         "class Backend:\n"
@@ -283,7 +287,7 @@ def test_a_worker_may_hold_no_more_than_the_system_allows(place):
 
 
 def interrupt(place, name, number, *arguments, **settings):
-    """Send a signal to the command when it has imported a module that takes for ever."""
+    """Send a signal to the command once it imports a module that never finishes importing."""
     with subprocess.Popen(
         [*COMMAND, *arguments], cwd=place, env=environment(**settings),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -301,29 +305,29 @@ def interrupt(place, name, number, *arguments, **settings):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("module", ["click", "numpy", "onnx", "rich"])
-def test_a_signal_during_imports_ends_the_command_in_silence(place, module, number, code):
+def test_signal_during_imports_ends_the_command_without_a_message(place, module, number, code):
     (place / "modules").mkdir()
-    (place / "modules" / f"{module}.py").write_text(STARTS_FOR_EVER)
+    (place / "modules" / f"{module}.py").write_text(NEVER_STARTS)
     paths = f"{place / 'modules'}:{REPOSITORY}"
-    found = interrupt(place, "started", number, "run", "demo.yaml", PYTHONPATH=paths)
-    assert found == (code, b"", b"")
+    code_and_output = interrupt(place, "started", number, "run", "demo.yaml", PYTHONPATH=paths)
+    assert code_and_output == (code, b"", b"")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("command", [("run", "demo.yaml"), ("fuzz",)])
-def test_a_signal_while_a_backend_starts_ends_the_command(place, command, number, code):
-    (place / "slow.py").write_text(STARTS_FOR_EVER)
+def test_signal_while_a_backend_starts_ends_the_command(place, command, number, code):
+    (place / "slow.py").write_text(NEVER_STARTS)
     temporary = place / "temporary"
     temporary.mkdir()
-    found = interrupt(
+    code_and_output = interrupt(
         place, "started", number, *command, "-b", "python:slow.py:Backend", TMPDIR=str(temporary)
     )
-    assert (found[0], found[2]) == (code, b"")
+    assert (code_and_output[0], code_and_output[2]) == (code, b"")
     assert list(temporary.iterdir()) == []
 
 
-# To make onnx's cases takes seconds; of these there is no end.
-MAKES_CASES_FOR_EVER = """\
+# A signal would rarely arrive while onnx makes its cases, so this corpus never ends.
+NEVER_ENDING_CORPUS = """\
 from itertools import count
 import numpy as np
 from onnx.backend.test.case import node
@@ -345,10 +349,10 @@ main()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_the_node_cache_is_made_leaves_nothing(place, number, code):
+def test_signal_while_the_node_cache_is_made_leaves_no_files(place, number, code):
     name = "cache"
     process = subprocess.Popen(
-        [sys.executable, "-c", MAKES_CASES_FOR_EVER, "run", "onnx-node", "-q"], cwd=place,
+        [sys.executable, "-c", NEVER_ENDING_CORPUS, "run", "onnx-node", "-q"], cwd=place,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=environment(ONNXOPT_CACHE_DIR=str(place / name)),
     )  # fmt: skip
@@ -362,7 +366,7 @@ def test_a_signal_while_the_node_cache_is_made_leaves_nothing(place, number, cod
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs another mount table")
-def test_without_proc_a_run_has_its_verdict(place):
+def test_run_without_proc_has_its_verdict(place):
     script = "unshare -m bash -c 'umount -l /proc && onnxopt run demo.yaml -q -b onnx-reference'"
     if call_in_shell(place, "unshare -m umount -l /proc").returncode:
         pytest.skip("may not unmount here")

@@ -14,7 +14,7 @@ SITE_PACKAGES = "venv/lib/python3.11/site-packages"
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Give files to another user."""
+    """Return a function that gives files to another user."""
 
     def give(*paths):
         if os.geteuid() == 0:
@@ -35,29 +35,29 @@ def place(workplace):
     return workplace
 
 
-def requires_refusal(answer, place, name):
+def require_rejection(answer, place, name):
     assert answer.code == 2
-    said = " ".join(answer.err.split())
-    assert name in said
-    assert "ONNXOPT_CONFIG=" in said
+    message = " ".join(answer.err.split())
+    assert name in message
+    assert "ONNXOPT_CONFIG=" in message
     assert not (place / "ran").exists()
 
 
-def test_ones_own_file_is_taken(place, onnxopt):
+def test_own_configuration_file_is_used(place, onnxopt):
     assert onnxopt("run", "-b", "mine", "-q", "--isolation", "none").code == 1
     assert (place / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["onnxopt.toml", "pyproject.toml"])
-@pytest.mark.parametrize("what", ["file", "folder", "link", "target"])
-def test_a_file_of_another_user_is_refused_and_taken_if_it_is_named(
-    place, onnxopt, monkeypatch, foreign, name, what
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "target"])
+def test_file_of_another_user_is_used_only_if_it_is_named(
+    place, onnxopt, monkeypatch, foreign, name, kind
 ):
     if name == "pyproject.toml":
         text = (place / "onnxopt.toml").read_text().replace("[backends", "[tool.onnxopt.backends")
         (place / name).write_text(f"[tool.onnxopt]\n{text}")
         (place / "onnxopt.toml").unlink()
-    if what in {"link", "target"}:
+    if kind in {"link", "target"}:
         (place / "elsewhere").mkdir()
         (place / name).rename(place / "elsewhere" / name)
         (place / name).symlink_to(f"elsewhere/{name}")
@@ -67,10 +67,10 @@ def test_a_file_of_another_user_is_refused_and_taken_if_it_is_named(
             "folder": place,
             "link": place / name,
             "target": place / "elsewhere" / name,
-        }[what]
+        }[kind]
     )
     answer = onnxopt("run", "-b", "mine", "-q", "--isolation", "none")
-    requires_refusal(answer, place, name)
+    require_rejection(answer, place, name)
     assert f"uid {OTHER_USER}" in answer.err or os.geteuid() == OTHER_USER
     monkeypatch.setenv("ONNXOPT_CONFIG", name)
     assert onnxopt("run", "-b", "mine", "-q", "--isolation", "none").code == 1
@@ -80,23 +80,23 @@ def test_a_file_of_another_user_is_refused_and_taken_if_it_is_named(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
-@pytest.mark.parametrize("what", ["be.py", "helper.py", "operators.py", "python", "command"])
-def test_code_of_another_user_that_a_file_names_is_refused(place, onnxopt, foreign, what):
-    (place / what).write_text("x = 1\n")
+@pytest.mark.parametrize("kind", ["be.py", "helper.py", "operators.py", "python", "command"])
+def test_code_of_another_user_that_a_file_names_is_rejected(place, onnxopt, foreign, kind):
+    (place / kind).write_text("x = 1\n")
     text = (place / "onnxopt.toml").read_text()
-    if what == "be.py":
-        (place / what).write_text(PLUGIN)
-    elif what == "helper.py":
+    if kind == "be.py":
+        (place / kind).write_text(PLUGIN)
+    elif kind == "helper.py":
         (place / "be.py").write_text(f"import helper\n{PLUGIN}")
-    elif what == "operators.py":
-        text = f'operators = ["{what}"]\n{text}'
-    elif what == "python":
+    elif kind == "operators.py":
+        text = f'operators = ["{kind}"]\n{text}'
+    elif kind == "python":
         text += 'python = "python"\n'
     else:
-        text = text.replace("python:be.py:run", f"exec:./{what} x")
+        text = text.replace("python:be.py:run", f"exec:./{kind} x")
     (place / "onnxopt.toml").write_text(text)
-    foreign(place / what)
-    requires_refusal(onnxopt("run", "-b", "mine", "-q", "--isolation", "none"), place, what)
+    foreign(place / kind)
+    require_rejection(onnxopt("run", "-b", "mine", "-q", "--isolation", "none"), place, kind)
 
 
 @pytest.fixture
@@ -142,36 +142,36 @@ FOREIGN_CODE = {
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
-@pytest.mark.parametrize("what", FOREIGN_CODE)
-def test_code_of_another_user_that_stands_elsewhere_is_refused(
-    layout, place, onnxopt, foreign, what
+@pytest.mark.parametrize("kind", FOREIGN_CODE)
+def test_code_of_another_user_that_would_be_loaded_is_rejected(
+    layout, place, onnxopt, foreign, kind
 ):
-    backend, environment, given = FOREIGN_CODE[what]
+    backend, environment, path = FOREIGN_CODE[kind]
     pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
-    files = [given] if "." in given or "Makefile" in given else [f"{given}/__init__.py"]
-    files = ["bin/evil"] if given.startswith("bin") else files
+    files = [path] if "." in path or "Makefile" in path else [f"{path}/__init__.py"]
+    files = ["bin/evil"] if path.startswith("bin") else files
     layout(backend, "mine/part.py", "venv/bin/python", *files, environment=f"{{{pairs}}}")
     assert onnxopt("list", "spec/adam").code == 0
-    foreign(place / given)
-    requires_refusal(onnxopt("run", "-b", "mine", "-q"), place, given.rpartition("/")[2])
+    foreign(place / path)
+    require_rejection(onnxopt("run", "-b", "mine", "-q"), place, path.rpartition("/")[2])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
-def test_the_start_of_the_interpreter_of_a_plugin_is_of_its_code(layout, place, onnxopt, foreign):
-    given = f"{SITE_PACKAGES}/usercustomize.py"
-    layout("python:be.py:run", given, "venv/bin/python", python='"venv/bin/python"')
-    foreign(place / given)
-    requires_refusal(onnxopt("run", "-b", "mine", "-q"), place, "usercustomize.py")
+def test_startup_files_of_an_interpreter_are_checked(layout, place, onnxopt, foreign):
+    path = f"{SITE_PACKAGES}/usercustomize.py"
+    layout("python:be.py:run", path, "venv/bin/python", python='"venv/bin/python"')
+    foreign(place / path)
+    require_rejection(onnxopt("run", "-b", "mine", "-q"), place, "usercustomize.py")
 
 
-def test_bytecode_in_a_folder_to_which_everybody_may_write_is_refused(place, onnxopt):
+def test_bytecode_in_a_folder_writable_by_all_users_is_rejected(place, onnxopt):
     (place / "__pycache__").mkdir()
     assert onnxopt("list", "spec/adam").code == 0
     (place / "__pycache__").chmod(0o1777)
-    requires_refusal(onnxopt("list", "spec/adam"), place, "__pycache__ holds code")
+    require_rejection(onnxopt("list", "spec/adam"), place, "__pycache__ holds code")
 
 
-def test_ones_own_code_is_taken_wherever_it_stands(layout, place, onnxopt):
+def test_own_code_is_used_in_any_folder(layout, place, onnxopt):
     shared = place / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -190,42 +190,42 @@ def test_ones_own_code_is_taken_wherever_it_stands(layout, place, onnxopt):
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-def test_what_everybody_may_change_is_refused(place, onnxopt, mode):
+def test_files_writable_by_all_users_are_rejected(place, onnxopt, mode):
     (place / "sub").mkdir()
     (place / "onnxopt.toml").chmod(0o666)
-    requires_refusal(onnxopt("run", "-q"), place, "onnxopt.toml")
+    require_rejection(onnxopt("run", "-q"), place, "onnxopt.toml")
     (place / "onnxopt.toml").chmod(0o644)
     place.chmod(mode)
     if mode == 0o777:
-        requires_refusal(onnxopt("run", "-q"), place, "onnxopt.toml")
+        require_rejection(onnxopt("run", "-q"), place, "onnxopt.toml")
         return
-    # As in /tmp, others can put files beside it, but not in its place.
+    # In a sticky folder such as /tmp, other users can create files but not replace this one.
     assert onnxopt("run", "-q").code == 0
     os.link(place / "onnxopt.toml", place / "sub" / "onnxopt.toml")
-    requires_refusal(onnxopt("run", "-q"), place, "hard link")
+    require_rejection(onnxopt("run", "-q"), place, "hard link")
 
 
-def test_a_file_above_counts_in_a_repository_alone(place, onnxopt, monkeypatch):
+def test_file_of_a_parent_folder_is_used_only_in_a_repository(place, onnxopt, monkeypatch):
     below = place / "a" / "b"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
 
-    def taken():
+    def is_used():
         return "spec/adam" in onnxopt("config").out
 
-    assert not taken()
+    assert not is_used()
     (place / ".git").mkdir()
-    assert taken()
-    # Anybody could have made one of it.
+    assert is_used()
+    # Any user could have made the folder a repository.
     place.chmod(0o1777)
-    assert not taken()
+    assert not is_used()
     place.chmod(0o755)
-    assert taken()
+    assert is_used()
     (place / "a" / ".git").write_text("gitdir: ../.git/modules/a\n")
-    assert not taken()
+    assert not is_used()
 
 
-def test_a_project_file_without_measure_is_named_and_not_read(workplace, onnxopt):
+def test_oversized_project_file_is_named_and_not_read(workplace, onnxopt):
     with (workplace / "pyproject.toml").open("wb") as file:
         file.truncate(40 << 30)
     answer = onnxopt("run", "spec/adam")

@@ -1,4 +1,4 @@
-"""``onnxopt generate`` and the suites that come with onnxopt."""
+"""``onnxopt generate`` and the built-in suites."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PUBLISHED = [
 
 
 @pytest.fixture(scope="module")
-def onnx_s_own():
-    """The published cases as the installed onnx has them."""
+def node_cases():
+    """Return the published cases of the installed onnx, by name."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
@@ -43,31 +43,31 @@ def onnx_s_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_directories_equal_onnx_s_own(workplace, onnxopt, onnx_s_own, name):
+def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_cases, name):
     assert onnxopt("generate", "spec", "--format", "onnx", "-o", "out").code == 0
     cases, problems = find_directories(workplace / "out" / "spec" / f"test_{name}")
     content = cases[0].load()
-    theirs = onnx_s_own[f"test_{name}"]
+    node_case = node_cases[f"test_{name}"]
     assert not problems
-    assert content.model == theirs.model
-    inputs, outputs = theirs.data_sets[0]
-    for mine, other in zip(content.inputs.values(), inputs, strict=True):
-        assert mine.dtype == other.dtype
-        assert mine.tobytes() == np.asarray(other).tobytes()
-    for mine, other in zip(content.stored.values(), outputs, strict=True):
-        assert mine.dtype == other.dtype
-        # onnx computes in float32 from attributes in double; that is all that may differ.
-        np.testing.assert_allclose(mine, other, rtol=4 * 2.0**-24, atol=0)
+    assert content.model == node_case.model
+    inputs, outputs = node_case.data_sets[0]
+    for actual, expected in zip(content.inputs.values(), inputs, strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.tobytes() == np.asarray(expected).tobytes()
+    for actual, expected in zip(content.stored.values(), outputs, strict=True):
+        assert actual.dtype == expected.dtype
+        # The only difference is rounding: onnx computes in float32, from attributes in double.
+        np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
 
 
-def test_the_committed_files_are_what_is_generated(onnxopt, monkeypatch):
+def test_committed_files_are_up_to_date(onnxopt, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     assert onnxopt("generate", "--check", *(set(suites()) - set(NAMED_ONLY))).code == 0
     answer = onnxopt("generate", "--check", "spec", "--format", "onnx", "-o", "cases/onnx")
     assert answer.code == 0
 
 
-def test_check_names_what_is_missing_and_what_differs(workplace, onnxopt):
+def test_check_names_missing_and_different_files(workplace, onnxopt):
     assert onnxopt("generate", "spec").code == 0
     assert onnxopt("generate", "spec", "--check").code == 0
     (workplace / "cases/spec/adam.yaml").write_text("onnxopt: 1\n")
@@ -78,7 +78,7 @@ def test_check_names_what_is_missing_and_what_differs(workplace, onnxopt):
     assert "missing: cases/spec/adagrad.yaml" in answer.out
 
 
-def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
+def test_different_file_is_overwritten_only_with_force(workplace, onnxopt):
     path = workplace / "cases/spec/adam.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("mine\n")
@@ -95,14 +95,14 @@ def test_a_file_that_differs_is_never_overwritten_unasked(workplace, onnxopt):
 @pytest.mark.parametrize(
     "name", ["spec", "conformance", "pruning", pytest.param("pairwise", marks=pytest.mark.slow)]
 )
-def test_directories_are_as_many_as_the_cases_of_a_suite(name):
-    cases, made = suite_cases(name), suite_files(name, "onnx")
-    directories = {path.split("/")[1] for path in made.files if path.endswith("model.onnx")}
-    assert len(directories) == made.cases == len(cases) - sum(made.left_out.values())
-    assert len({it.casefold() for it in directories}) == len(directories)
+def test_suite_is_written_as_one_directory_per_case(name):
+    cases, written = suite_cases(name), suite_files(name, "onnx")
+    directories = {path.split("/")[1] for path in written.files if path.endswith("model.onnx")}
+    assert len(directories) == written.cases == len(cases) - sum(written.left_out.values())
+    assert len({directory.casefold() for directory in directories}) == len(directories)
 
 
-def test_what_is_written_as_directories_runs_as_many_cases_as_the_suite(workplace, onnxopt):
+def test_written_directories_contain_every_case_of_the_suite(workplace, onnxopt):
     answer = onnxopt("generate", "pruning", "trajectories", "--format", "onnx", "-o", "out")
     assert answer.code == 0
     assert " refusals, which" in answer.out
@@ -112,20 +112,20 @@ def test_what_is_written_as_directories_runs_as_many_cases_as_the_suite(workplac
     assert f"{written} pass" in onnxopt("run", "out").out
 
 
-@pytest.mark.parametrize("other", ["a/one.yaml", "A/One.yaml", "a/one.yaml".upper()])
-def test_two_files_of_one_path_are_an_error_and_nothing_is_lost(other):
+@pytest.mark.parametrize("path", ["a/one.yaml", "A/One.yaml", "a/one.yaml".upper()])
+def test_two_files_with_one_path_are_an_error(path):
     with pytest.raises(UsageError, match="two files have the path"):
-        distinct_files([("a/one.yaml", b"1"), (other, b"2")])
+        distinct_files([("a/one.yaml", b"1"), (path, b"2")])
 
 
 @pytest.mark.parametrize("name", list(suites()))
-def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monkeypatch, name):
+def test_suite_by_name_equals_its_files(workplace, onnxopt, monkeypatch, name):
     if name == "pairwise":
-        # A tenth of each operator's: to write and read all of it takes half a minute.
-        whole, name = suites()["pairwise"], "some_pairwise"
-        some = whole._replace(templates=lambda operator: whole.templates(operator)[::10])
-        known = {**suites(), name: some}
-        monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
+        # A tenth of the cases, because writing and reading all of them takes half a minute.
+        pairwise, name = suites()["pairwise"], "some_pairwise"
+        small = pairwise._replace(templates=lambda operator: pairwise.templates(operator)[::10])
+        by_name = {**suites(), name: small}
+        monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: by_name)
     assert onnxopt("generate", name).code == 0
     named = suite_cases(name)
     from_files = [
@@ -134,24 +134,26 @@ def test_a_suite_by_name_is_the_same_as_from_its_files(workplace, onnxopt, monke
         for case in read_yaml_file(path)[0]
     ]
     assert sorted(case.id for case in named) == sorted(case.id for case in from_files)
-    for mine, other in zip(
+    for case, case_from_file in zip(
         sorted(named, key=lambda case: case.id),
         sorted(from_files, key=lambda case: case.id),
         strict=True,
     ):
-        one, two = mine.load(), other.load()
-        assert one.model == two.model
-        for left, right in zip(one.inputs.values(), two.inputs.values(), strict=True):
-            assert left.tobytes() == right.tobytes()
+        problem, problem_from_file = case.load(), case_from_file.load()
+        assert problem.model == problem_from_file.model
+        for value, value_from_file in zip(
+            problem.inputs.values(), problem_from_file.inputs.values(), strict=True
+        ):
+            assert value.tobytes() == value_from_file.tobytes()
 
 
 @pytest.mark.parametrize(
     ("suite", "domain"),
     [("conformance", "ai.onnx.preview.training"), ("pruning", "onnxopt.pruning")],
 )
-def test_a_conformance_suite_is_small_and_says_what_each_case_catches(suite, domain):
+def test_conformance_suite_is_small_and_describes_each_case(suite, domain):
     cases = suite_cases(suite)
-    # Running a suite takes seconds. Adam, with the most attributes and states, has 380 cases.
+    # A run takes seconds. Adam, which has the most attributes and states, has 380 cases.
     assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators
@@ -161,37 +163,41 @@ def test_a_conformance_suite_is_small_and_says_what_each_case_catches(suite, dom
 
 
 @pytest.mark.slow
-def test_all_node_cases_are_written_in_the_standard_layout(workplace, onnxopt, onnx_s_own):
+def test_all_node_cases_are_written_in_the_standard_layout(workplace, onnxopt, node_cases):
     assert onnxopt("generate", "onnx-node", "-o", "out").code == 0
     folders = sorted(path.name for path in (workplace / "out/node").iterdir())
-    assert folders == sorted(onnx_s_own)
+    assert folders == sorted(node_cases)
     model = onnx.load(workplace / "out/node/test_abs/model.onnx")
-    assert model == onnx_s_own["test_abs"].model
+    assert model == node_cases["test_abs"].model
     assert (workplace / "out/node/test_abs/test_data_set_0/input_0.pb").is_file()
     assert onnxopt("generate", "onnx-node", "-o", "out", "--check").code == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["generate", "spce"], "cannot generate 'spce'"),
         (["generate", "onnx-node", "--format", "yaml"], "ONNX directories only"),
         (["generate", "--format", "xml"], "'xml'"),
     ],
 )
-def test_wrong_usage_is_told(workplace, onnxopt, arguments, says):
+def test_wrong_usage_is_explained(workplace, onnxopt, arguments, message):
     answer = onnxopt(*arguments)
     assert answer.code == 2
-    assert says in answer.err
+    assert message in answer.err
 
 
-def test_for_cases_of_one_operator_nothing_is_asked_about_others(onnxopt, workplace, monkeypatch):
-    whole = suites()["pairwise"]
-    asked = []
-    some = whole._replace(templates=lambda it: asked.append(it.name) or whole.templates(it))
-    known = {**suites(), "pairwise": some}
-    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: known)
+def test_cases_of_one_operator_are_made_without_those_of_others(onnxopt, workplace, monkeypatch):
+    pairwise = suites()["pairwise"]
+    made = []
+
+    def templates(operator):
+        made.append(operator.name)
+        return pairwise.templates(operator)
+
+    by_name = {**suites(), "pairwise": pairwise._replace(templates=templates)}
+    monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: by_name)
     assert "pair_3" in onnxopt("show", "pairwise/momentum/pair_3").out
-    pinned = f"pairwise@{whole.version}/momentum"
+    pinned = f"pairwise@{pairwise.version}/momentum"
     assert "pairwise/momentum/pair_7" in onnxopt("list", pinned).out
-    assert set(asked) == {"Momentum"}
+    assert set(made) == {"Momentum"}

@@ -1,4 +1,4 @@
-"""What users of other test runners look for: choosing cases, failures first, going on, hints."""
+"""Conventions of other test runners: selection, last failures first, resuming, hints, progress."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ IN_PROCESS = ("--isolation", "none", "--no-explain")
 @pytest.fixture
 def demo(workplace, monkeypatch):
     monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(workplace / "cache"))
-    more = CASE.partition("  - name: nesterov")[2]
-    head = CASE + "".join(f"  - name: {name}{more}" for name in ("plain_not", "and", "a b (c)"))
-    (workplace / "demo.yaml").write_text(head.replace("a b (c)", "other"))
+    fields = CASE.partition("  - name: nesterov")[2]
+    names = ("plain_not", "and", "other")
+    text = CASE + "".join(f"  - name: {name}{fields}" for name in names)
+    (workplace / "demo.yaml").write_text(text)
     (workplace / "vendor.py").write_text(BACKEND)
     return workplace
 
 
-def chosen(onnxopt, *words):
+def listed_names(onnxopt, *words):
     return [name.rpartition("/")[2] for name in onnxopt("list", "demo.yaml", *words).out.split()]
 
 
@@ -50,12 +51,12 @@ def chosen(onnxopt, *words):
         ("(other)", "other"),
     ],
 )
-def test_a_pattern_may_be_an_expression_and_a_word_is_a_word(demo, onnxopt, pattern, names):
-    assert chosen(onnxopt, "-k", pattern) == names.split()
+def test_pattern_may_be_an_expression(demo, onnxopt, pattern, names):
+    assert listed_names(onnxopt, "-k", pattern) == names.split()
 
 
 @pytest.mark.parametrize(
-    ("pattern", "says", "place"),
+    ("pattern", "message", "position"),
     [
         ("plain and", "found the end at character 10, expected a word", 9),
         ("plain or or x", 'found "or" at character 10, expected a word', 9),
@@ -68,27 +69,29 @@ def test_a_pattern_may_be_an_expression_and_a_word_is_a_word(demo, onnxopt, patt
         ("a and \x1b[31m )", 'found ")"', None),
     ],
 )
-def test_an_expression_that_cannot_be_read_says_where(demo, onnxopt, pattern, says, place):
+def test_error_shows_the_position_in_an_invalid_expression(
+    demo, onnxopt, pattern, message, position
+):
     answer = onnxopt("run", "demo.yaml", *IN_PROCESS, "-k", pattern)
-    assert answer.code == (2 if says else 0)
-    assert says in answer.err
+    assert answer.code == (2 if message else 0)
+    assert message in answer.err
     assert "\x1b[31m" not in answer.err
-    if says and place is not None:
-        shown, caret = answer.err.splitlines()[-2:]
-        assert shown.strip() == pattern.strip()
-        assert caret.index("^") - 2 == place
+    if message and position is not None:
+        expression, caret = answer.err.splitlines()[-2:]
+        assert expression.strip() == pattern.strip()
+        assert caret.index("^") - 2 == position
 
 
-def test_only_what_failed_last_runs_or_runs_first(demo, onnxopt):
+def test_last_failures_run_alone_or_first(demo, onnxopt):
     run = ("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     assert onnxopt(*run, "-k", "plain", "-q").code == 1
-    again = onnxopt(*run, "--lf", "-q").out
-    assert re.findall(r"^FAIL (\S+)", again, re.MULTILINE) == [
+    repeated = onnxopt(*run, "--lf", "-q").out
+    assert re.findall(r"^FAIL (\S+)", repeated, re.MULTILINE) == [
         "demo/demo/plain",
         "demo/demo/plain_not",
     ]
     onnxopt(*run, "-k", "other", "-q")
-    # What did not run is remembered as it was.
+    # Cases that did not run keep their last outcome.
     assert onnxopt(*run, "--lf", "-q").out.count("FAIL ") == 3
     first = re.findall(r"^FAIL (\S+)", onnxopt(*run, "--ff", "-q").out, re.MULTILINE)
     assert [name.rpartition("/")[2] for name in first] == [
@@ -96,7 +99,7 @@ def test_only_what_failed_last_runs_or_runs_first(demo, onnxopt):
     ]  # fmt: skip
 
 
-def test_what_passes_again_is_forgotten(demo, onnxopt):
+def test_case_that_passes_again_is_not_a_last_failure(demo, onnxopt):
     assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-q").code == 1
     assert (
         onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--atol", "1", "-k", "plain").code
@@ -106,20 +109,20 @@ def test_what_passes_again_is_forgotten(demo, onnxopt):
     assert "3 of 5 cases from demo.yaml" in answer.out
 
 
-def test_failures_are_those_of_the_backend_and_of_the_folder(demo, onnxopt, monkeypatch):
+def test_last_failures_are_kept_by_backend_and_folder(demo, onnxopt, monkeypatch):
     onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-k", "plain")
-    other = onnxopt("run", "demo.yaml", *IN_PROCESS, "--lf")
-    assert "no earlier run on numpy is known here: all cases run" in other.err
-    assert "5 pass" in other.out
-    both = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-b", "numpy", "--lf")
-    assert "2 of 5 cases" in both.out
+    on_numpy = onnxopt("run", "demo.yaml", *IN_PROCESS, "--lf")
+    assert "no earlier run on numpy is known here: all cases run" in on_numpy.err
+    assert "5 pass" in on_numpy.out
+    on_both = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-b", "numpy", "--lf")
+    assert "2 of 5 cases" in on_both.out
     (demo / "else").mkdir()
     monkeypatch.chdir(demo / "else")
     assert "5 cases" in onnxopt("run", "../demo.yaml", "--lf", *IN_PROCESS).out
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}', '{"a": {"b": [1]}}', "\x00" * 99])
-def test_a_damaged_memory_is_as_none(demo, onnxopt, content):
+def test_damaged_file_of_last_failures_is_ignored(demo, onnxopt, content):
     onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     memory = demo / "cache" / "last-failures.json"
     assert memory.exists()
@@ -130,7 +133,7 @@ def test_a_damaged_memory_is_as_none(demo, onnxopt, content):
     assert "5 fail" in answer.out
 
 
-def test_a_cache_that_takes_nothing_is_in_no_run_s_way(demo, onnxopt):
+def test_run_does_not_need_a_writable_cache(demo, onnxopt):
     (demo / "cache").write_text("a file where a folder should be")
     answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--ff")
     assert (answer.code, "5 fail" in answer.out) == (1, True)
@@ -141,9 +144,9 @@ def cut(path, lines):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
 
 
-def test_a_log_says_what_to_go_on_with(demo, onnxopt):
-    begun = ("run", "demo.yaml", "-k", "plain", "--rtol", "0.5", "--memory", "none")
-    onnxopt(*begun, "--log", "run.jsonl")
+def test_options_of_a_resumed_run_come_from_its_log(demo, onnxopt):
+    run = ("run", "demo.yaml", "-k", "plain", "--rtol", "0.5", "--memory", "none")
+    onnxopt(*run, "--log", "run.jsonl")
     cut(demo / "run.jsonl", 3)
     answer = onnxopt("run", "--resume", "run.jsonl")
     assert answer.code == 0, answer.text
@@ -154,7 +157,7 @@ def test_a_log_says_what_to_go_on_with(demo, onnxopt):
     assert json.loads((demo / "run.jsonl").read_text().splitlines()[-1])["exit_code"] == 0
 
 
-def test_a_log_of_which_nothing_is_written_does_not_say_what_to_run(demo, onnxopt):
+def test_empty_log_does_not_contain_the_options_of_a_run(demo, onnxopt):
     (demo / "run.jsonl").touch()
     answer = onnxopt("run", "--resume", "run.jsonl")
     assert (answer.code, "run.jsonl is empty" in answer.err) == (2, True), answer.text
@@ -162,7 +165,7 @@ def test_a_log_of_which_nothing_is_written_does_not_say_what_to_run(demo, onnxop
 
 
 @pytest.mark.parametrize("option", ["--lf", "--ff"])
-def test_a_log_of_what_failed_last_is_gone_on_with_whatever_failed_since(demo, onnxopt, option):
+def test_run_of_last_failures_is_resumed_with_the_same_cases(demo, onnxopt, option):
     run = ("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
     onnxopt(*run, "-k", "nesterov", "-k", "other")
     before = onnxopt(*run, option, "--log", "run.jsonl")
@@ -173,7 +176,7 @@ def test_a_log_of_what_failed_last_is_gone_on_with_whatever_failed_since(demo, o
     assert ("2 fail" if option == "--lf" else "5 fail") in answer.out
 
 
-def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
+def test_log_does_not_select_code_to_run(demo, onnxopt):
     onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--log", "run.jsonl")
     cut(demo / "run.jsonl", 3)
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
@@ -199,20 +202,20 @@ def test_a_log_does_not_choose_code_that_runs(demo, onnxopt):
         {"targets": ["--help"]},
     ],
 )
-def test_what_no_option_can_be_is_refused(demo, onnxopt, change):
+def test_invalid_options_in_a_log_are_rejected(demo, onnxopt, change):
     onnxopt("run", "demo.yaml", *IN_PROCESS, "--log", "run.jsonl")
-    header, *others = (demo / "run.jsonl").read_text().splitlines(keepends=True)
-    header = json.loads(header)
+    first_line, second_line, *_ = (demo / "run.jsonl").read_text().splitlines(keepends=True)
+    header = json.loads(first_line)
     header["options"] |= change
-    (demo / "run.jsonl").write_text(json.dumps(header, separators=(",", ":")) + "\n" + others[0])
+    (demo / "run.jsonl").write_text(json.dumps(header, separators=(",", ":")) + "\n" + second_line)
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
     answer = onnxopt("run", "--resume", "run.jsonl")
-    # As text a pattern may be anything, and selects nothing.
+    # Any text is a valid pattern; this one matches no case.
     assert answer.code == (5 if "patterns" in change else 2), answer.text
     assert not {"ran", "out.json"} & {path.name for path in demo.iterdir()}
 
 
-def test_cases_may_be_json(demo, onnxopt):
+def test_case_files_may_be_json(demo, onnxopt):
     document = yaml.safe_load((demo / "demo.yaml").read_text())
     document["suite"] = "json"
     (demo / "tabs.json").write_text(json.dumps(document, indent="\t"))
@@ -229,7 +232,7 @@ def test_cases_may_be_json(demo, onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "suggestion"),
     [
         (["run", "demo.yaml", "-k", "nestrov"], "did you mean nesterov?"),
         (["run", "demo.yaml", "-k", "plain and not nestrov"], "did you mean nesterov?"),
@@ -248,17 +251,17 @@ def test_cases_may_be_json(demo, onnxopt):
         (["run", "demo.yaml", "--tag", "ordinari"], "did you mean ordinary?"),
     ],
 )
-def test_a_misspelt_name_meets_the_right_one(demo, onnxopt, words, says):
+def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, suggestion):
     (demo / "wrong.yaml").write_text(CASE.replace("Momentum", "Adan"))
     (demo / "type.yaml").write_text(
         CASE.replace("X: [1.0, 2.0]", "X: {dtype: flaot64, shape: [2], data: [1, 2]}")
     )
     (demo / "attribute.yaml").write_text(CASE.replace("norm_coefficient", "norm_coeficient"))
     answer = onnxopt(*words)
-    assert says in " ".join(answer.err.split())
+    assert suggestion in " ".join(answer.err.split())
 
 
-# The operator of which there are the fewest implementations.
+# The operator with the fewest mutants.
 PENALTY = """\
 onnxopt: 1
 suite: penalty
@@ -270,48 +273,48 @@ cases:
 """
 
 
-def test_an_audit_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+def test_audit_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     (demo / "penalty.yaml").write_text(PENALTY)
     answer = onnxopt("audit", "penalty.yaml", "-j", "1")
     lines = [line for line in answer.err.splitlines() if line.startswith("auditing")]
-    said = r"auditing: 1 of \d+, [\d.e+-]+ steps/s, \d+ s left"
-    assert re.fullmatch(said, lines[0])
+    progress = r"auditing: 1 of \d+, [\d.e+-]+ steps/s, \d+ s left"
+    assert re.fullmatch(progress, lines[0])
     done, total = re.findall(r"(\d+) of (\d+)", lines[-1])[0]
     assert done == total
 
 
-def test_a_search_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+def test_search_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     pytest.importorskip("hypothesis")
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     options = ("--operator", "AdmmPenalty", "-b", "numpy", "--no-explain", "--isolation", "none")
     answer = onnxopt("fuzz", *options, "--examples", "20")
-    said = r"searching: 20 of 20, [\d.e+-]+ examples/s, 0 s left, 0 failures"
-    assert re.fullmatch(said, answer.err.splitlines()[-1])
+    progress = r"searching: 20 of 20, [\d.e+-]+ examples/s, 0 s left, 0 failures"
+    assert re.fullmatch(progress, answer.err.splitlines()[-1])
     answer = onnxopt("fuzz", *options, "--time", "1")
-    said = r"searching: \d+, [\d.e+-]+ examples/s, 0 failures"
-    assert re.fullmatch(said, answer.err.splitlines()[-1])
+    progress = r"searching: \d+, [\d.e+-]+ examples/s, 0 failures"
+    assert re.fullmatch(progress, answer.err.splitlines()[-1])
 
 
-def test_reading_many_files_says_how_far_it_is(demo, onnxopt, monkeypatch):
+def test_reading_many_files_prints_progress(demo, onnxopt, monkeypatch):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     (demo / "more").mkdir()
     for name in ("one", "two"):
         (demo / f"more/{name}.yaml").write_text(f"{PENALTY}".replace("penalty", name))
     answer = onnxopt("run", "more", *IN_PROCESS)
-    said = r"reading: 2 of 2, [\d.e+-]+ files/s, 0 s left"
-    assert any(re.fullmatch(said, line) for line in answer.err.splitlines())
+    progress = r"reading: 2 of 2, [\d.e+-]+ files/s, 0 s left"
+    assert any(re.fullmatch(progress, line) for line in answer.err.splitlines())
 
 
 @pytest.mark.parametrize("command", ["list", "audit", "show", "run"])
-def test_making_the_cases_of_a_suite_says_how_far_it_is(demo, onnxopt, monkeypatch, command):
+def test_making_the_cases_of_a_suite_prints_progress(demo, onnxopt, monkeypatch, command):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     answer = onnxopt(command, "trajectories/admmupdate")
-    said = r"making cases: 0 of 1, 0 operators/s"
-    assert any(re.fullmatch(said, line) for line in answer.err.splitlines()), answer.err
+    progress = r"making cases: 0 of 1, 0 operators/s"
+    assert any(re.fullmatch(progress, line) for line in answer.err.splitlines()), answer.err
 
 
-def test_a_terminal_shows_how_far_it_is_while_other_output_is_thrown_away(monkeypatch, capsys):
+def test_terminal_shows_progress_while_other_output_is_discarded(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     terminal = console._Console(stderr=True)
@@ -323,24 +326,24 @@ def test_a_terminal_shows_how_far_it_is_while_other_output_is_thrown_away(monkey
     assert "making: 1 of 2" in capsys.readouterr().err
 
 
-def test_a_run_says_how_far_it_is_where_there_is_no_terminal(demo, onnxopt, monkeypatch):
+def test_run_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND).err == ""
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
-    said = r"running: 5 of 5, [\d.e+]+ cases/s, 0 s left, 5 not conforming"
-    assert re.fullmatch(said, answer.err.splitlines()[-1])
+    progress = r"running: 5 of 5, [\d.e+]+ cases/s, 0 s left, 5 not conforming"
+    assert re.fullmatch(progress, answer.err.splitlines()[-1])
 
 
-def test_the_help_of_run_lists_options_in_parts(onnxopt):
-    shown = onnxopt("run", "--help").out
-    parts = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
-    assert parts[:2] == ["Which cases", "Backends"]
-    assert parts[-1] == "Others"
-    rest = shown.partition("\nOthers:\n")[2]
-    assert re.findall(r"^  (-[-\w]+)", rest, re.MULTILINE) == ["--profile", "--operators", "-h"]
+def test_help_of_run_groups_its_options(onnxopt):
+    help_text = onnxopt("run", "--help").out
+    headings = re.findall(r"^(\w[\w ]+):$", help_text, re.MULTILINE)
+    assert headings[:2] == ["Which cases", "Backends"]
+    assert headings[-1] == "Others"
+    options = help_text.partition("\nOthers:\n")[2]
+    assert re.findall(r"^  (-[-\w]+)", options, re.MULTILINE) == ["--profile", "--operators", "-h"]
 
 
-def test_the_slowest_cases_are_shown_when_asked_for(workplace, onnxopt):
+def test_option_durations_shows_the_slowest_cases(workplace, onnxopt):
     (workplace / "slow.py").write_text(
         "import time\n"
         f"import sys; sys.path.insert(0, {str(PLUGINS)!r})\n"

@@ -1,4 +1,4 @@
-"""What every command says of itself."""
+"""The help of every command."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, op
     assert max(map(len, lines)) <= 80
     examples = [line.strip() for line in lines if line.startswith("  onnxopt ")]
     assert any(example.startswith(" ".join(["onnxopt", *words])) for example in examples)
-    # The usage names arguments, and no list of options.
+    # The usage names arguments and does not list options.
     assert answer.out.count("[PATH|SUITE|ID]...") <= 1
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_wrong_option_points_to_help(onnxopt, words):
+def test_unknown_option_points_to_help(onnxopt, words):
     answer = onnxopt(*words, "--no-such-option")
     assert answer.code == 2
     assert answer.out == ""
@@ -45,7 +45,7 @@ def test_a_wrong_option_points_to_help(onnxopt, words):
 
 
 @pytest.mark.parametrize(("columns", "width"), [("132", 132), ("", 80), ("wide", 80), ("0", 20)])
-def test_the_variable_columns_says_how_wide_a_pipe_is(monkeypatch, columns, width):
+def test_variable_columns_sets_the_width_in_a_pipe(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", columns)
     console._console.cache_clear()
     assert console.stdout().width == width

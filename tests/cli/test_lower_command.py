@@ -1,4 +1,4 @@
-"""``onnxopt lower``: one file in, one whole file out, or an error and nothing."""
+"""``onnxopt lower`` writes a complete model file, or no file and an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def source(tmp_path):
     return path
 
 
-def test_the_lowered_model_is_written_and_what_happened_is_said(onnxopt, source, tmp_path):
+def test_lowered_model_is_written_with_a_summary(onnxopt, source, tmp_path):
     target = tmp_path / "lowered.onnx"
     answer = onnxopt("lower", source, "-o", target)
     model = onnx.load(target)
@@ -35,13 +35,13 @@ def test_the_lowered_model_is_written_and_what_happened_is_said(onnxopt, source,
     np.testing.assert_array_equal(run_reference(model, VALUES)[0], momentum(*VALUES)[0])
 
 
-def test_an_inlined_function_counts_once_for_each_call(onnxopt, tmp_path):
+def test_inlined_function_counts_once_for_each_call(onnxopt, tmp_path):
     onnx.save(parsed(CALLING), tmp_path / "model.onnx")
     answer = onnxopt("lower", tmp_path / "model.onnx", "-o", tmp_path / "lowered.onnx")
     assert answer.err.startswith("lowered 2 nodes (Momentum 2) with ")
 
 
-def test_a_model_with_nothing_to_lower_is_written_as_it_was(onnxopt, tmp_path):
+def test_model_without_operators_to_lower_is_written_unchanged(onnxopt, tmp_path):
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y = Neg (X) }}")
     onnx.save(model, tmp_path / "model.onnx")
     answer = onnxopt("lower", tmp_path / "model.onnx", "-o", tmp_path / "lowered.onnx")
@@ -50,7 +50,7 @@ def test_a_model_with_nothing_to_lower_is_written_as_it_was(onnxopt, tmp_path):
     assert onnx.load(tmp_path / "lowered.onnx") == model
 
 
-def test_external_data_go_into_the_lowered_model_wherever_it_is_written(onnxopt, tmp_path):
+def test_external_data_are_stored_in_the_lowered_model(onnxopt, tmp_path):
     model = parsed(TEXT)
     del model.graph.input[4]
     model.graph.initializer.append(numpy_helper.from_array(VALUES[4], "V"))
@@ -65,7 +65,7 @@ def test_external_data_go_into_the_lowered_model_wherever_it_is_written(onnxopt,
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model", b"\x08\x07"])
-def test_what_is_no_model_is_refused_by_path(onnxopt, tmp_path, content):
+def test_file_that_is_not_a_model_is_named(onnxopt, tmp_path, content):
     source, target = tmp_path / "model.onnx", tmp_path / "lowered.onnx"
     if content is not None:
         source.write_bytes(content)
@@ -75,7 +75,7 @@ def test_what_is_no_model_is_refused_by_path(onnxopt, tmp_path, content):
     assert not target.exists()
 
 
-def test_a_model_that_onnx_rejects_is_refused(onnxopt, source, tmp_path):
+def test_model_that_onnx_rejects_is_rejected(onnxopt, source, tmp_path):
     model = onnx.load(source)
     model.graph.node[0].input[2] = "nowhere"
     onnx.save(model, source)
@@ -101,7 +101,7 @@ def test_functions_that_grow_without_measure_are_refused_at_once(onnxopt, tmp_pa
     assert f"the model's functions amount to {2**40} nodes once inlined" in answer.err
 
 
-def test_a_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path):
+def test_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path):
     model = onnx.load(source)
     model.graph.node[0].name = "red\x1b[31m"
     model.graph.node[0].attribute[2].s = b"bogus"
@@ -113,7 +113,7 @@ def test_a_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path)
 
 
 @pytest.mark.parametrize("make", ["itself", "link", "hard link", "pipe", "folder", "no folder"])
-def test_an_output_that_must_not_be_replaced_is_refused(onnxopt, source, tmp_path, make):
+def test_output_that_must_not_be_replaced_is_rejected(onnxopt, source, tmp_path, make):
     target = tmp_path / "lowered.onnx"
     if make == "itself":
         target = source
@@ -136,7 +136,7 @@ def test_an_output_that_must_not_be_replaced_is_refused(onnxopt, source, tmp_pat
     assert make != "pipe" or target.is_fifo()
 
 
-def test_an_earlier_output_is_replaced_through_a_link(onnxopt, source, tmp_path):
+def test_earlier_output_is_replaced_through_a_link(onnxopt, source, tmp_path):
     earlier, link = tmp_path / "earlier.onnx", tmp_path / "link.onnx"
     earlier.write_bytes(b"earlier")
     link.symlink_to(earlier)
@@ -145,7 +145,7 @@ def test_an_earlier_output_is_replaced_through_a_link(onnxopt, source, tmp_path)
     assert not formula_operators(onnx.load(earlier))
 
 
-def test_without_an_output_the_usage_is_shown(onnxopt, source):
+def test_usage_is_shown_without_an_output(onnxopt, source):
     answer = onnxopt("lower", source)
     assert answer.code == 2
     assert "--output" in answer.err

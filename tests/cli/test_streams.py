@@ -1,4 +1,4 @@
-"""Standard streams that take nothing: what is written to files is written all the same."""
+"""Closed and full standard streams do not affect the files that a run writes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from onnxopt_cli.backends.resolve import resolve_backend
 
 
 class Backend:
-    \"\"\"Is off by so much that nothing explains it.\"\"\"
+    \"\"\"Its errors are too large for any known mistake.\"\"\"
 
     def run(self, model, inputs):
         outputs = resolve_backend("numpy").prepare(model).run(inputs)
         return [output + 1000 for output in outputs]
 """
 FILES = (
-    "--no-explain --log run.jsonl --report json=run.json --report junit=run.xml --artifacts kept"
+    "--no-explain --log run.jsonl --report json=run.json --report junit=run.xml --artifacts failing"
 )
 
 
@@ -78,22 +78,23 @@ def call(place, script):
 
 def require_everything_written(place, exit_code):
     results = json.loads((place / "run.json").read_text())["results"]
-    assert [it["case"] for it in results] == ["demo/demo/right", "demo/demo/wrong"]
+    ids = [result["case"] for result in results]
+    assert ids == ["demo/demo/right", "demo/demo/wrong"]
     log = read_log(place / "run.jsonl")
     assert log is not None
     assert log.footer["exit_code"] == exit_code
-    assert [it.case for it in log.results.values()] == [it["case"] for it in results]
+    assert [result.case for result in log.results.values()] == ids
     assert (place / "run.xml").read_text().startswith("<?xml")
 
 
-def test_a_full_disk_behind_standard_output_costs_no_report_and_no_log(place):
+def test_full_disk_behind_standard_output_loses_no_report_and_no_log(place):
     done = call(place, f"onnxopt run demo.yaml {FILES} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "error: cannot write the output: No space left on device\n"
     require_everything_written(place, exit_code=2)
 
 
-def test_a_closed_pipe_costs_no_report_and_no_log(place):
+def test_closed_pipe_loses_no_report_and_no_log(place):
     done = call(
         place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} | head -1; "
         "echo ${PIPESTATUS[0]}",
@@ -101,10 +102,10 @@ def test_a_closed_pipe_costs_no_report_and_no_log(place):
     assert done.stdout.splitlines()[-1] == "141"
     assert done.stderr == ""
     require_everything_written(place, exit_code=2)
-    assert any((place / "kept").iterdir())
+    assert any((place / "failing").iterdir())
 
 
-def test_a_report_that_cannot_be_printed_costs_no_other_one(place):
+def test_report_that_cannot_be_printed_loses_no_other_report(place):
     done = call(place, "onnxopt run demo.yaml --report junit=- --report json=run.json > /dev/full")
     assert done.returncode == 2
     assert json.loads((place / "run.json").read_text())["exit_code"] == 2
@@ -125,20 +126,20 @@ def test_a_report_that_cannot_be_printed_costs_no_other_one(place):
         ("run demo.yaml -k nothing", 5, "2>&-"),
     ],
 )
-def test_a_full_or_closed_standard_error_changes_no_exit_code(place, arguments, code, stream):
+def test_full_or_closed_standard_error_changes_no_exit_code(place, arguments, code, stream):
     done = call(place, f"onnxopt {arguments} {stream}")
     assert done.returncode == code
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-def test_a_run_without_standard_streams_has_its_verdict(place, closed):
+def test_run_without_standard_streams_has_its_verdict(place, closed):
     done = call(place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} {closed}")
     assert done.returncode == 2
     require_everything_written(place, exit_code=2)
 
 
-def test_every_file_that_cannot_be_written_is_named_and_all_others_are_written(place):
+def test_unwritable_files_are_named_and_all_others_are_written(place):
     done = call(
         place, "onnxopt run demo.yaml --log run.jsonl --report json=run.json "
         "--report markdown=/dev/full --report junit=run.xml --report badge=/proc/x",
@@ -150,7 +151,7 @@ def test_every_file_that_cannot_be_written_is_named_and_all_others_are_written(p
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
+def test_ctrl_c_during_explanations_loses_no_verdict(place):
     tensor = "{random: {normal: {}, seed: 1}, shape: [20000]}"
     (place / "demo.yaml").write_text(LARGE_CASE.replace("&", tensor))
     process = subprocess.Popen(
@@ -160,20 +161,20 @@ def test_ctrl_c_while_failures_are_explained_loses_no_verdict(place):
     )  # fmt: skip
     lines = iter(process.stdout)
     assert any("FAIL" in line for line in lines)
-    # The case line is out; what takes long after it is the search for what explains the failure.
+    # The case has been printed; the search for an explanation has begun and takes long.
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    printed, said = process.communicate(timeout=30)
+    printed, messages = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "interrupted while looking for known mistakes: failures are not explained\n"
+    assert messages == "interrupted while looking for known mistakes: failures are not explained\n"
     assert "does not conform: 1 fail" in printed
     report = json.loads((place / "run.json").read_text())
     assert report["exit_code"] == 130
-    assert [it["outcome"] for it in report["results"]] == ["fail"]
+    assert [result["outcome"] for result in report["results"]] == ["fail"]
     assert read_log(place / "run.jsonl").footer["exit_code"] == 130
 
 
-def test_an_operator_file_that_closes_standard_output_is_refused(tmp_path):
+def test_operator_file_that_closes_standard_output_is_rejected(tmp_path):
     (tmp_path / "mine.py").write_text("import sys\nsys.stdout.close()\n")
     command = [sys.executable, "-m", "onnxopt_cli", "list", "spec", "--operators", "mine.py"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -1,4 +1,4 @@
-"""What files can make onnxopt itself do is limited, and the file or folder is named."""
+"""Limits on the work that files can cause; the error names the file or folder."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def sparse(path, size):
 
 
 def problems(folder):
-    cases, found = find_directories(folder)
-    return [case.id for case in cases], [str(it) for it in found]
+    cases, faults = find_directories(folder)
+    return [case.id for case in cases], [str(fault) for fault in faults]
 
 
 @pytest.mark.parametrize("target", ["/", "..", "../.."])
-def test_a_link_to_a_folder_above_is_named_and_not_followed(tmp_path, target):
+def test_link_to_a_parent_folder_is_named_and_not_followed(tmp_path, target):
     root = tmp_path / "a" / "b"
     plain(root / "right")
     (root / "up").symlink_to(target)
     began = time.monotonic()
-    ids, found = problems(root)
+    ids, faults = problems(root)
     assert ids == ["b/right/0"]
-    assert found == [f"{root}/up: links to a folder that contains it; not searched"]
+    assert faults == [f"{root}/up: links to a folder that contains it; not searched"]
     assert time.monotonic() - began < 5
 
 
-def test_what_links_lead_to_is_limited(tmp_path, monkeypatch):
+def test_number_of_linked_files_is_limited(tmp_path, monkeypatch):
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     plain(root / "right")
     for number in range(30):
@@ -51,12 +51,12 @@ def test_what_links_lead_to_is_limited(tmp_path, monkeypatch):
     (root / "far").symlink_to(elsewhere)
     assert problems(root) == (["root/right/0"], [])
     monkeypatch.setattr(directory, "MAX_LINKED_ENTRIES", 20)
-    ids, (found,) = problems(root)
+    ids, (fault,) = problems(root)
     assert ids == ["root/right/0"]
-    assert "far: is not searched: the limit is 20 files and folders reached through links" in found
+    assert "far: is not searched: the limit is 20 files and folders reached through links" in fault
 
 
-def test_a_folder_with_too_much_in_it_is_named(monkeypatch, workplace, onnxopt):
+def test_folder_with_too_many_files_is_named(monkeypatch, workplace, onnxopt):
     plain(workplace / "a" / "right")
     for number in range(30):
         (workplace / "b" / f"{number:02}").mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_a_folder_with_too_much_in_it_is_named(monkeypatch, workplace, onnxopt):
     assert "b: is not searched: the limit is 20 files and folders" in answer.err
 
 
-def test_a_case_whose_files_are_too_large_together_is_invalid(workplace, onnxopt, monkeypatch):
+def test_case_with_too_many_bytes_in_its_files_is_invalid(workplace, onnxopt, monkeypatch):
     plain(workplace / "some" / "right")
     model = identity({name: tensor_type() for name in "xyz"})
     make_directory(workplace / "some" / "large", model, [ONES] * 3, [ONES] * 3)
@@ -77,13 +77,13 @@ def test_a_case_whose_files_are_too_large_together_is_invalid(workplace, onnxopt
     monkeypatch.setattr(data_set, "MAX_CASE_BYTES", 2 << 20)
     answer = onnxopt("run", "some", "-b", "onnx-reference", "--isolation", "none")
     assert answer.code == 2
-    said = " ".join(answer.text.replace("│", " ").split())
-    assert "large/test_data_set_0" in said
-    assert "more than 2097152 bytes" in said
-    assert "1 pass" in said
+    text = " ".join(answer.text.replace("│", " ").split())
+    assert "large/test_data_set_0" in text
+    assert "more than 2097152 bytes" in text
+    assert "1 pass" in text
 
 
-def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
+def test_log_does_not_read_oversized_files(workplace, onnxopt, caplog):
     plain(workplace / "some" / "right")
     plain(workplace / "some" / "large")
     sparse(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb", 40 << 30)
@@ -93,7 +93,7 @@ def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
     assert "input_1.pb has 42949672960 bytes" in caplog.text
     assert "1 pass" in answer.out
     assert time.monotonic() - began < 20
-    # A file that is not read counts by its size.
+    # A file that is not read is identified by its size.
     snapshot = log_contents.FileSnapshot()
     path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
     snapshot.digest(path)
@@ -102,7 +102,7 @@ def test_a_log_does_not_read_files_without_measure(workplace, onnxopt, caplog):
     assert len(list(snapshot.changed())) == 1
 
 
-def test_files_that_come_after_many_bytes_count_by_size_and_time(tmp_path, monkeypatch):
+def test_files_beyond_the_hashing_limit_are_identified_by_size_and_time(tmp_path, monkeypatch):
     monkeypatch.setattr(log_contents, "MAX_HASHED_BYTES", 1000)
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"\0" * 600)
@@ -110,11 +110,11 @@ def test_files_that_come_after_many_bytes_count_by_size_and_time(tmp_path, monke
     first, second = (snapshot.digest(str(tmp_path / name)) for name in ("a", "b"))
     assert first != second
     (tmp_path / "b").write_bytes(b"\1" * 600)
-    assert [it.where for it in snapshot.changed()] == [str(tmp_path / "b")]
+    assert [fault.where for fault in snapshot.changed()] == [str(tmp_path / "b")]
 
 
 @pytest.mark.slow
-def test_the_code_of_a_plugin_is_not_looked_for_everywhere(tmp_path):
+def test_search_for_the_code_of_a_plugin_is_limited(tmp_path):
     (tmp_path / "vendor.py").write_text("import everything\n")
     (tmp_path / "everything").symlink_to("/")
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What is typed wrongly is named, with what to type instead, and exits with the documented code."""
+"""Wrong usage is reported with a correction, and exits with the documented code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says", "next_step"),
+    ("arguments", "code", "message", "next_step"),
     [
         ("rnu", 2, "No such command 'rnu'", "Did you mean run?"),
         ("run --bakend numpy", 2, "No such option '--bakend'", "Did you mean '--backend'?"),
@@ -42,31 +42,31 @@ import pytest
         ("generate spek", 2, "cannot generate 'spek'", "did you mean spec?"),
     ],
 )
-def test_a_mistake_is_named_with_the_next_step(
-    workplace, onnxopt, arguments, code, says, next_step
+def test_wrong_usage_is_reported_with_the_next_step(
+    workplace, onnxopt, arguments, code, message, next_step
 ):
     (workplace / "empty").mkdir()
     (workplace / "notes.txt").write_text("no case\n")
     (workplace / "damaged.yaml").write_bytes(b"\xff\xfe")
     answer = onnxopt(*arguments.split())
     assert answer.code == code
-    said = " ".join(answer.err.split())
-    assert says in said
-    assert next_step in said
+    text = " ".join(answer.err.split())
+    assert message in text
+    assert next_step in text
 
 
-def test_an_option_whose_variable_is_not_set_is_not_left_out_in_silence(workplace, onnxopt):
+def test_empty_value_of_an_option_is_rejected(workplace, onnxopt):
     for option in ("--log", "--cluster", "--report", "--profile", "-b"):
         answer = onnxopt("run", "spec", option, "")
         assert (answer.code, f"the value of {option} is empty" in answer.err) == (2, True)
     assert onnxopt("generate", "spec", "-o", "").code == 2
     assert not any(workplace.iterdir())
-    # A name may end so, and pytest runs all tests for an empty -k.
+    # A file name may end with "=", and an empty -k selects all cases, as in pytest.
     assert onnxopt("run", "spec", "--log=a=").code == 0
     assert onnxopt("run", "spec", "-k", "").code == 0
 
 
-def test_an_empty_target_is_not_the_current_folder(workplace, onnxopt):
+def test_empty_target_is_rejected(workplace, onnxopt):
     (workplace / "demo.yaml").write_text("onnxopt: 1\n")
     answer = onnxopt("run", "")
     assert answer.code == 2

@@ -1,4 +1,4 @@
-"""Two cases of Momentum, and backends that are right or wrong."""
+"""Two cases of Momentum, and correct and wrong backends."""
 
 CASE = """\
 onnxopt: 1

@@ -96,8 +96,8 @@ def test_gradients_are_finite_differences_of_the_loss(backend, batch):
     for name, shape in SHAPES.items():
         gradient = outputs[f"gradient_{name}"]
         largest = np.argsort(np.abs(gradient), axis=None)[-5:]
-        drawn = generator.integers(0, gradient.size, 25)
-        for place in (*largest, *drawn):
+        random_places = generator.integers(0, gradient.size, 25)
+        for place in (*largest, *random_places):
             index = np.unravel_index(place, shape)
             losses = []
             for shift in (1e-6, -1e-6):
@@ -143,8 +143,8 @@ def test_masked_weights_do_not_move_and_do_not_enter_the_momentum(backend, batch
 @pytest.mark.parametrize("percent", [50, 95])
 @pytest.mark.parametrize("method", ["prune_once", "prune_by_admm"])
 def test_pruned_weights_stay_zero_while_the_others_are_finetuned(backend, images, method, percent):
-    few = Images(images.pixels[:96], images.labels[:96])
-    pruned = getattr(Pruner(backend, percent), method)(initial_parameters(3), few, 0, QUICK)
+    small_set = Images(images.pixels[:96], images.labels[:96])
+    pruned = getattr(Pruner(backend, percent), method)(initial_parameters(3), small_set, 0, QUICK)
     for name in WEIGHTS:
         zeros = pruned.finetuned[name] == 0
         assert np.count_nonzero(zeros) == np.ceil((zeros.size - 1) * percent / 100)
@@ -152,14 +152,14 @@ def test_pruned_weights_stay_zero_while_the_others_are_finetuned(backend, images
         assert not np.array_equal(pruned.finetuned[name], pruned.parameters[name])
 
 
-def test_the_loss_falls_under_every_optimizer(backend, images):
-    some = Images(images.pixels[:320], images.labels[:320])
+def test_loss_falls_with_every_optimizer(backend, images):
+    subset = Images(images.pixels[:320], images.labels[:320])
     for optimizer in OPTIMIZERS:
-        losses = Trainer(backend, optimizer).train(initial_parameters(0), some, 3, 0).losses
+        losses = Trainer(backend, optimizer).train(initial_parameters(0), subset, 3, 0).losses
         assert losses[0] > losses[1] > losses[2], optimizer.name
 
 
-def test_the_script_prints_its_tables():
+def test_script_prints_its_tables():
     command = [sys.executable, REPOSITORY / "scripts" / "train_digits.py", "--quick"]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -172,7 +172,7 @@ def test_the_script_prints_its_tables():
     assert finetuned > one_shot
 
 
-def test_the_exported_step_is_the_committed_case_and_passes(onnxopt, tmp_path):
+def test_exported_step_equals_the_committed_case_and_passes(onnxopt, tmp_path):
     command = [sys.executable, REPOSITORY / "scripts" / "train_digits.py", "--export", tmp_path]
     subprocess.run(command, check=True, timeout=300)
     committed = REPOSITORY / "cases" / "onnx" / "workload" / "test_digits_adam"

@@ -1,4 +1,4 @@
-"""Expectation files: what they allow, and when they no longer hold."""
+"""Expectation files: allowed outcomes, precedence, and entries that no longer hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def demo(workplace):
 
 @pytest.fixture
 def run(demo, onnxopt):
-    """Run the demo on a backend with expectation files of the given texts."""
+    """Return a function that runs the demo on a backend, with expectation files of some texts."""
 
     def call(name, *texts, more=()):
         paths = [demo / f"layer{number}.yaml" for number in range(len(texts))]
@@ -40,7 +40,7 @@ def run(demo, onnxopt):
         "{case: demo/demo/c, outcome: fail, expires: 2999-12-31}",
     ],
 )
-def test_an_expected_failure_conforms(run, entry):
+def test_expected_failure_conforms(run, entry):
     answer = run("OffAtC", f"{HEAD}  - {entry}\n", more=["-v"])
     assert answer.code == 0, answer.text
     assert "fail (expected)" in answer.out
@@ -60,7 +60,7 @@ def test_an_expected_failure_conforms(run, entry):
         ("{case: demo/demo/C, outcome: fail}", "unexpected-fail"),
     ],
 )
-def test_what_is_not_as_expected_does_not_conform(run, demo, entry, standing):
+def test_unexpected_result_does_not_conform(run, demo, entry, standing):
     answer = run("OffAtC", f"{HEAD}  - {entry}\n", more=["--report", "json=out.json"])
     assert answer.code == 1
     assert f"1 {standing}" in answer.out
@@ -68,16 +68,16 @@ def test_what_is_not_as_expected_does_not_conform(run, demo, entry, standing):
     assert standing in {result["standing"] for result in report["results"]}
 
 
-def test_the_entry_is_shown_with_its_reason_and_link(run):
+def test_entry_is_shown_with_its_reason_and_link(run):
     entry = "{case: demo/demo/a, outcome: fail, reason: 'known bug', issue: 'https://x.org/12'}"
     answer = run("OffAtC", f"{HEAD}  - {entry}\n")
-    shown = " ".join(answer.out.replace("│", " ").split())
-    assert "PASS (unexpected) demo/demo/a" in shown
-    assert "expected fail (layer0.yaml:3): known bug, https://x.org/12" in shown
+    text = " ".join(answer.out.replace("│", " ").split())
+    assert "PASS (unexpected) demo/demo/a" in text
+    assert "expected fail (layer0.yaml:3): known bug, https://x.org/12" in text
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("  - {case: demo/demo/gone, outcome: fail}\n", "layer0.yaml:3: stale: no case is"),
         ("  - {case: demo/demi/c, outcome: fail}\n", "did you mean demo/demo/c?"),
@@ -94,14 +94,14 @@ def test_the_entry_is_shown_with_its_reason_and_link(run):
         ("must-pass: [nowhere/*]\n", "stale: nowhere/* matches no case"),
     ],
 )
-def test_an_entry_that_does_not_hold_makes_a_passing_run_red(run, text, says):
+def test_entry_that_does_not_hold_fails_a_passing_run(run, text, message):
     answer = run("numpy", HEAD + text)
-    assert says in answer.out
+    assert message in answer.out
     assert answer.code == 1
     assert "layer0.yaml:" in answer.out
 
 
-def test_an_entry_for_other_backends_or_versions_is_not_looked_at(run):
+def test_entry_for_other_backends_or_versions_is_not_checked(run):
     entries = (
         "  - {case: gone, outcome: fail, backend: other, expires: 2020-01-01}\n"
         "  - {case: gone, outcome: fail, version: '>=9'}\n"
@@ -109,7 +109,7 @@ def test_an_entry_for_other_backends_or_versions_is_not_looked_at(run):
     assert run("Right", HEAD + entries).code == 0
 
 
-def test_a_range_of_versions_needs_a_version_to_be_judged(run, demo):
+def test_entry_with_a_version_range_needs_a_known_version(run, demo):
     text = (demo / "vendor.py").read_text().replace('__version__ = "1.5.0"', "")
     (demo / "vendor.py").write_text(text)
     answer = run("Right", HEAD + "  - {case: demo/demo/a, outcome: pass, version: '>=1'}\n")
@@ -117,19 +117,19 @@ def test_a_range_of_versions_needs_a_version_to_be_judged(run, demo):
 
 
 @pytest.mark.parametrize("filters", [["-k", "demo/demo/c"], ["--shard", "1/3"]])
-def test_cases_left_out_of_a_run_make_no_entry_stale(run, filters):
+def test_entry_of_a_case_that_is_not_selected_is_not_stale(run, filters):
     entries = "".join(f"  - {{case: demo/demo/{name}, outcome: pass}}\n" for name in "abcdef")
     assert run("numpy", HEAD + entries, more=filters).code == 0
 
 
-def test_a_later_file_precedes_an_earlier_one(run):
+def test_later_file_takes_precedence(run):
     fails = f"{HEAD}  - {{case: demo/demo/c, outcome: fail}}\n"
     passes = f"{HEAD}  - {{case: '*', outcome: pass}}\n"
     assert run("OffAtC", passes, fails).code == 0
     assert run("OffAtC", fails, passes).code == 1
 
 
-def test_in_one_file_an_id_alone_precedes_a_glob_and_then_the_last_counts(run):
+def test_exact_id_takes_precedence_in_a_file_and_then_the_last_entry(run):
     only = "  - {case: demo/demo/c, outcome: fail}\n"
     glob = "  - {case: '*', outcome: pass}\n"
     narrow = "  - {case: '*c', outcome: fail}\n"
@@ -138,7 +138,7 @@ def test_in_one_file_an_id_alone_precedes_a_glob_and_then_the_last_counts(run):
     assert run("OffAtC", HEAD + narrow + glob).code == 1
 
 
-def test_where_a_case_must_pass_nothing_else_is_allowed(run):
+def test_case_that_must_pass_has_no_other_allowed_outcome(run):
     allowed = f"{HEAD}  - {{case: demo/demo/b, outcome: unsupported}}\n"
     assert run("UnsupportedAtB", allowed).code == 0
     answer = run("UnsupportedAtB", f"{allowed}must-pass: [demo/demo/b]\n")
@@ -152,21 +152,21 @@ def test_expected_failures_do_not_count_for_max_fail(run):
     assert "5 pass, 1 fail" in run("OffAtC", text, more=["-x"]).out
 
 
-def test_the_log_keeps_standings_and_findings(run, demo, onnxopt):
+def test_log_contains_standings_and_findings(run, demo, onnxopt):
     text = HEAD + "  - {case: demo/demo/c, outcome: fail}\n  - {case: gone, outcome: fail}\n"
     run("OffAtC", text, more=["--log", "run.jsonl"])
     footer = records(demo / "run.jsonl")[-1]
     assert footer["findings"] == [{"where": "layer0.yaml:4", "what": "stale: no case is gone"}]
     onnxopt("report", "render", "run.jsonl", "--report", "json=out.json")
     report = json.loads((demo / "out.json").read_text())
-    assert [it["standing"] for it in report["results"]].count("expected") == 6
+    assert [result["standing"] for result in report["results"]].count("expected") == 6
     assert report["findings"] == footer["findings"]
     onnxopt("report", "render", "out.json", "--report", "json=again.json")
     assert json.loads((demo / "again.json").read_text()) == report
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "layer0.yaml:1: found nothing"),
         ("expect: []\n", "found no onnxopt-expect"),
@@ -186,26 +186,26 @@ def test_the_log_keeps_standings_and_findings(run, demo, onnxopt):
         ("onnxopt-expect: 1\nmust-pass: [3]\n", "must-pass[0]: found 3, expected an id or a glob"),
     ],
 )
-def test_a_malformed_file_is_refused_with_line_and_field(run, text, says):
+def test_malformed_file_is_rejected_with_line_and_field(run, text, message):
     answer = run("numpy", text)
     assert answer.code == 2
-    assert says in answer.err
+    assert message in answer.err
     assert answer.out == ""
 
 
-def test_everything_wrong_with_all_files_is_said_at_once(run):
-    one = f"{HEAD}  - {{case: x}}\n  - {{outcome: fail}}\n"
-    answer = run("numpy", one, f"{HEAD}  - 3\n")
-    for where in ("layer0.yaml:3", "layer0.yaml:4", "layer1.yaml:3"):
-        assert where in answer.err
+def test_all_errors_of_all_files_are_reported_together(run):
+    two_errors = f"{HEAD}  - {{case: x}}\n  - {{outcome: fail}}\n"
+    answer = run("numpy", two_errors, f"{HEAD}  - 3\n")
+    for line in ("layer0.yaml:3", "layer0.yaml:4", "layer1.yaml:3"):
+        assert line in answer.err
 
 
-def test_a_file_that_is_not_there_is_named(demo, onnxopt):
+def test_missing_file_is_named(demo, onnxopt):
     answer = onnxopt(*run_arguments("numpy", "--expect", "nowhere.yaml"))
     assert (answer.code, "nowhere.yaml: the file is missing" in answer.err) == (2, True)
 
 
-def test_the_published_schema_knows_a_file_from_another(onnxopt):
+def test_published_schema_rejects_other_files(onnxopt):
     validator = jsonschema_rs.validator_for(json.loads(onnxopt("schema", "expect").out))
     entry = {"case": ["a", "b*"], "outcome": ["fail", "flaky"], "expires": "2031-01-01"}
     assert validator.is_valid({"onnxopt-expect": 1, "expect": [entry], "must-pass": ["a"]})
@@ -213,19 +213,19 @@ def test_the_published_schema_knows_a_file_from_another(onnxopt):
     assert not validator.is_valid({"expect": [entry]})
 
 
-def test_names_in_a_file_cannot_harm_the_terminal(run):
+def test_control_characters_in_a_file_are_escaped(run):
     answer = run("numpy", HEAD + '  - {case: "\\e[31m[/x]", outcome: fail}\n')
     assert answer.code == 1
     assert r"stale: \x1b[31m[/x] matches no case" in answer.out
 
 
-def test_without_expectations_nothing_has_a_standing(demo, onnxopt):
+def test_results_without_expectations_have_no_standing(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--report", "json=out.json"))
     report = json.loads((demo / "out.json").read_text())
     assert {result["standing"] for result in report["results"]} == {None}
 
 
-def test_a_backend_is_meant_by_its_whole_name(run):
+def test_entry_must_contain_the_complete_name_of_the_backend(run):
     name = backend("OffAtC")
     text = f"{HEAD}  - {{case: demo/demo/c, outcome: fail, backend: '{name}'}}\n"
     assert run("OffAtC", text).code == 0
@@ -248,7 +248,9 @@ expect:
         ("exec:./refusing.py:Backend", ""),
     ],
 )
-def test_an_entry_for_a_backend_of_nearly_this_name_is_named(onnxopt, tmp_path, written, hint):
+def test_entry_for_a_similar_backend_name_is_reported_with_a_suggestion(
+    onnxopt, tmp_path, written, hint
+):
     plugin = tmp_path / "refusing.py"
     plugin.write_text(
         "class Backend:\n    def run(self, model, inputs):\n        raise ValueError\n"
@@ -260,8 +262,8 @@ def test_an_entry_for_a_backend_of_nearly_this_name_is_named(onnxopt, tmp_path, 
         "run", "spec/adam/adam", "-b", name, "--expect", str(expect), "--no-explain", "-q",
         "--lower", "never",
     )  # fmt: skip
-    said = "".join(answer.text.split())
+    text = "".join(answer.text.split())
     if hint:
-        assert f"{expect}:3:{written}isnot{name};write{hint}" in said
-    assert (";write" in said) == bool(hint)
+        assert f"{expect}:3:{written}isnot{name};write{hint}" in text
+    assert (";write" in text) == bool(hint)
     assert (answer.code == 0) == (written == "python:*refusing.py:Backend")

@@ -1,4 +1,4 @@
-"""``--update-expect``: an expectation file that says what a run has shown."""
+"""``--update-expect`` updates an expectation file to match the results of a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def demo(workplace):
 
 @pytest.fixture
 def update(demo, onnxopt):
-    """Update an expectation file of a text by a run on a backend; return what it is then."""
+    """Return a function that updates an expectation file by a run, and returns its new text."""
 
-    def call(name, text=None, *more):
+    def call(name, text=None, *options):
         if text is not None:
             (demo / FILE).write_text(text)
-        answer = onnxopt(*run_arguments(name, "--update-expect", FILE, *more))
+        answer = onnxopt(*run_arguments(name, "--update-expect", FILE, *options))
         assert answer.code in {0, 1}, answer.err
         return (demo / FILE).read_text()
 
     return call
 
 
-def test_a_new_file_makes_the_same_run_green(update, demo, onnxopt):
+def test_run_conforms_to_its_new_expectation_file(update, demo, onnxopt):
     text = update("RaisesAtB")
     assert text == HEAD + (
         '  - case: demo/demo/b\n    backend: "python:vendor.py:RaisesAtB"\n    outcome: error\n'
@@ -38,13 +38,13 @@ def test_a_new_file_makes_the_same_run_green(update, demo, onnxopt):
     assert onnxopt(*run_arguments("RaisesAtB", "--expect", FILE)).code == 0
 
 
-def test_an_up_to_date_file_is_left_alone(update, demo):
+def test_up_to_date_file_is_not_changed(update, demo):
     text = f"# hand made\n{HEAD}- {{case: demo/demo/c, outcome: fail}} # so\n\n"
     assert update("OffAtC", text) == text
 
 
 MADE_BY_HAND = """\
-# What is known of us.
+# Known failures.
 
 onnxopt-expect:   1   # version
 
@@ -52,7 +52,7 @@ must-pass:
 - demo/demo/a
 
 expect:
-# Fixed by now.
+# Fixed meanwhile.
 - case: demo/demo/b
   outcome: fail
   reason: >
@@ -74,12 +74,12 @@ expect:
 """
 
 
-def test_what_stays_keeps_reason_comments_order_and_form(update):
+def test_update_preserves_reasons_comments_order_and_format(update):
     before = MADE_BY_HAND.format("case: demo/demo/d\n  outcome: pass")
     assert (
         update("OffAtC", before)
         == """\
-# What is known of us.
+# Known failures.
 
 onnxopt-expect:   1   # version
 
@@ -117,32 +117,32 @@ OTHER_FILE = """\
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        # A glob of which one case passes now stays, and that case gets an entry of its own.
+        # If one case of a glob now passes, the glob stays and the case gets an entry.
         (
             GLOB,
             f"{GLOB}  - case: demo/demo/b\n    backend: {OFF_AT_C}\n    outcome: pass\n",
         ),
-        # A list loses what is stale.
+        # Stale ids are removed from a list.
         (
             "  - case:\n      - demo/demo/c\n      - gone\n    outcome: fail\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
-        # A repetition goes.
+        # Duplicates are removed.
         (
             "  - case: demo/demo/c\n    outcome: fail\n  - case: demo/demo/c\n    outcome: error\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
-        # What has expired loses its date if it is still needed.
+        # An expired entry loses its date if it is still needed.
         (
             "  - case: demo/demo/c\n    expires: 2020-01-01\n    outcome: fail\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
         ("  - case: demo/demo/a\n    expires: 2020-01-01\n    outcome: fail\n", None),
-        # Entries for other backends are none of our business.
+        # Entries for other backends are not changed.
         (OTHER_FILE, OTHER_FILE),
     ],
 )
-def test_entries_change_as_little_as_makes_them_true(update, onnxopt, before, after):
+def test_update_changes_only_entries_that_do_not_hold(update, onnxopt, before, after):
     text = update("OffAtC", HEAD + before)
     if after is None:
         after = f"  - case: demo/demo/c\n    backend: {OFF_AT_C}\n    outcome: fail\n"
@@ -150,7 +150,7 @@ def test_entries_change_as_little_as_makes_them_true(update, onnxopt, before, af
     assert onnxopt(*run_arguments("OffAtC", "--expect", FILE)).code == 0
 
 
-def test_an_earlier_layer_stays_and_is_overridden(update, demo, onnxopt):
+def test_earlier_file_is_overridden_and_not_changed(update, demo, onnxopt):
     (demo / "base.yaml").write_text(f"{HEAD}  - {{case: demo/demo/a, outcome: fail}}\n")
     base = (demo / "base.yaml").read_text()
     text = update("OffAtC", None, "--expect", "base.yaml")
@@ -161,22 +161,22 @@ def test_an_earlier_layer_stays_and_is_overridden(update, demo, onnxopt):
     assert answer.code == 0
 
 
-def test_nothing_excuses_what_must_pass(update, onnxopt):
+def test_case_that_must_pass_gets_no_entry(update, onnxopt):
     text = "onnxopt-expect: 1\nmust-pass: [demo/demo/c]\n"
     assert update("OffAtC", text) == text
     assert onnxopt(*run_arguments("OffAtC", "--expect", FILE)).code == 1
 
 
-@pytest.mark.parametrize(("more", "code"), [(["-x"], 1), (["broken.yaml"], 2)])
-def test_a_run_that_is_not_complete_writes_nothing(demo, onnxopt, more, code):
+@pytest.mark.parametrize(("options", "code"), [(["-x"], 1), (["broken.yaml"], 2)])
+def test_incomplete_run_writes_no_file(demo, onnxopt, options, code):
     (demo / "broken.yaml").write_text("onnxopt: 1\ncases: []\n")
-    answer = onnxopt(*run_arguments("Off", *more, "--update-expect", FILE))
+    answer = onnxopt(*run_arguments("Off", *options, "--update-expect", FILE))
     assert answer.code == code
     assert "e.yaml is not written: not every case could be run" in answer.out
     assert not (demo / FILE).exists()
 
 
-def test_what_a_backend_does_at_its_end_can_be_expected(demo, onnxopt):
+def test_failure_at_teardown_can_be_expected(demo, onnxopt):
     run = ("run", "demo.yaml", "-b", f"python:{PLUGINS}/hostile.py:DiesAtTeardown")
     assert onnxopt(*run, "--update-expect", FILE).code == 1
     assert "case: worker/teardown" in (demo / FILE).read_text()
@@ -187,7 +187,7 @@ def test_what_a_backend_does_at_its_end_can_be_expected(demo, onnxopt):
     assert (answer.code, "stale: no case is worker/teardwn" in answer.text) == (1, True)
 
 
-def test_line_ends_stay_as_they_are(demo, onnxopt):
+def test_line_ends_are_preserved(demo, onnxopt):
     (demo / FILE).write_bytes(b"onnxopt-expect: 1\r\n# known\r\nexpect:\r\n")
     onnxopt(*run_arguments("OffAtC", "--update-expect", FILE))
     text = (demo / FILE).read_bytes()
@@ -195,13 +195,13 @@ def test_line_ends_stay_as_they_are(demo, onnxopt):
     assert text.count(b"\n") == text.count(b"\r\n") > 3
 
 
-def test_a_shard_writes_nothing(demo, onnxopt):
+def test_shard_cannot_update_expectations(demo, onnxopt):
     answer = onnxopt(*run_arguments("Off", "--shard", "1/2", "--update-expect", FILE))
     assert (answer.code, "--update-expect needs a whole run" in answer.err) == (2, True)
     assert not (demo / FILE).exists()
 
 
-def test_entries_on_one_line_that_need_a_change_are_refused(demo, onnxopt):
+def test_entries_that_share_a_line_cannot_be_changed(demo, onnxopt):
     text = "onnxopt-expect: 1\nexpect: [{case: demo/demo/c, outcome: error}]\n"
     (demo / FILE).write_text(text)
     answer = onnxopt(*run_arguments("OffAtC", "--update-expect", FILE))
@@ -210,6 +210,6 @@ def test_entries_on_one_line_that_need_a_change_are_refused(demo, onnxopt):
     assert (demo / FILE).read_text() == text
 
 
-def test_a_missing_folder_is_created(demo, onnxopt):
+def test_missing_folder_is_created(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "new/folder/e.yaml"))
     assert (demo / "new/folder/e.yaml").is_file(), answer.err

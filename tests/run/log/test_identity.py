@@ -1,4 +1,4 @@
-"""A log goes on, and shards join, only for what was tested: files, backends, suites."""
+"""A run is resumed, and shards are merged, only with the same files, backends and suites."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ EXEC = "tests/plugins/exec/command.py"
 
 
 def write_model(path, amount=None):
-    """Write x + 1; with an amount, where that one is external data."""
+    """Write a model of x + 1; with an amount, a model of x + amount with external data."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
-    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    amount_tensor = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     if amount is not None:
-        one.ClearField("float_data")
-        one.data_location = TensorProto.EXTERNAL
+        amount_tensor.ClearField("float_data")
+        amount_tensor.data_location = TensorProto.EXTERNAL
         for key, value in {"location": "one.bin", "length": "4"}.items():
-            one.external_data.add(key=key, value=value)
+            amount_tensor.external_data.add(key=key, value=value)
         (path.parent / "one.bin").write_bytes(np.float32(amount).tobytes())
     node = helper.make_node("Add", ["x", "one"], ["y"])
-    graph = helper.make_graph([node], "g", values[:1], values[1:], [one])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [amount_tensor])
     opset = [helper.make_opsetid("", 18)]
     path.write_bytes(helper.make_model(graph, opset_imports=opset).SerializeToString())
 
 
 def write_place(folder):
-    """Write cases of every kind that read files, and a plugin of three files."""
+    """Write a case of each kind that reads files, and a plugin of three files."""
     for name in "ab":
         (folder / f"{name}.yaml").write_text(YAML.format(name=name))
         write_model(folder / f"m{name}.onnx", 1.0 if name == "b" else None)
@@ -81,39 +81,39 @@ def place(workplace):
 
 
 @pytest.fixture(scope="module")
-def tested(tmp_path_factory):
-    """A place with the log of a run, and of the first half of one."""
-    folder = tmp_path_factory.mktemp("tested")
+def finished_run(tmp_path_factory):
+    """Return a folder with the log of a run and that of the first of two shards."""
+    folder = tmp_path_factory.mktemp("finished_run")
     write_place(folder)
-    for name, arguments in (("", ARGUMENTS), ("light-", LIGHT)):
-        log, first = ("--log", f"{name}run.jsonl"), ("--log", f"{name}1.jsonl")
-        for options in (log, ("--shard", "1/2", *first)):
+    for name, arguments in (("", ARGUMENTS), ("light-", WITHOUT_PLUGIN)):
+        shard = ("--shard", "1/2", "--log", f"{name}1.jsonl")
+        for options in (("--log", f"{name}run.jsonl"), shard):
             run_command(*arguments, "-j", "1", *options, cwd=folder).check_returncode()
     return folder
 
 
 @pytest.fixture
-def again(tested, workplace):
-    """Another such place."""
-    shutil.copytree(tested, workplace, dirs_exist_ok=True)
+def copy_of_run(finished_run, workplace):
+    """Return a copy of that folder, which is the current one."""
+    shutil.copytree(finished_run, workplace, dirs_exist_ok=True)
     return workplace
 
 
 FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
 ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
-# Where nothing is asked of the plugin, no process is started for it.
-LIGHT = (*FILES, "-b", "onnx-reference", "--isolation", "none")
+# Faster, for tests of files other than those of the plugin: no process is started.
+WITHOUT_PLUGIN = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 
 def interrupt(path):
-    """Let a log end as that of a run that was killed before the last case."""
+    """Truncate a log like that of a run that was killed before the last case."""
     lines = path.read_text().splitlines(keepends=True)
     ends = [number for number, line in enumerate(lines) if line.startswith('{"record":"end"')]
     path.write_text("".join(lines[: ends[-1]]))
 
 
 def change(path):
-    """Change a file so that nothing but its content tells."""
+    """Change the content of a file, but not its size."""
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
@@ -134,62 +134,62 @@ CHANGES = {
         lambda path: path.write_text('{"rtol": 1.0}'),
     ),
     "the plugin": ("plugin.py", lambda path: path.write_text(f"{PLUGIN}\n# 2")),
-    "what it imports": ("helper.py", lambda path: path.write_text("ONE = 2\n")),
+    "a module that it imports": ("helper.py", lambda path: path.write_text("ONE = 2\n")),
     "a package that it imports": ("package/part.py", lambda path: path.write_text("ONE = 2\n")),
 }
 
 
-def of_what(name):
-    """Return what to run, and how its logs begin, to see that a file has changed."""
-    return (ARGUMENTS, "") if name.endswith(".py") else (LIGHT, "light-")
+def arguments_for(name):
+    """Return the arguments of a run that reads a file, and the prefix of its logs."""
+    return (ARGUMENTS, "") if name.endswith(".py") else (WITHOUT_PLUGIN, "light-")
 
 
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("kind_of_file", CHANGES)
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_log_of_other_files_is_not_resumed(again, onnxopt, what, finished):
-    name, alter = CHANGES[what]
-    arguments, kind = of_what(name)
-    log = again / f"{kind}run.jsonl"
+def test_log_of_other_files_is_not_resumed(copy_of_run, onnxopt, kind_of_file, finished):
+    name, alter = CHANGES[kind_of_file]
+    arguments, prefix = arguments_for(name)
+    log = copy_of_run / f"{prefix}run.jsonl"
     if not finished:
         interrupt(log)
     before = log.read_bytes()
-    alter(again / name)
+    alter(copy_of_run / name)
     answer = onnxopt(*arguments, "--resume", log)
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("what", ["an array", "the plugin", "a directory's output"])
-def test_shards_of_other_files_are_not_merged(again, onnxopt, what):
-    name, alter = CHANGES[what]
-    arguments, kind = of_what(name)
-    alter(again / name)
+@pytest.mark.parametrize("kind_of_file", ["an array", "the plugin", "a directory's output"])
+def test_shards_of_other_files_are_not_merged(copy_of_run, onnxopt, kind_of_file):
+    name, alter = CHANGES[kind_of_file]
+    arguments, prefix = arguments_for(name)
+    alter(copy_of_run / name)
     onnxopt(*arguments, "--shard", "2/2", "--log", "2.jsonl")
-    answer = onnxopt("report", "merge", f"{kind}1.jsonl", "2.jsonl", "-o", "all.jsonl")
+    answer = onnxopt("report", "merge", f"{prefix}1.jsonl", "2.jsonl", "-o", "all.jsonl")
     assert answer.code == 2
     assert f"the content of {name}" in answer.err
-    assert not (again / "all.jsonl").exists()
+    assert not (copy_of_run / "all.jsonl").exists()
 
 
-def test_files_that_were_only_touched_or_moved_are_the_same(tested, again, onnxopt):
+def test_touched_and_moved_files_are_equal(finished_run, copy_of_run, onnxopt):
     for name, _ in CHANGES.values():
-        if (again / name).exists():
-            (again / name).touch()
-    (again / "notes.txt").write_text("no case\n")
-    assert tested != again
+        if (copy_of_run / name).exists():
+            (copy_of_run / name).touch()
+    (copy_of_run / "notes.txt").write_text("no case\n")
+    assert finished_run != copy_of_run
     assert onnxopt(*ARGUMENTS, "--resume", "run.jsonl").code == 0
 
 
 def test_cases_that_are_not_selected_may_change(place, onnxopt):
-    arguments = [*LIGHT, "-k", "named/a/a"]
+    arguments = [*WITHOUT_PLUGIN, "-k", "named/a/a"]
     assert onnxopt(*arguments, "--log", "run.jsonl").code == 0
     change(place / "one.bin")
     assert onnxopt(*arguments, "--resume", "run.jsonl").code == 0
 
 
 @pytest.mark.parametrize("name", ["program", "config.json"])
-def test_a_command_is_its_program_and_its_files(place, onnxopt, name):
+def test_command_is_identified_by_its_program_and_files(place, onnxopt, name):
     program = place / "program"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} {REPOSITORY / EXEC} well\n")
     program.chmod(0o755)
@@ -212,24 +212,24 @@ class Backend:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "name"),
     [
         ("np.save('y.npy', np.float32([9, 9]))", "y.npy"),
         ("open('node/test_add/data.json', 'w').write('{\"rtol\": 9.0}')", "data.json"),
         ("open('plugin.py', 'a').write('#')", "plugin.py"),
     ],
 )
-def test_a_file_that_changes_while_the_run_goes_on_is_named(place, onnxopt, change, named):
+def test_file_that_changes_during_the_run_is_named(place, onnxopt, change, name):
     (place / "plugin.py").write_text(MEDDLER.format(change=change))
     answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
     assert answer.code == 2
     assert "changed during the run" in answer.out
-    assert named in answer.out
+    assert name in answer.out
     (place / "plugin.py").write_text(MEDDLER.format(change=change))
     assert onnxopt(*ARGUMENTS, "-j", "1", "--resume", "run.jsonl").code == 2
 
 
-def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxopt):
+def test_file_that_a_plugin_changes_on_import_is_named(place, onnxopt):
     early = "np.save('y.npy', np.float32([9, 9]))\n\nclass"
     plugin = MEDDLER.format(change="").replace("class", early).replace("] + 1", "] * 0 + 9")
     (place / "plugin.py").write_text(plugin)
@@ -237,16 +237,16 @@ def test_a_file_that_a_plugin_changes_while_it_is_imported_is_named(place, onnxo
     assert (answer.code, "y.npy: changed during the run" in answer.out) == (2, True)
 
 
-def test_a_large_folder_names_folders_in_its_log(place, onnxopt, monkeypatch):
+def test_log_lists_folders_instead_of_very_many_files(place, onnxopt, monkeypatch):
     monkeypatch.setattr(log_contents, "_MAX_LISTED_FILES", 6)
-    onnxopt(*LIGHT, "--log", "run.jsonl")
+    onnxopt(*WITHOUT_PLUGIN, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
     change(place / "node/test_add/test_data_set_0/output_0.pb")
-    answer = onnxopt(*LIGHT, "--resume", "run.jsonl")
+    answer = onnxopt(*WITHOUT_PLUGIN, "--resume", "run.jsonl")
     assert (answer.code, "the content of node/test_add/test_data_set_0" in answer.err) == (2, True)
 
 
-def test_a_run_without_a_log_reads_no_file_twice(place, onnxopt, monkeypatch):
+def test_run_without_a_log_does_not_hash_files(place, onnxopt, monkeypatch):
     monkeypatch.setattr(log_contents, "_look", None)
-    assert onnxopt(*LIGHT).code == 0
+    assert onnxopt(*WITHOUT_PLUGIN).code == 0

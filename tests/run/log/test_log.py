@@ -1,4 +1,4 @@
-"""The log of a run: what is in it, and what becomes of one that is not whole."""
+"""The log of a run: its records, invalid and truncated logs, and failures to write."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def demo(workplace):
     return write_demo(workplace)
 
 
-def test_a_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, onnxopt):
+def test_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "-b", "numpy", "--log", "run.jsonl"))
     header, *middle, footer = records(demo / "run.jsonl")
     assert answer.code == footer["exit_code"] == 1
@@ -48,16 +48,21 @@ def test_a_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, o
     assert header["backends"][0] == {"name": backend("OffAtC"), "version": "vendor 1.5.0"}
     assert header["cases"]["count"] == len(NAMES)
     assert header["options"]["lowering"] == "auto"
-    pairs = {(f"demo/demo/{name}", it["name"]) for name in NAMES for it in header["backends"]}
-    starts = [(it["case"], it["backend"]) for it in middle if it["record"] == "start"]
-    ends = [it["result"] for it in middle if it["record"] == "end"]
+    pairs = {
+        (f"demo/demo/{name}", tested["name"]) for name in NAMES for tested in header["backends"]
+    }
+    starts = [
+        (record["case"], record["backend"]) for record in middle if record["record"] == "start"
+    ]
+    results = [record["result"] for record in middle if record["record"] == "end"]
     assert sorted(starts) == sorted(pairs)
-    assert sorted((it["case"], it["backend"]) for it in ends) == sorted(pairs)
+    assert sorted((result["case"], result["backend"]) for result in results) == sorted(pairs)
     assert footer["counts"] == {"fail": 1, "pass": 11}
-    assert [it["case"] for it in ends if it["outcome"] == "fail"] == ["demo/demo/c"]
+    failing = [result["case"] for result in results if result["outcome"] == "fail"]
+    assert failing == ["demo/demo/c"]
 
 
-def test_every_record_keeps_to_the_published_schema(demo, onnxopt):
+def test_every_record_matches_the_published_schema(demo, onnxopt):
     schema = json.loads(onnxopt("schema", "log").out)
     validator = jsonschema_rs.validator_for(schema)
     (demo / "e.yaml").write_text(
@@ -70,7 +75,7 @@ def test_every_record_keeps_to_the_published_schema(demo, onnxopt):
         assert not validator.is_valid({**record, "record": "beginning"})
 
 
-def test_a_log_is_never_overwritten(demo, onnxopt):
+def test_log_is_never_overwritten(demo, onnxopt):
     (demo / "run.jsonl").write_text("precious")
     answer = onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
     assert answer.code == 2
@@ -79,7 +84,7 @@ def test_a_log_is_never_overwritten(demo, onnxopt):
 
 
 @pytest.mark.parametrize("path", ["vendor.py/run.jsonl", "."])
-def test_a_log_that_cannot_be_begun_stops_the_run_before_it_starts(demo, onnxopt, path):
+def test_run_does_not_start_if_the_log_cannot_be_written(demo, onnxopt, path):
     answer = onnxopt(*run_arguments("numpy", "--log", path))
     assert answer.code == 2
     assert f"cannot write the log {path}" in answer.err
@@ -87,39 +92,39 @@ def test_a_log_that_cannot_be_begun_stops_the_run_before_it_starts(demo, onnxopt
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_named(demo, onnxopt):
+def test_error_names_a_read_only_folder(demo, onnxopt):
     (demo / "fixed").mkdir(mode=0o500)
     answer = onnxopt(*run_arguments("numpy", "--log", "fixed/run.jsonl"))
     assert (answer.code, "Permission denied" in answer.err) == (2, True)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
-def test_a_full_disk_loses_no_verdict(demo, onnxopt):
+def test_full_disk_loses_no_verdict(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "--log", "/dev/full"))
     assert answer.code == 2
     assert "does not conform: 5 pass, 1 fail" in answer.out
     assert "is not complete: No space left on device" in answer.err
 
 
-def test_what_was_half_written_when_the_disk_was_full_is_taken_back(demo, monkeypatch):
+def test_partly_written_record_is_removed_if_the_disk_is_full(demo, monkeypatch):
     writer = LogWriter.create(demo / "run.jsonl")
     writer.write({"record": "start", "case": "a", "backend": "b"})
-    real = os.write
+    original_write = os.write
 
-    def full(descriptor, data):
+    def fill_disk(descriptor, data):
         monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
-        return real(descriptor, data[:5])
+        return original_write(descriptor, data[:5])
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", fill_disk)
     writer.write({"record": "start", "case": "a", "backend": "c"})
     assert writer.failure == "full"
     monkeypatch.undo()
     writer.write({"record": "start", "case": "a", "backend": "d"})
     writer.close()
-    assert [it["backend"] for it in records(demo / "run.jsonl")] == ["b"]
+    assert [record["backend"] for record in records(demo / "run.jsonl")] == ["b"]
 
 
-def test_two_runs_do_not_write_one_log(demo, onnxopt):
+def test_two_runs_cannot_write_the_same_log(demo, onnxopt):
     writer = LogWriter.create(demo / "run.jsonl")
     try:
         answer = onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
@@ -129,7 +134,7 @@ def test_two_runs_do_not_write_one_log(demo, onnxopt):
 
 
 @pytest.mark.parametrize(
-    ("line", "text", "says"),
+    ("line", "text", "message"),
     [
         (1, "{}", "found no record of a log"),
         (1, '{"record":"start","case":"x","backend":"y"}', "found start, expected the header"),
@@ -144,7 +149,7 @@ def test_two_runs_do_not_write_one_log(demo, onnxopt):
         (99, '{"record":"start","case":"x","backend":"y"}', "found start after the footer"),
     ],
 )
-def test_a_wrong_line_is_named(demo, onnxopt, line, text, says):
+def test_error_names_the_invalid_line(demo, onnxopt, line, text, message):
     path = demo / "run.jsonl"
     onnxopt(*run_arguments("numpy", "--log", path))
     lines = path.read_text().splitlines()
@@ -154,24 +159,24 @@ def test_a_wrong_line_is_named(demo, onnxopt, line, text, says):
     answer = onnxopt("report", "render", path, "--report", "json=-")
     assert answer.code == 2
     assert f"run.jsonl:{number}: " in answer.err
-    assert says in answer.err
+    assert message in answer.err
 
 
-def test_bytes_that_are_no_text_are_named(demo, onnxopt):
+def test_invalid_utf_8_is_rejected(demo, onnxopt):
     (demo / "run.jsonl").write_bytes(b"\xff\xfe\n")
     answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
     assert (answer.code, "run.jsonl:1: found bytes" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["hello", "{}", '{"record":"header","schema":"onnxopt.log/2"'])
-def test_another_file_is_no_log_that_was_cut_off(demo, onnxopt, text):
+def test_file_that_is_not_a_log_is_not_resumed(demo, onnxopt, text):
     (demo / "notes").write_text(text)
     answer = onnxopt(*run_arguments("numpy", "--resume", "notes"))
     assert (answer.code, "found no log" in answer.err) == (2, True)
     assert (demo / "notes").read_text() == text
 
 
-def test_a_report_from_a_log_is_the_report_of_the_run(demo, onnxopt):
+def test_report_from_a_log_equals_the_report_of_the_run(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--report", "json=live.json"))
     assert onnxopt("report", "render", "run.jsonl", "--report", "json=log.json").code == 0
     assert json.loads((demo / "log.json").read_text()) == json.loads(
@@ -237,7 +242,7 @@ RESULTS = st.builds(
 
 
 @given(results=st.lists(RESULTS, max_size=3, unique_by=lambda result: result.case))
-def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
+def test_log_returns_the_results_that_were_written(tmp_path_factory, results):
     path = tmp_path_factory.mktemp("log") / "run.jsonl"
     identity = BackendIdentity("numpy", "numpy 2")
     contents = Contents("0" * 32, {"a.yaml": "1" * 16})
@@ -246,8 +251,10 @@ def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
     header = Header(
         "2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, "", contents
     )
-    # What was not run says nothing, so it contradicts nothing.
-    results = [replace(it, outcome=Outcome.NOT_RUN, standing=None, flaky="") for it in results]
+    # A case that was not run cannot contradict the other fields of its result.
+    results = [
+        replace(result, outcome=Outcome.NOT_RUN, standing=None, flaky="") for result in results
+    ]
     writer = LogWriter.create(path)
     writer.write(header.to_json())
     for result in results:
@@ -260,18 +267,19 @@ def test_what_a_log_is_given_it_gives_back(tmp_path_factory, results):
 
 @pytest.mark.slow
 @given(data=st.data())
-def test_a_log_cut_off_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
-    whole = demo / "whole.jsonl"
-    if not whole.exists():
-        onnxopt(*run_arguments("OffAtC", "--log", whole))
-    cut = data.draw(st.integers(0, whole.stat().st_size))
-    path = demo / "cut.jsonl"
-    path.write_bytes(whole.read_bytes()[:cut])
-    answer = onnxopt(*run_arguments("OffAtC", "--resume", path))
+def test_log_truncated_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
+    complete = demo / "complete.jsonl"
+    if not complete.exists():
+        onnxopt(*run_arguments("OffAtC", "--log", complete))
+    size = data.draw(st.integers(0, complete.stat().st_size))
+    truncated = demo / "truncated.jsonl"
+    truncated.write_bytes(complete.read_bytes()[:size])
+    answer = onnxopt(*run_arguments("OffAtC", "--resume", truncated))
     assert answer.code == 1, answer.err
     assert "does not conform: 5 pass, 1 fail" in answer.out
     before, after = (
-        {(it.case, it.outcome) for it in read_log(log).record.results} for log in (whole, path)
+        {(result.case, result.outcome) for result in read_log(path).record.results}
+        for path in (complete, truncated)
     )
     assert before == after
-    assert read_log(path).finished
+    assert read_log(truncated).finished

@@ -1,4 +1,4 @@
-"""A log is evidence: what no run writes is refused, and never makes a failure pass."""
+"""Logs and reports that no run could write are rejected, so no forgery makes a failure pass."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def shard(demo, onnxopt):
 
 
 def write(path, lines):
-    path.write_text("".join(f"{json.dumps(it)}\n" for it in lines))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def verdicts(onnxopt, demo):
-    """Return what each reader makes of the log: exit codes, the badge's colour."""
+    """Return the exit code of merging the log, the colour of its badge, and that of resuming it."""
     (demo / "all.jsonl").unlink(missing_ok=True)
     (demo / "b.json").unlink(missing_ok=True)
     merged = onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl").code
@@ -49,14 +49,16 @@ def verdicts(onnxopt, demo):
 
 
 def passing(record):
-    """Return a result's record as one that passes."""
+    """Return a copy of a result's record in which the case passes."""
     record = copy.deepcopy(record)
     record["result"] |= PASS | {"flaky": ""}
     return record
 
 
 def failing(lines):
-    return next(it for it in lines if it["record"] == "end" and it["result"]["outcome"] == "error")
+    return next(
+        line for line in lines if line["record"] == "end" and line["result"]["outcome"] == "error"
+    )
 
 
 def rerun(lines):
@@ -68,73 +70,73 @@ def forged_footer(lines):
 
 
 FORGERIES = {
-    "a rerun that passes": lambda it: [*it[:-1], rerun(it), forged_footer(it)],
-    "a rerun after the footer": lambda it: [*it, rerun(it)],
-    "a second footer": lambda it: [*it, forged_footer(it)],
-    "another footer": lambda it: [*it[:-1], forged_footer(it)],
-    "another exit code": lambda it: [*it[:-1], {**it[-1], "exit_code": 0}],
-    "an exit code of no run": lambda it: [*it[:-1], {**it[-1], "exit_code": 3}],
-    "a second result": lambda it: [*it[:-1], passing(failing(it)), it[-1]],
-    "a resume after the end": lambda it: [*it, {"record": "resume", "at": it[0]["started"]}],
-    "a resume with results": lambda it: [
-        *it[:-1],
-        {"record": "resume", "at": it[0]["started"]},
-        passing(failing(it)),
-        forged_footer(it),
+    "a rerun that passes": lambda log: [*log[:-1], rerun(log), forged_footer(log)],
+    "a rerun after the footer": lambda log: [*log, rerun(log)],
+    "a second footer": lambda log: [*log, forged_footer(log)],
+    "another footer": lambda log: [*log[:-1], forged_footer(log)],
+    "another exit code": lambda log: [*log[:-1], {**log[-1], "exit_code": 0}],
+    "an exit code that no run has": lambda log: [*log[:-1], {**log[-1], "exit_code": 3}],
+    "a second result": lambda log: [*log[:-1], passing(failing(log)), log[-1]],
+    "a resume after the end": lambda log: [*log, {"record": "resume", "at": log[0]["started"]}],
+    "a resume with results": lambda log: [
+        *log[:-1],
+        {"record": "resume", "at": log[0]["started"]},
+        passing(failing(log)),
+        forged_footer(log),
     ],
-    "a result of a case that is none": lambda it: [
-        *it[:-1],
-        {"record": "start", "case": "demo/demo/z", "backend": failing(it)["result"]["backend"]},
-        {"record": "end", "result": {**passing(failing(it))["result"], "case": "demo/demo/z"}},
-        it[-1],
+    "a result of an unknown case": lambda log: [
+        *log[:-1],
+        {"record": "start", "case": "demo/demo/z", "backend": failing(log)["result"]["backend"]},
+        {"record": "end", "result": {**passing(failing(log))["result"], "case": "demo/demo/z"}},
+        log[-1],
     ],
-    "a result outside of cases that passes": lambda it: [
-        *it[:-1],
-        {"record": "end", "result": {**passing(failing(it))["result"], "case": "worker/teardown"}},
-        it[-1],
+    "a result outside of cases that passes": lambda log: [
+        *log[:-1],
+        {"record": "end", "result": {**passing(failing(log))["result"], "case": "worker/teardown"}},
+        log[-1],
     ],
-    "a result without a start": lambda it: [line for line in it if line["record"] != "start"],
-    "a failure left out": lambda it: [line for line in it if line is not failing(it)],
-    "no such day": lambda it: [{**it[0], "started": "2026-13-45T00:00:00Z"}, *it[1:]],
-    "no such time": lambda it: [{**it[0], "started": "2026-01-31T99:99:99Z"}, *it[1:]],
-    "no such year": lambda it: [{**it[0], "started": "0000-01-31T00:00:00Z"}, *it[1:]],
-    "no such day of a resume": lambda it: [
-        *it[:-1],
+    "a result without a start": lambda log: [line for line in log if line["record"] != "start"],
+    "a failure removed": lambda log: [line for line in log if line is not failing(log)],
+    "an invalid date": lambda log: [{**log[0], "started": "2026-13-45T00:00:00Z"}, *log[1:]],
+    "an invalid time": lambda log: [{**log[0], "started": "2026-01-31T99:99:99Z"}, *log[1:]],
+    "an invalid year": lambda log: [{**log[0], "started": "0000-01-31T00:00:00Z"}, *log[1:]],
+    "an invalid date of a resume": lambda log: [
+        *log[:-1],
         {"record": "resume", "at": "2026-02-30T00:00:00Z"},
-        it[-1],
+        log[-1],
     ],
-    "no backend": lambda it: [{**it[0], "backends": []}, *it[1:]],
-    "a backend twice": lambda it: [{**it[0], "backends": it[0]["backends"] * 2}, *it[1:]],
+    "no backend": lambda log: [{**log[0], "backends": []}, *log[1:]],
+    "a duplicate backend": lambda log: [{**log[0], "backends": log[0]["backends"] * 2}, *log[1:]],
 }
 
 
-@pytest.mark.parametrize("how", FORGERIES)
-def test_a_log_that_no_run_writes_is_refused(demo, onnxopt, shard, how):
-    write(demo / "run.jsonl", FORGERIES[how](shard))
+@pytest.mark.parametrize("name", FORGERIES)
+def test_log_that_no_run_could_write_is_rejected(demo, onnxopt, shard, name):
+    write(demo / "run.jsonl", FORGERIES[name](shard))
     before = (demo / "run.jsonl").read_bytes()
     assert verdicts(onnxopt, demo) == (2, "none", 2)
     assert (demo / "run.jsonl").read_bytes() == before
     assert not (demo / "all.jsonl").exists()
 
 
-def test_without_rerun_no_rerun_is_taken(demo, onnxopt):
+def test_rerun_record_without_the_option_is_rejected(demo, onnxopt):
     onnxopt(*run_arguments("NowAndThen", "--rerun", "1", "--shard", "1/1", "--log", "run.jsonl"))
-    header, *rest = records(demo / "run.jsonl")
-    assert any(it["record"] == "rerun" for it in rest)
+    header, *body = records(demo / "run.jsonl")
+    assert any(record["record"] == "rerun" for record in body)
     header["options"]["rerun"] = None
-    write(demo / "run.jsonl", [header, *rest])
+    write(demo / "run.jsonl", [header, *body])
     answer = onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl")
     assert (answer.code, "the run had no --rerun" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize("standing", ["expected", "unexpected-pass"])
-def test_no_standing_comes_from_nowhere(demo, onnxopt, shard, standing):
+def test_standing_without_expectations_is_rejected(demo, onnxopt, shard, standing):
     failing(shard)["result"]["standing"] = standing
     write(demo / "run.jsonl", shard)
     assert verdicts(onnxopt, demo) == (2, "none", 2)
 
 
-def test_an_expected_failure_names_what_expects_it(demo, onnxopt):
+def test_expected_failure_must_name_its_entry(demo, onnxopt):
     (demo / "e.yaml").write_text(
         "onnxopt-expect: 1\nexpect: [{case: demo/demo/c, outcome: fail}]\n"
     )
@@ -149,14 +151,14 @@ def test_an_expected_failure_names_what_expects_it(demo, onnxopt):
 
 
 @pytest.mark.parametrize("text", ["2026-13-45", "2026-02-30"])
-def test_an_entry_expires_on_a_day_of_the_calendar(demo, onnxopt, text):
+def test_expiry_date_must_exist(demo, onnxopt, text):
     entry = f"{{case: demo/demo/c, outcome: fail, expires: {text}}}"
     (demo / "e.yaml").write_text(f"onnxopt-expect: 1\nexpect: [{entry}]\n")
     answer = onnxopt(*run_arguments("OffAtC", "--expect", "e.yaml"))
     assert (answer.code, "a day of the calendar" in answer.err) == (2, True)
 
 
-def test_a_number_that_no_type_holds_is_refused(demo, onnxopt):
+def test_number_beyond_every_type_is_rejected(demo, onnxopt):
     arguments = run_arguments("OffAtC", "--shard", "1/1")
     onnxopt(*arguments, "--log", "run.jsonl", "--report", "json=run.json")
     for name in ("run.jsonl", "run.json"):
@@ -164,51 +166,54 @@ def test_a_number_that_no_type_holds_is_refused(demo, onnxopt):
         number = re.search(r'"max_ulp": ?(\d+)', text)
         huge = f"{text[: number.start(1)]}{10**400}{text[number.end(1) :]}"
         (demo / name).write_text(huge)
-        for asked in (("render", name, "--report", "html=out.html"), ("diff", name, name)):
-            answer = onnxopt("report", *asked)
+        for command in (("render", name, "--report", "html=out.html"), ("diff", name, name)):
+            answer = onnxopt("report", *command)
             assert (answer.code, "an integer of 401 digits" in answer.err) == (2, True), answer.err
 
 
-def test_a_json_report_that_contradicts_itself_is_refused(demo, onnxopt):
+def test_inconsistent_json_report_is_rejected(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--report", "json=run.json"))
     report = json.loads((demo / "run.json").read_text())
     (demo / "run.json").write_text(json.dumps({**report, "exit_code": 0}))
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-")
     assert (answer.code, "brightgreen" in answer.text) == (2, False)
-    next(it for it in report["results"] if it["outcome"] == "fail")["outcome"] = "pass"
+    failing = next(result for result in report["results"] if result["outcome"] == "fail")
+    failing["outcome"] = "pass"
     (demo / "run.json").write_text(json.dumps({**report, "exit_code": 0}))
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-")
     assert (answer.code, "brightgreen" in answer.text) == (2, False)
 
 
-def damage(lines, pick):
-    """Return the log with one thing in it done to it; a value is another that it could have."""
+def damage(lines, generator):
+    """Return a copy of a log with a random change; changed values are valid for their field."""
     lines = copy.deepcopy(lines)
-    place = pick.randrange(len(lines))
-    way = pick.choice(("remove", "repeat", "swap", "cut", "insert", "value", "value", "value"))
-    if way == "remove":
-        del lines[place]
-    elif way == "repeat":
-        lines.insert(pick.randrange(len(lines) + 1), lines[place])
-    elif way == "swap":
-        other = pick.randrange(len(lines))
-        lines[place], lines[other] = lines[other], lines[place]
-    elif way == "cut":
-        del lines[place:]
-    elif way == "insert":
-        at = pick.randrange(1, len(lines) + 1)
-        lines.insert(
-            at, pick.choice((rerun, forged_footer, lambda it: passing(failing(it))))(lines)
-        )
+    index = generator.randrange(len(lines))
+    kind = generator.choice(
+        ("remove", "repeat", "swap", "cut", "insert", "value", "value", "value")
+    )
+    if kind == "remove":
+        del lines[index]
+    elif kind == "repeat":
+        lines.insert(generator.randrange(len(lines) + 1), lines[index])
+    elif kind == "swap":
+        second = generator.randrange(len(lines))
+        lines[index], lines[second] = lines[second], lines[index]
+    elif kind == "cut":
+        del lines[index:]
+    elif kind == "insert":
+        place = generator.randrange(1, len(lines) + 1)
+        forge = generator.choice((rerun, forged_footer, lambda log: passing(failing(log))))
+        lines.insert(place, forge(lines))
     else:
-        results = [it["result"] for it in lines if "result" in it]
-        chosen = pick.choice(results)
-        chosen |= pick.choice(
+        results = [line["result"] for line in lines if "result" in line]
+        result = generator.choice(results)
+        outcomes = ["pass", "skip", "not-run", "unsupported", "invalid"]
+        result |= generator.choice(
             (
-                {"outcome": pick.choice(["pass", "skip", "not-run", "unsupported", "invalid"])},
-                {"standing": pick.choice(["expected", "flaky", "changed", None])},
+                {"outcome": generator.choice(outcomes)},
+                {"standing": generator.choice(["expected", "flaky", "changed", None])},
                 {"backend": "numpy"},
-                {"case": pick.choice(["demo/demo/a", "worker/x", "demo/demo/z"])},
+                {"case": generator.choice(["demo/demo/a", "worker/x", "demo/demo/z"])},
                 {"flaky": "1 of 2 passed"},
                 {"standing": "expected", "expectation": "expected error (x.yaml:1)"},
             )
@@ -217,12 +222,12 @@ def damage(lines, pick):
 
 
 @pytest.mark.slow
-def test_no_damage_makes_a_failing_run_pass(demo, onnxopt, shard):
+def test_damaged_log_does_not_make_a_failing_run_pass(demo, onnxopt, shard):
     for seed in range(150):
-        pick = random.Random(seed)  # noqa: S311 - to be the same each time
+        generator = random.Random(seed)  # noqa: S311 - reproducible
         try:
-            damaged = damage(shard, pick)
-            damaged = damage(damaged, pick) if seed % 2 else damaged
+            damaged = damage(shard, generator)
+            damaged = damage(damaged, generator) if seed % 2 else damaged
         except (StopIteration, IndexError):
             continue
         write(demo / "run.jsonl", damaged)
@@ -273,13 +278,14 @@ class Truncates(Appends):
             os.truncate(LOG, 100)
         return NUMPY.prepare(model).run(inputs)
 
-class Spies(Appends):
+class ReadsDescriptors(Appends):
     def run(self, model, inputs):
         if inputs["R"] == 0.5:
             parent = Path(f"/proc/{os.getppid()}/stat").read_text()
             runner = parent.rpartition(")")[2].split()[1]
-            reached = [os.open(it, os.O_RDONLY) for it in Path(f"/proc/{runner}/fd").iterdir()
-                       if "jsonl" in os.readlink(it)]
+            for link in Path(f"/proc/{runner}/fd").iterdir():
+                if "jsonl" in os.readlink(link):
+                    os.open(link, os.O_RDONLY)
             return [0, 0]
         return NUMPY.prepare(model).run(inputs)
 """
@@ -287,7 +293,7 @@ class Spies(Appends):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Appends", "Rewrites", "Replaces", "Truncates"])
-def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkeypatch, name):
+def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypatch, name):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5, "c": 0.25})
     (tmp_path / "forger.py").write_text(FORGER)
     run = run_to_end(
@@ -297,7 +303,7 @@ def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkey
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)
     if name == "Replaces":
-        # What stands there now is not ours to change.
+        # The file that replaced the log is not changed, so it is not marked as unreliable.
         return
     for arguments in (
         ("report", "render", "run.jsonl", "--report", "badge=-"),
@@ -311,22 +317,30 @@ def test_a_backend_that_writes_to_the_log_is_found_out(tmp_path, onnxopt, monkey
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_backend_cannot_open_what_the_runner_has_open(tmp_path):
+def test_backend_cannot_open_files_of_the_runner(tmp_path):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5})
     (tmp_path / "forger.py").write_text(FORGER)
-    # Root may look into every process; without that right it is as any user.
+    # Root may inspect every process; drop that capability.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain"]
-    command += ["-b", "python:forger.py:Spies", "--log", "run.jsonl", "--report", "json=r.json"]
+    command += [
+        "-b",
+        "python:forger.py:ReadsDescriptors",
+        "--log",
+        "run.jsonl",
+        "--report",
+        "json=r.json",
+    ]
     execute = f"{drop}os.execv(sys.argv[1], sys.argv[1:])"
     subprocess.run([sys.executable, "-c", execute, *command], cwd=tmp_path, check=False,
                    capture_output=True)  # fmt: skip
     results = json.loads((tmp_path / "r.json").read_text())["results"]
-    assert {it["case"]: it["outcome"] for it in results}["demo/demo/bad"] == "error"
-    assert "PermissionError" in next(it["message"] for it in results if it["outcome"] == "error")
+    (error,) = [result for result in results if result["outcome"] == "error"]
+    assert error["case"] == "demo/demo/bad"
+    assert "PermissionError" in error["message"]
 
 
-LOOKER = """\
+MEMORY_READER = """\
 import os, time
 from pathlib import Path
 
@@ -340,33 +354,33 @@ class Backend:
     def run(self, model, inputs):
         supervisor = os.getppid()
         runner = stat(supervisor)[1]
-        others = []
-        while not others:
-            others = [it for it in children(runner) if it != str(supervisor)]
-        # It may execute something yet.
+        siblings = []
+        while not siblings:
+            siblings = [child for child in children(runner) if child != str(supervisor)]
+        # Memory may be readable until the process has executed its program.
         for _ in range(50):
             time.sleep(0.02)
             try:
-                os.open(f"/proc/{others[0]}/mem", os.O_RDWR)
+                os.open(f"/proc/{siblings[0]}/mem", os.O_RDWR)
                 break
             except PermissionError as error:
-                refused = error
+                permission_error = error
         else:
-            raise refused
+            raise permission_error
         return []
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_backend_cannot_look_into_the_process_that_says_what_is_right(tmp_path):
+def test_backend_cannot_read_the_memory_of_the_reference_worker(tmp_path):
     node = helper.make_node("Sigmoid", ["x"], ["y"])
     values = {name: helper.make_tensor_value_info(name, 1, [2]) for name in "xy"}
     model = helper.make_model(helper.make_graph([node], "g", [values["x"]], [values["y"]]))
     x = np.array([0.5, 2], np.float32)
     make_directory(tmp_path / "test_it", model, [tensor(x)], [tensor(1 / (1 + np.exp(-x)))])
-    (tmp_path / "looker.py").write_text(LOOKER)
-    # Root may look into every process; without that right it is as any user.
+    (tmp_path / "looker.py").write_text(MEMORY_READER)
+    # Root may inspect every process; drop that capability.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "test_it", "--no-explain", "-j", "1"]
     command += ["-b", "python:looker.py:Backend", "--report", "json=r.json"]
@@ -380,34 +394,34 @@ def test_a_backend_cannot_look_into_the_process_that_says_what_is_right(tmp_path
     assert "PermissionError" in result["message"]
 
 
-def test_what_others_may_write_is_no_log(demo, onnxopt):
+def test_log_is_not_writable_by_other_users(demo, onnxopt):
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
     assert (demo / "run.jsonl").stat().st_mode & 0o022 == 0
 
 
-def put(document, place, value):
-    for step in place[:-1]:
-        document = document[step]
-    document[place[-1]] = value
+def put(document, path, value):
+    for key in path[:-1]:
+        document = document[key]
+    document[path[-1]] = value
 
 
 RESULT = ("results", 0)
 OUTPUT = (*RESULT, "outputs", 0)
-FALSE_REPORTS = {
-    "results left out": (("results",), []),
+INVALID_REPORTS = {
+    "results removed": (("results",), []),
     "another summary": (("summary",), {"pass": 99}),
     "a pass outside of cases": ((*RESULT, "case"), "worker/teardown"),
     "a case that is a number": ((*RESULT, "case"), 5),
     "a standing without expectations": ((*RESULT, "standing"), "expected"),
-    "time that never ends": ((*RESULT, "seconds"), float("inf")),
-    "less than no elements": ((*OUTPUT, "elements"), -1),
-    "a share that is a text": ((*OUTPUT, "tolerance_used"), "much"),
+    "infinite seconds": ((*RESULT, "seconds"), float("inf")),
+    "a negative number of elements": ((*OUTPUT, "elements"), -1),
+    "a share that is a string": ((*OUTPUT, "tolerance_used"), "much"),
     "an infinite count": ((*OUTPUT, "ulp_counts"), [float("inf")]),
-    "a step that is a text": ((*RESULT, "curve"), [[1, "much"]]),
-    "no versions": (("versions",), 5),
-    "no options": (("options",), []),
-    "what was left out as a list": (("left_out",), ["double"]),
-    "an exit code that is a text": (("exit_code",), "0"),
+    "an error of a step that is a string": ((*RESULT, "curve"), [[1, "much"]]),
+    "versions that are a number": (("versions",), 5),
+    "options that are a list": (("options",), []),
+    "excluded capabilities as a list": (("left_out",), ["double"]),
+    "an exit code that is a string": (("exit_code",), "0"),
 }
 
 
@@ -418,27 +432,27 @@ def report(demo, onnxopt):
 
 
 def rendered(onnxopt):
-    """Return what reading the report comes to, whether there is a green badge, and a comparison."""
+    """Return the exit code of rendering, whether the badge is green, and that of a comparison."""
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
     assert "is not a report of onnxopt" in answer.err
     compared = onnxopt("report", "diff", "run.json", "run.json")
     return answer.code, "brightgreen" in answer.out, compared.code
 
 
-@pytest.mark.parametrize("name", FALSE_REPORTS)
-def test_a_report_that_no_run_writes_is_refused(name, report, demo, onnxopt):
-    put(report, *FALSE_REPORTS[name])
+@pytest.mark.parametrize("name", INVALID_REPORTS)
+def test_report_that_no_run_could_write_is_rejected(name, report, demo, onnxopt):
+    put(report, *INVALID_REPORTS[name])
     (demo / "run.json").write_text(json.dumps(report))
     assert rendered(onnxopt) == (2, False, 2)
 
 
-def test_a_report_with_a_field_twice_is_refused(report, demo, onnxopt):
+def test_report_with_a_duplicate_field_is_rejected(report, demo, onnxopt):
     text = json.dumps(report)
     (demo / "run.json").write_text(text.replace('"results": [', '"results": [], "results": [', 1))
     assert rendered(onnxopt) == (2, False, 2)
 
 
-def test_no_results_are_no_green_badge(report, demo, onnxopt):
+def test_report_without_results_has_no_green_badge(report, demo, onnxopt):
     (demo / "run.json").write_text(json.dumps(report | {"results": [], "summary": {}}))
     assert rendered(onnxopt) == (2, False, 2)
     arguments = run_arguments("numpy", "--shard", "7/1000000", "--report", "badge=-", "-q")

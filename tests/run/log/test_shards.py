@@ -1,8 +1,9 @@
-"""Shards, joining their logs, and comparing runs."""
+"""Shards, merging their logs, and comparing runs."""
 
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 
 import pytest
 from demo import NAMES, records, run_arguments, write_demo
@@ -13,8 +14,8 @@ from onnxopt_cli.config.run_config import Shard
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.run.log.log_reader import read_log
 
-# Hashes of the ids, as they were when this was written: logs of other versions must join.
-PLACES = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
+# The shard of each id, of 4. It must never change, because logs of several versions are merged.
+SHARDS = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
 OTHER_THAN_A = "1/2"
 IDS = st.lists(st.text(), unique=True, max_size=20)
 
@@ -26,50 +27,54 @@ def demo(workplace):
 
 @pytest.fixture
 def shards(demo, onnxopt):
-    """Write the logs of all shards of a run; return their paths."""
+    """Return a function that writes the logs of all shards of a run and returns their paths."""
 
-    def call(name, count, *more):
+    def call(name, count, *options):
         paths = [f"{index}.jsonl" for index in range(1, count + 1)]
         for index, path in enumerate(paths, start=1):
             (demo / path).unlink(missing_ok=True)
             shard = ["--shard", f"{index}/{count}"]
-            onnxopt(*run_arguments(name, *shard, "--log", path, *more))
+            onnxopt(*run_arguments(name, *shard, "--log", path, *options))
         return paths
 
     return call
 
 
+def write_log(path, log_records):
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in log_records))
+
+
 @given(ids=IDS, count=st.integers(1, 9))
 def test_every_id_belongs_to_one_shard(ids, count):
-    every = [Shard(index, count) for index in range(1, count + 1)]
-    assert all(sum(shard.holds(case) for shard in every) == 1 for case in ids)
+    all_shards = [Shard(index, count) for index in range(1, count + 1)]
+    assert all(sum(shard.holds(case) for shard in all_shards) == 1 for case in ids)
 
 
-def test_the_shard_of_an_id_is_the_same_everywhere_and_always():
+def test_shard_of_an_id_never_changes():
     places = [
         next(index for index in range(1, 5) if Shard(index, 4).holds(f"demo/demo/{name}"))
         for name in NAMES
     ]
-    assert places == [PLACES[name] for name in NAMES]
+    assert places == [SHARDS[name] for name in NAMES]
 
 
 @pytest.mark.parametrize(
     "text", ["0/2", "3/2", "1", "1/", "/2", "a/b", "1/2/3", "-1/2", "1/9999999"]
 )
-def test_a_shard_that_is_none_is_refused(demo, onnxopt, text):
+def test_invalid_shard_is_rejected(demo, onnxopt, text):
     answer = onnxopt(*run_arguments("numpy", f"--shard={text}"))
     assert (answer.code, "--shard" in answer.err) == (2, True)
 
 
-def test_a_shard_without_cases_is_no_failure(demo, onnxopt):
+def test_shard_without_cases_succeeds(demo, onnxopt):
     answer = onnxopt(*run_arguments("Off", "-k", "demo/demo/a", "--shard", OTHER_THAN_A))
     assert (answer.code, "no selected case belongs to shard" in answer.out) == (0, True)
 
 
 def comparable(record):
-    results = [{**result_to_json(it), "seconds": 0} for it in record.results]
+    results = [{**result_to_json(result), "seconds": 0} for result in record.results]
     return (
-        sorted(results, key=lambda it: it["case"]),
+        sorted(results, key=itemgetter("case")),
         set(record.problems),
         record.findings,
         record.backends,
@@ -86,31 +91,31 @@ def comparable(record):
     expect=st.sampled_from(["", "{case: demo/demo/c, outcome: fail}", "{case: x, outcome: fail}"]),
     order=st.randoms(use_true_random=False),
 )
-def test_the_logs_of_all_shards_join_to_the_log_of_the_whole_run(
+def test_merged_shards_equal_the_log_of_an_undivided_run(
     demo, onnxopt, shards, count, name, expect, order
 ):
     (demo / "e.yaml").write_text(f"onnxopt-expect: 1\nexpect:\n  {f'- {expect}' if expect else ''}")
-    (demo / "whole.jsonl").unlink(missing_ok=True)
-    whole = onnxopt(*run_arguments(name, "--expect", "e.yaml", "--log", "whole.jsonl"))
+    (demo / "undivided.jsonl").unlink(missing_ok=True)
+    undivided = onnxopt(*run_arguments(name, "--expect", "e.yaml", "--log", "undivided.jsonl"))
     paths = shards(name, count, "--expect", "e.yaml")
     order.shuffle(paths)
     merged = onnxopt("report", "merge", *paths, "-o", "merged.jsonl")
-    assert merged.code == whole.code, merged.text
-    logs = [read_log(demo / log) for log in ("whole.jsonl", "merged.jsonl")]
+    assert merged.code == undivided.code, merged.text
+    logs = [read_log(demo / log) for log in ("undivided.jsonl", "merged.jsonl")]
     assert comparable(logs[0].record) == comparable(logs[1].record)
     assert logs[0].header.cases == logs[1].header.cases
     assert logs[1].finished
     assert logs[1].header.shard is None
 
 
-def test_a_missing_shard_is_named(shards, onnxopt, demo):
+def test_merge_names_missing_shards(shards, onnxopt, demo):
     shards("numpy", 4)
     answer = onnxopt("report", "merge", "1.jsonl", "3.jsonl", "-o", "out.jsonl")
     assert (answer.code, "missing: 2/4, 4/4" in answer.err) == (2, True)
     assert not (demo / "out.jsonl").exists()
 
 
-def test_a_shard_given_twice_is_named(shards, onnxopt, demo):
+def test_merge_names_a_duplicate_shard(shards, onnxopt, demo):
     shards("numpy", 2)
     (demo / "copy.jsonl").write_bytes((demo / "1.jsonl").read_bytes())
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "copy.jsonl", "-o", "out.jsonl")
@@ -119,16 +124,16 @@ def test_a_shard_given_twice_is_named(shards, onnxopt, demo):
 
 
 @pytest.mark.parametrize("lines", [0, 1, -1])
-def test_a_shard_that_is_not_finished_is_named(shards, onnxopt, demo, lines):
+def test_merge_names_an_unfinished_shard(shards, onnxopt, demo, lines):
     shards("numpy", 2)
-    whole = (demo / "2.jsonl").read_text().splitlines(keepends=True)
-    (demo / "2.jsonl").write_text("".join(whole[:lines]))
+    log = (demo / "2.jsonl").read_text().splitlines(keepends=True)
+    (demo / "2.jsonl").write_text("".join(log[:lines]))
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
     assert (answer.code, "2.jsonl is not finished" in answer.err) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "message"),
     [
         (["--rtol", "1"], "the option --rtol"),
         (["-k", "demo/demo/[abc]"], "the cases"),
@@ -136,59 +141,63 @@ def test_a_shard_that_is_not_finished_is_named(shards, onnxopt, demo, lines):
         (["--expect", "e.yaml"], "the content of the expectation files"),
     ],
 )
-def test_a_shard_of_another_run_is_named_with_what_differs(shards, onnxopt, demo, more, says):
+def test_merge_names_a_shard_of_another_run_with_the_difference(
+    shards, onnxopt, demo, options, message
+):
     (demo / "e.yaml").write_text("onnxopt-expect: 1\n")
     shards("numpy", 2)
-    onnxopt(*run_arguments("numpy", "--shard", "2/2", "--log", "other.jsonl", *more))
+    onnxopt(*run_arguments("numpy", "--shard", "2/2", "--log", "other.jsonl", *options))
     answer = onnxopt("report", "merge", "1.jsonl", "other.jsonl", "-o", "out.jsonl")
     assert answer.code == 2
     assert "other.jsonl is of another run than 1.jsonl" in answer.err
-    assert says in answer.err
+    assert message in answer.err
 
 
-@pytest.mark.parametrize("what", ["onnxopt", "python", "machine", "numpy", "onnx", "ml_dtypes"])
-def test_a_shard_of_other_versions_or_another_machine_is_named(shards, onnxopt, demo, what):
+@pytest.mark.parametrize("package", ["onnxopt", "python", "machine", "numpy", "onnx", "ml_dtypes"])
+def test_merge_names_a_shard_of_other_versions_or_another_machine(shards, onnxopt, demo, package):
     shards("numpy", 2)
-    header, *rest = records(demo / "2.jsonl")
-    header["versions"][what] = "0.0.1"
-    (demo / "2.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in [header, *rest]))
+    header, *body = records(demo / "2.jsonl")
+    header["versions"][package] = "0.0.1"
+    write_log(demo / "2.jsonl", [header, *body])
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
     assert answer.code == 2
     assert "2.jsonl is of another run than 1.jsonl" in answer.err
-    assert f"{what} (" in answer.err
+    assert f"{package} (" in answer.err
     assert "now 0.0.1)" in answer.err
     assert not (demo / "out.jsonl").exists()
 
 
-def test_shards_of_other_hosts_are_merged_and_name_them_all(shards, onnxopt, demo):
+def test_merged_log_names_all_hosts(shards, onnxopt, demo):
     shards("numpy", 2)
-    header, *rest = records(demo / "2.jsonl")
+    header, *body = records(demo / "2.jsonl")
     header["hostname"] = "elsewhere"
-    (demo / "2.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in [header, *rest]))
+    write_log(demo / "2.jsonl", [header, *body])
     assert onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl").code == 0
     assert records(demo / "out.jsonl")[0]["hostname"].endswith(", elsewhere")
 
 
-def test_a_whole_run_is_no_shard(shards, onnxopt, demo):
+def test_merge_rejects_the_log_of_an_undivided_run(shards, onnxopt, demo):
     paths = shards("numpy", 2)
-    onnxopt(*run_arguments("numpy", "--log", "whole.jsonl"))
-    answer = onnxopt("report", "merge", *paths, "whole.jsonl", "-o", "out.jsonl")
-    assert (answer.code, "whole.jsonl is of a whole run" in answer.err) == (2, True)
+    onnxopt(*run_arguments("numpy", "--log", "undivided.jsonl"))
+    answer = onnxopt("report", "merge", *paths, "undivided.jsonl", "-o", "out.jsonl")
+    assert (answer.code, "undivided.jsonl is of a whole run" in answer.err) == (2, True)
 
 
-def test_a_result_that_was_taken_out_of_a_shard_is_missed(shards, onnxopt, demo):
+def test_merge_detects_removed_results(shards, onnxopt, demo):
     paths = shards("numpy", 2)
-    kept = [it for it in records(demo / "1.jsonl") if it["record"] not in {"start", "end"}]
-    (demo / "1.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    remaining = [
+        record for record in records(demo / "1.jsonl") if record["record"] not in {"start", "end"}
+    ]
+    write_log(demo / "1.jsonl", remaining)
     answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
     assert (answer.code, "whose counts are not those" in answer.err) == (2, True)
-    kept[-1]["counts"] = {}
-    (demo / "1.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in kept))
+    remaining[-1]["counts"] = {}
+    write_log(demo / "1.jsonl", remaining)
     answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
     assert (answer.code, "cases, the run has 6" in answer.err) == (2, True)
 
 
-def test_a_log_is_not_merged_into_itself(shards, onnxopt, demo):
+def test_merge_does_not_overwrite_its_input(shards, onnxopt, demo):
     paths = shards("numpy", 2)
     before = (demo / "1.jsonl").read_bytes()
     answer = onnxopt("report", "merge", *paths, "-o", "1.jsonl")
@@ -198,18 +207,18 @@ def test_a_log_is_not_merged_into_itself(shards, onnxopt, demo):
 
 @pytest.fixture
 def diff(demo, onnxopt):
-    """Compare the runs of two backends."""
+    """Return a function that compares the runs of two backends."""
 
-    def call(old, new, *more):
+    def call(old, new, *options):
         for name in dict.fromkeys((old, new)):
             (demo / f"{name}.jsonl").unlink(missing_ok=True)
-            onnxopt(*run_arguments(name, "--log", f"{name}.jsonl", *more))
+            onnxopt(*run_arguments(name, "--log", f"{name}.jsonl", *options))
         return onnxopt("report", "diff", f"{old}.jsonl", f"{new}.jsonl")
 
     return call
 
 
-def test_what_got_worse_is_shown_first_and_exits_with_1(diff):
+def test_diff_shows_worse_outcomes_first_and_exits_with_1(diff):
     answer = diff("RaisesAtB", "OffAtC")
     assert answer.code == 0
     assert "0 worse, 1 better, 0 other" in answer.out
@@ -221,7 +230,7 @@ def test_what_got_worse_is_shown_first_and_exits_with_1(diff):
     assert row[-2:] == ["pass", "error"]
 
 
-def test_an_error_that_grows_within_the_tolerance_fails_on_request(diff, onnxopt):
+def test_diff_fails_for_larger_errors_within_the_tolerance_on_request(diff, onnxopt):
     answer = diff("numpy", "Off", "--atol", "1")
     assert answer.code == 0
     assert "6 worse, 0 better, 0 other" in answer.out
@@ -230,14 +239,14 @@ def test_an_error_that_grows_within_the_tolerance_fails_on_request(diff, onnxopt
     assert diff("Off", "numpy", "--atol", "1").code == 0
 
 
-def test_the_same_run_twice_changes_nothing(diff):
+def test_diff_of_equal_runs_is_empty(diff):
     answer = diff("OffAtC", "OffAtC")
     assert (answer.code, answer.out) == (0, "nothing changed\n")
 
 
-def test_a_pipe_gets_changed_outcomes_first_and_ids_whole(diff, demo):
+def test_diff_in_a_pipe_shows_changed_outcomes_first_and_complete_ids(diff, demo):
     text, name = (demo / "demo.yaml").read_text(), "c" * 70
-    # b is the third now, and off, and what was c is the second, and raises.
+    # Exchange the inputs of the second and the third case: b is now wrong, the other raises.
     for before, now in (("X: [2", "X: [_"), ("X: [3", "X: [2"), ("X: [_", "X: [3")):
         text = text.replace(before, now)
     (demo / "demo.yaml").write_text(text.replace("name: c\n", f"name: {name}\n"))
@@ -247,15 +256,15 @@ def test_a_pipe_gets_changed_outcomes_first_and_ids_whole(diff, demo):
     assert rows[1][:3] == ["worse", "demo/demo/b", "X_new"]
 
 
-def test_runs_that_were_judged_by_different_rules_are_not_compared_unsaid(demo, onnxopt):
+def test_diff_names_differing_options(demo, onnxopt):
     for name, rules in (("old", ()), ("new", ("--tolerance", "onnx"))):
         onnxopt(*run_arguments("numpy", "--log", f"{name}.jsonl", *rules))
-    said = "the options differ: none before, --tolerance onnx now"
-    assert onnxopt("report", "diff", "old.jsonl", "new.jsonl").out.splitlines()[0] == said
+    message = "the options differ: none before, --tolerance onnx now"
+    assert onnxopt("report", "diff", "old.jsonl", "new.jsonl").out.splitlines()[0] == message
     assert "differ" not in onnxopt("report", "diff", "new.jsonl", "new.jsonl").out
 
 
-def test_cases_that_came_or_went_are_neither_better_nor_worse(demo, onnxopt):
+def test_added_and_removed_cases_are_neither_better_nor_worse(demo, onnxopt):
     onnxopt(*run_arguments("numpy", "--log", "all.jsonl"))
     onnxopt(*run_arguments("numpy", "-k", "demo/demo/[ab]", "--log", "two.jsonl"))
     for old, new in (("all.jsonl", "two.jsonl"), ("two.jsonl", "all.jsonl")):
@@ -265,7 +274,7 @@ def test_cases_that_came_or_went_are_neither_better_nor_worse(demo, onnxopt):
 
 @pytest.fixture
 def timed(demo, onnxopt):
-    """Write copies of a log in which the backend took so many seconds in each case."""
+    """Return a function that copies a log, with the given seconds of each case."""
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
 
     def call(name, seconds):
@@ -279,8 +288,8 @@ def timed(demo, onnxopt):
     return call
 
 
-def test_what_became_slower_by_more_than_the_noise_is_shown_and_gates_nothing(timed, onnxopt):
-    # By itself a case varies by 5 %: twice as long is slower, a tenth more is not.
+def test_slower_cases_are_shown_without_affecting_the_exit_code(timed, onnxopt):
+    # Repeated runs differ by 5 %: twice the time is slower, a tenth more is noise.
     usual = dict.fromkeys(NAMES, 0.010)
     old, again = timed("old", usual), timed("old2", dict.fromkeys(NAMES, 0.0105))
     new = timed("new", {**usual, "b": 0.030, "c": 0.0111, "d": 0.020})
@@ -291,10 +300,10 @@ def test_what_became_slower_by_more_than_the_noise_is_shown_and_gates_nothing(ti
     assert (answer.code, "0 worse, 0 better, 0 other, 1 slower" in answer.out) == (0, True)
 
 
-def test_times_of_one_run_a_side_tell_nothing(timed, onnxopt):
-    old, new = (timed(str(it), dict.fromkeys(NAMES, it)) for it in (0.01, 5.0))
-    for more in ([], ["--old-again", old]):
-        answer = onnxopt("report", "diff", old, new, *more)
+def test_times_are_compared_only_with_repeated_runs(timed, onnxopt):
+    old, new = (timed(str(seconds), dict.fromkeys(NAMES, seconds)) for seconds in (0.01, 5.0))
+    for options in ([], ["--old-again", old]):
+        answer = onnxopt("report", "diff", old, new, *options)
         assert (answer.code, answer.out) == (0, "nothing changed\n")
 
 
@@ -304,7 +313,7 @@ def test_every_report_command_shows_an_example(onnxopt, command):
     assert (answer.code, f"onnxopt report {command} " in answer.out) == (0, True)
 
 
-def test_a_merge_replaces_nothing_but_logs(shards, demo, onnxopt):
+def test_merge_overwrites_logs_only(shards, demo, onnxopt):
     paths = shards("numpy", 2)
     (demo / "notes.txt").write_text("mine")
     answer = onnxopt("report", "merge", *paths, "-o", "notes.txt")
@@ -314,7 +323,7 @@ def test_a_merge_replaces_nothing_but_logs(shards, demo, onnxopt):
         assert onnxopt("report", "merge", *paths, "-o", "merged.jsonl").code == 0
 
 
-def test_a_new_run_that_did_not_finish_is_no_better(demo, onnxopt):
+def test_unfinished_new_run_is_worse(demo, onnxopt):
     onnxopt(*run_arguments("numpy", "--log", "old.jsonl"))
     lines = (demo / "old.jsonl").read_text().splitlines(keepends=True)
     (demo / "new.jsonl").write_text("".join(lines[:-2]))
