@@ -48,20 +48,20 @@ FEW_FAULTS = ("--seed", "11", "--faults", "4", "--draws", "150")
 
 
 @pytest.mark.slow
-def test_the_suites_reject_random_faults():
+def test_suites_reject_random_faults():
     suites = ("conformance/momentum", "pairwise/momentum")
     share, output = rejected(*suites, *FEW_FAULTS, "--operator", "Momentum")
     assert share >= 0.9, output
 
 
 @pytest.mark.slow
-def test_the_published_cases_miss_half_of_the_random_faults():
+def test_published_cases_miss_half_of_the_random_faults():
     share, output = rejected("spec", *FEW_FAULTS, "--operator", "Momentum")
     assert share <= 0.5, output
 
 
 @pytest.mark.slow
-def test_the_generated_suites_reject_faults_in_a_user_operator(tmp_path):
+def test_generated_suites_reject_faults_in_a_user_operator(tmp_path):
     path = tmp_path / "signed.py"
     path.write_text(SIGNED)
     suites = ("test/signed", "pairwise/signed")
@@ -70,7 +70,7 @@ def test_the_generated_suites_reject_faults_in_a_user_operator(tmp_path):
 
 
 @pytest.mark.parametrize("operator", [ADAM, MAGNITUDE_PRUNE], ids=lambda operator: operator.name)
-def test_a_suite_is_the_same_each_time_it_is_made(operator):
+def test_suites_are_reproducible(operator):
     for write_suite in (pairwise, large):
         first, second = list(write_suite(operator)), list(write_suite(operator))
         assert [case.name for case in first] == [case.name for case in second]

@@ -1,4 +1,4 @@
-"""onnxopt from Python."""
+"""The Python API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
 IN_PROCESS = onnxopt.Execution(isolation=onnxopt.Isolation.NONE)
 
 
-def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
+def test_example_of_the_document_prints_failures(tmp_path):
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[0].replace("onnxruntime", WRONG))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
@@ -30,19 +30,19 @@ def test_the_example_of_the_document_prints_what_does_not_conform(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_case_reads_as_its_id():
-    # pytest-xdist needs names of tests that are the same in each process.
+def test_string_of_a_case_is_its_id():
+    # pytest-xdist needs test names that are equal in all processes.
     assert [str(case) for case in onnxopt.load_cases("spec", operators=["Adam"])] == [
         "spec/adam/adam", "spec/adam/adam_multiple",
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
-    # Our configuration is strict but for this. With other options mypy would read all of onnxopt
-    # anew, and once more when it is next run for onnxopt itself.
-    for place, text in enumerate(EXAMPLES):
-        (tmp_path / f"example{place}.py").write_text(f"# mypy: warn-return-any\n{text}")
+def test_examples_pass_strict_type_checking(tmp_path):
+    # The project's configuration is strict except for this option. The option is set in the file,
+    # because mypy checks all of onnxopt again if it is called with other options.
+    for index, text in enumerate(EXAMPLES):
+        (tmp_path / f"example{index}.py").write_text(f"# mypy: warn-return-any\n{text}")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--cache-dir", REPOSITORY / ".mypy_cache",
          *tmp_path.iterdir()],
@@ -51,7 +51,7 @@ def test_the_examples_satisfy_a_strict_type_checker(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_results_come_in_the_order_of_the_cases_for_all_backends():
+def test_results_are_in_the_order_of_the_cases():
     cases = onnxopt.load_cases("spec")
     results = list(onnxopt.run(cases, "numpy", "onnx-reference"))
     assert [(result.case, result.backend) for result in results] == [
@@ -60,7 +60,7 @@ def test_results_come_in_the_order_of_the_cases_for_all_backends():
     assert all(result.conforms for result in results)
 
 
-def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, monkeypatch):
+def test_configuration_file_is_read_only_on_request(tmp_path, monkeypatch):
     (tmp_path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
     monkeypatch.chdir(tmp_path)
     case = onnxopt.load_cases("spec/adam/adam_multiple")[0]
@@ -73,7 +73,7 @@ def test_a_configuration_file_names_backends_and_nothing_else_is_read(tmp_path, 
         onnxopt.load_configuration("onnxopt.toml")
 
 
-def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
+def test_closed_run_ends_its_backend(tmp_path):
     (tmp_path / "plugin.py").write_text(
         "import os, pathlib\n"
         f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n"
@@ -87,7 +87,7 @@ def test_a_run_that_is_given_up_ends_its_backend(tmp_path):
         os.kill(process, 0)
 
 
-def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
+def test_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
     (tmp_path / "plugin.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(PLUGINS)!r})\n"
@@ -102,14 +102,14 @@ def test_a_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
             onnxopt.check(case, backend)
         assert isinstance(raised.value, onnxopt.NotConformingError)
         assert raised.value.result.case == case.id
-        # The user sees only the line of the test.
+        # The traceback shows only the line of the test.
         visible_entries = raised.traceback.filter(raised)
         assert [entry.path for entry in visible_entries] == [Path(__file__)]
     assert len(failing) > 1
     assert (tmp_path / "starts").read_text() == "x"
 
 
-def test_a_check_knows_what_was_expected(tmp_path):
+def test_check_accepts_expectations(tmp_path):
     (case,) = onnxopt.load_cases("spec/adam/adam_multiple")
     expected = tmp_path / "expected.yaml"
     expected.write_text(
@@ -131,20 +131,20 @@ def test_failures_are_explained():
     assert explanation.known_mistakes == ("epsilon inside the square root",)
 
 
-def test_an_audit_grades_each_operator():
+def test_audit_yields_a_score_for_each_operator():
     (score,) = onnxopt.audit(onnxopt.load_cases("pruning", operators=["AdmmGradient"])[:3])
     assert score.operator.name == "AdmmGradient"
     assert score.survivors
     assert not score.false_alarms
 
 
-def test_fuzzing_finds_a_failure_and_none_where_there_is_none():
+def test_fuzzing_finds_failures_of_a_wrong_backend_only():
     finding = next(onnxopt.fuzz(WRONG, operators=["Adam"], examples=50, execution=IN_PROCESS))
     assert finding.result.outcome is onnxopt.Outcome.FAIL
     assert list(onnxopt.fuzz("numpy", operators=["Adam"], examples=20)) == []
 
 
-def test_a_suite_is_generated_as_the_command_writes_it():
+def test_generated_suite_equals_the_committed_files():
     files = dict(onnxopt.generate("spec"))
     for name, content in files.items():
         assert (REPOSITORY / "cases" / name).read_bytes() == content
@@ -155,7 +155,7 @@ def run_with(**options):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("call", "message"),
     [
         (lambda: onnxopt.load_cases("nowhere"), "no such path, suite or case"),
         (lambda: onnxopt.load_cases("spec", operators=["Adan"]), "Adan"),
@@ -171,13 +171,13 @@ def run_with(**options):
         (lambda: list(onnxopt.fuzz("numpy", examples=0)), "expected examples >= 1"),
     ],
 )
-def test_what_is_misspelt_is_named(wrong, says):
-    with pytest.raises(onnxopt.OnnxoptError, match=says):
-        wrong()
+def test_misspelt_argument_is_named(call, message):
+    with pytest.raises(onnxopt.OnnxoptError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "call",
     [
         lambda: list(onnxopt.run("spec")),
         lambda: list(onnxopt.run(onnxopt.load_cases("spec"), ["numpy"])),
@@ -186,12 +186,12 @@ def test_what_is_misspelt_is_named(wrong, says):
         lambda: onnxopt.explain("run.jsonl"),
     ],
 )
-def test_what_is_of_another_kind_is_named(wrong):
+def test_argument_of_a_wrong_type_is_named(call):
     with pytest.raises(TypeError, match=r"expected .+, found (str|list)$"):
-        wrong()
+        call()
 
 
-def test_words_stand_for_members_and_one_name_for_several():
+def test_enumerations_accept_strings_and_lists_accept_one_string():
     (case,) = onnxopt.load_cases("spec", patterns="spec/adam/adam", operators="Adam")
     settings = (
         onnxopt.Judging(tolerance="onnx"),

@@ -8,7 +8,8 @@ import re
 import pytest
 from places import PLUGINS, REPOSITORY
 
-# pytester drops the modules that a test imports, so the next test would import some of them twice.
+# Imported here because pytester removes modules that a test imports, and some cannot be imported
+# twice.
 import onnxopt_cli.analysis.explain  # noqa: F401
 
 pytest_plugins = "pytester"
@@ -19,18 +20,18 @@ ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
 
 
 @pytest.fixture(autouse=True)
-def own_test(pytester):
-    """A test of the user's own, beside the cases."""
+def user_test(pytester):
+    """Write a test of the user, which runs beside the cases."""
     pytester.makepyfile(
         "import sys\ndef test_mine():\n    assert 'onnxopt_cli._api' not in sys.modules"
     )
 
 
-def test_nothing_happens_unless_it_is_asked_for(pytester):
+def test_plugin_is_inactive_without_its_option(pytester):
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_the_test_of_the_document_checks_each_case(pytester):
+def test_test_of_the_document_checks_each_case(pytester):
     text = (REPOSITORY / "docs" / "python.md").read_text()
     example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert example.count("\n") <= 10
@@ -38,7 +39,7 @@ def test_the_test_of_the_document_checks_each_case(pytester):
     pytester.runpytest("test_mine.py").assert_outcomes(passed=7)
 
 
-def test_each_case_is_a_test_that_options_of_pytest_choose_among(pytester):
+def test_each_case_is_a_test_that_pytest_can_select(pytester):
     result = pytester.runpytest("--onnxopt", "spec", "-m", "onnxopt", "-v")
     result.assert_outcomes(passed=7, deselected=1)
     result.stdout.fnmatch_lines(["onnxopt::spec/adam/adam PASSED*"])
@@ -67,22 +68,22 @@ def test_failures_show_differences_and_share_an_explanation(pytester, processes)
     result.stdout.no_fnmatch_line("*raise NotConforming*")
 
 
-def test_the_ini_file_may_name_the_backend(pytester):
+def test_ini_file_may_name_the_backend(pytester):
     pytester.makeini(f"[pytest]\nonnxopt_backend = {WRONG}\n")
     pytester.runpytest(*ADAM).assert_outcomes(failed=1, deselected=1)
     numpy_only = pytester.runpytest(*ADAM, "--onnxopt-backend", "numpy")
     numpy_only.assert_outcomes(passed=1, deselected=1)
 
 
-def test_several_backends_have_tests_of_their_own(pytester):
+def test_each_backend_has_separate_tests(pytester):
     backends = ("--onnxopt-backend", "numpy", "--onnxopt-backend", WRONG)
     result = pytester.runpytest(*ADAM, *backends)
     result.assert_outcomes(passed=1, failed=1, deselected=1)
-    # One that is named twice, as by addopts and by hand, is tested once.
+    # A backend that is named twice, as in addopts and on the command line, is tested once.
     pytester.runpytest(*ADAM, *backends[:2] * 2).assert_outcomes(passed=1, deselected=1)
 
 
-def test_a_backend_may_have_a_name_of_the_configuration_file(pytester):
+def test_backend_may_be_named_as_in_the_configuration_file(pytester):
     (pytester.path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
     result = pytester.runpytest(*ADAM, "--onnxopt-backend", "mine")
     result.assert_outcomes(failed=1, deselected=1)
@@ -92,7 +93,7 @@ def test_a_backend_may_have_a_name_of_the_configuration_file(pytester):
     result.stderr.fnmatch_lines(["*there is no backend 'mime'; did you mean mine?"])
 
 
-def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
+def test_expected_failure_is_xfailed_and_may_not_pass(pytester):
     pytester.maketxtfile(
         expected="onnxopt-expect: 1\nexpect:\n"
         "  - {case: spec/adam/adam_multiple, outcome: fail, reason: known since May}\n"
@@ -104,7 +105,7 @@ def test_what_is_expected_to_fail_is_xfailed_and_may_not_pass(pytester):
     pytester.runpytest(*ADAM, *expect).assert_outcomes(failed=1, deselected=1)
 
 
-def test_what_backends_are_not_asked_for_is_skipped(pytester):
+def test_case_of_an_excluded_capability_is_skipped(pytester):
     text = "onnxopt-expect: 1\nwithout:\n  double: none here\n"
     pytester.maketxtfile(without=text)
     words = ("--onnxopt", "conformance/adam/double", "--onnxopt", CASE, "-m", "onnxopt", "-rs")
@@ -114,7 +115,7 @@ def test_what_backends_are_not_asked_for_is_skipped(pytester):
 
 
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_markers_say_what_cases_need_and_processes_share_them(pytester, processes):
+def test_markers_are_capabilities_also_with_xdist(pytester, processes):
     run = pytester.runpytest
     if processes:
         pytest.importorskip("xdist")
@@ -129,33 +130,33 @@ def test_markers_say_what_cases_need_and_processes_share_them(pytester, processe
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "pattern"),
     [
         (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
-        (["--onnxopt", "spec", "--onnxopt-backend", "nobody"], "*there is no backend*known are*"),
+        (["--onnxopt", "spec", "--onnxopt-backend", "unknown"], "*there is no backend*known are*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is required*"),
     ],
 )
-def test_what_is_misspelt_ends_the_session(pytester, arguments, says):
+def test_misspelt_option_ends_the_session(pytester, arguments, pattern):
     pytester.maketxtfile(pin="onnxopt-expect: 1\nsuites: [spec@99]\n")
     result = pytester.runpytest(*arguments, "-m", "onnxopt")
     assert result.ret not in {0, 1}
     text = [*result.outlines, *result.errlines]
-    assert fnmatch.filter(text, says), text
+    assert fnmatch.filter(text, pattern), text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "pattern"),
     [
         (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
         (["--onnxopt", CASE, "--onnxopt-backend", "python:no.py:B"], "*no.py*"),
     ],
 )
-def test_what_is_misspelt_is_said_by_a_process_of_xdist_too(pytester, arguments, says):
+def test_misspelt_option_is_reported_by_xdist(pytester, arguments, pattern):
     pytest.importorskip("xdist")
     result = pytester.runpytest_subprocess(*arguments, "-n", "1")
     assert result.ret in {1, 4}
     text = [*result.outlines, *result.errlines]
-    assert fnmatch.filter(text, says), text
+    assert fnmatch.filter(text, pattern), text
     assert not fnmatch.filter(text, "*INTERNALERROR*")

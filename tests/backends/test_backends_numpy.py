@@ -37,7 +37,7 @@ def ones(**others):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "onnx-reference"])
-def test_one_adam_node_is_computed(backend):
+def test_adam_node_is_computed(backend):
     assert_allclose(run(backend, adam(), ADAM_INPUTS)[0], ADAM_X_NEW, rtol=1e-6)
 
 
@@ -127,7 +127,7 @@ def test_attributes_in_a_function_are_float32_values():
     assert_array_equal(actual, run("numpy", adam(), double)[0], strict=True)
 
 
-def test_an_output_without_a_name_does_not_reach_optional_inputs():
+def test_unnamed_output_is_not_passed_to_optional_inputs():
     node = adam_node(("X_new", "", ""))
     # H_new exceeds -X_new: if it were passed as the absent lower limit, the result would change.
     negative = helper.make_node("Neg", ["X_new"], ["negative"])
@@ -144,7 +144,7 @@ def test_an_output_without_a_name_does_not_reach_optional_inputs():
     assert_array_equal(actual, np.minimum(-X_new, np.float32(-1)), strict=True)
 
 
-def test_a_sole_node_may_leave_an_output_without_name():
+def test_single_node_may_have_an_unnamed_output():
     node = adam_node(("X_new", "", "H_new"))
     outputs = [value("X_new", shape=[2]), value("H_new", shape=[2])]
     proto = model([node], [*adam().graph.input], outputs, domains=(TRAINING,))
@@ -155,7 +155,7 @@ def test_a_sole_node_may_leave_an_output_without_name():
 
 
 @pytest.mark.parametrize("make", [adam, doubled_adam])
-def test_a_node_that_breaks_its_signature_is_refused_not_unsupported(make):
+def test_node_that_breaks_its_signature_is_rejected_not_unsupported(make):
     wide = {**ADAM_INPUTS, "G": np.ones((3, 2), np.float32)}
     with pytest.raises(NodeError, match="does not broadcast"):
         run("numpy", make(), wide)
@@ -169,7 +169,7 @@ def test_numpy_does_not_write_into_its_inputs(make):
         assert_array_equal(array, ADAM_INPUTS[name], strict=True)
 
 
-def test_another_version_of_the_domain_is_not_supported():
+def test_other_version_of_the_domain_is_not_supported():
     proto = adam()
     proto.opset_import[1].version = 2
     with pytest.raises(Unsupported) as caught:
@@ -238,12 +238,12 @@ def test_optional_tensor_is_unwrapped_from_the_evaluators_list():
     assert_array_equal(y, ones()["x"], strict=True)
 
 
-def test_an_empty_optional_is_none():
+def test_empty_optional_is_none():
     node = helper.make_node("Optional", [], ["y"], type=TENSOR)
     assert run("onnx-reference", optional_model(TENSOR, [node]), ones()) == [None]
 
 
-def test_an_optional_sequence_of_one_stays_a_sequence():
+def test_optional_sequence_of_one_stays_a_sequence():
     nodes = [
         helper.make_node("SequenceConstruct", ["x"], ["s"]),
         helper.make_node("Optional", ["s"], ["y"]),

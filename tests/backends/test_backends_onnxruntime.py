@@ -251,5 +251,5 @@ def test_provider_that_does_not_load_is_not_replaced(monkeypatch):
         resolve_backend("onnxruntime,provider=XExecutionProvider")
 
 
-def test_the_version_is_stated():
+def test_version_is_stated():
     assert resolve_backend("onnxruntime").version == f"onnxruntime {onnxruntime.__version__}"

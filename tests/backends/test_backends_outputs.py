@@ -173,7 +173,7 @@ def test_invalid_tensor_is_unusable_and_located(value):
     assert "\x1b" not in caught.value.message
 
 
-def test_a_list_that_contains_itself_is_unusable():
+def test_list_that_contains_itself_is_unusable():
     endless = []
     endless.append(endless)
     with pytest.raises(UnusableOutput, match="RecursionError"):
@@ -183,7 +183,7 @@ def test_a_list_that_contains_itself_is_unusable():
 SEQUENCE = helper.make_sequence_type_proto(FLOAT)
 
 
-def test_a_list_for_a_sequence_is_a_list_of_tensors():
+def test_list_for_a_sequence_is_a_list_of_tensors():
     (y,) = normalised([[np.ones(2, np.float32), [0.5]]], SEQUENCE)
     assert_array_equal(y[0], np.ones(2, np.float32), strict=True)
     assert_array_equal(y[1], np.array([0.5], np.float32), strict=True)
@@ -195,7 +195,7 @@ def test_array_for_a_sequence_is_preserved():
     assert y.shape == (2, 2)
 
 
-def test_an_empty_optional_is_none_and_a_full_one_its_value():
+def test_empty_optional_is_none_and_a_full_one_its_value():
     optional = helper.make_optional_type_proto(SEQUENCE)
     assert normalised([None], optional) == [None]
     assert normalised([[[1.0]]], optional)[0][0].dtype == np.float32
@@ -214,12 +214,12 @@ def test_map_has_python_keys():
     assert_array_equal(y[5], np.array(0.5, np.float32), strict=True)
 
 
-def test_a_map_with_other_keys_is_unusable():
+def test_map_with_other_keys_is_unusable():
     with pytest.raises(UnusableOutput, match="y is not a map: a key is a float"):
         normalised([{0.5: 1.0}], map_type(TensorProto.INT64))
 
 
-def test_an_unusable_place_is_named():
+def test_unusable_element_is_named():
     with pytest.raises(UnusableOutput, match=r"^y\[1\] is a object, which is not a tensor"):
         normalised([[1.0, object()]], SEQUENCE)
 

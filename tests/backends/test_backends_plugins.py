@@ -59,7 +59,7 @@ def test_onnx_runtimes_own_backend_module_is_a_plugin():
 
 
 @pytest.mark.parametrize("attribute", ["Negate", "StaticNegate", "instance", "alone"])
-def test_an_object_with_run_is_a_plugin_and_so_is_that_function(attribute):
+def test_object_with_run_and_function_are_plugins(attribute):
     assert_array_equal(negated(plugin("run_interface", attribute))[0], -INPUTS["x"])
 
 
@@ -70,14 +70,14 @@ def test_name_and_version_are_those_of_the_plugin():
     negated(backend)
 
 
-def test_a_device_that_the_plugin_does_not_support_makes_it_unavailable():
+def test_unsupported_device_makes_the_plugin_unavailable():
     with pytest.raises(BackendUnavailable, match="does not support the device TPU"):
         plugin("onnx_interface", "ReferenceAsPlugin", ",device=TPU")
     with pytest.raises(BackendUnavailable, match="does not support the device CPU"):
         plugin("wrong", "NoDevice")
 
 
-def test_a_model_that_is_not_compatible_is_unsupported():
+def test_incompatible_model_is_unsupported():
     backend = plugin("onnx_interface", "ReferenceAsPlugin")
     with pytest.raises(Unsupported, match="not compatible with the model on CPU"):
         backend.prepare(one_node("Exp"))
@@ -120,7 +120,7 @@ def test_plugin_cannot_modify_the_callers_model():
         ("number", "of type int"),
     ],
 )
-def test_an_object_without_interface_is_unavailable(attribute, found):
+def test_object_without_interface_is_unavailable(attribute, found):
     with pytest.raises(BackendUnavailable, match=f"is {found} with neither prepare") as caught:
         plugin("wrong", attribute)
     assert "run(model, inputs)" in caught.value.hint
@@ -135,7 +135,7 @@ def test_failing_constructor_makes_plugin_unavailable(attribute, message):
         plugin("wrong", attribute)
 
 
-def test_a_plugin_with_run_has_no_device():
+def test_plugin_with_run_has_no_device():
     with pytest.raises(UsageError, match="has no option device") as caught:
         plugin("run_interface", "Negate", ",device=CPU")
     assert caught.value.hint == "its options: unsupported, python, math, env.NAME"
@@ -162,7 +162,7 @@ def test_unknown_option_of_onnx_interface_is_usage_error():
         ("from onnxopt_cli.errors import nothing", "ImportError"),
     ],
 )
-def test_a_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expected):
+def test_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expected):
     path = write(tmp_path, text)
     with pytest.raises(BackendUnavailable) as caught:
         resolve_backend(f"python:{path}:Backend")
@@ -179,21 +179,21 @@ def test_interrupt_during_import_propagates(tmp_path):
         resolve_backend(f"python:{path}:Backend")
 
 
-def test_a_file_that_does_not_exist_is_unavailable(tmp_path):
+def test_missing_file_is_unavailable(tmp_path):
     with pytest.raises(BackendUnavailable, match=r"none\.py does not exist"):
         resolve_backend(f"python:{tmp_path}/none.py:Backend")
     with pytest.raises(BackendUnavailable, match="is not a file"):
         resolve_backend(f"python:{tmp_path}/:Backend")
 
 
-def test_an_attribute_that_does_not_exist_is_unavailable_with_near_names():
+def test_missing_attribute_is_unavailable_with_suggestions():
     with pytest.raises(BackendUnavailable, match="has no negate") as caught:
         plugin("run_interface", "negate")
     assert "Negate" in caught.value.hint
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "onnx.no_such_module", "no_such.module"])
-def test_a_module_that_does_not_exist_is_unavailable(module):
+def test_missing_module_is_unavailable(module):
     with pytest.raises(BackendUnavailable, match="there is no module"):
         resolve_backend(f"python:{module}:Backend")
 
@@ -210,14 +210,14 @@ def test_invalid_module_name_is_usage_error():
         resolve_backend("python:..os:Backend")
 
 
-def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+def test_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     write(tmp_path, "class B:\n  def run(self, m, i): return [i['x']]", "vendor_in_folder.py")
     monkeypatch.chdir(tmp_path)
     backend = resolve_backend("python:vendor_in_folder:B")
     assert backend.prepare(one_node("Neg")).run(INPUTS) == [INPUTS["x"]]
 
 
-def test_a_file_does_not_shadow_an_installed_module(tmp_path):
+def test_file_does_not_shadow_an_installed_module(tmp_path):
     path = write(tmp_path, "class B:\n  def run(self, m, i): return [1]", "numpy.py")
     resolve_backend(f"python:{path}:B")
     assert sys.modules["numpy"] is np
@@ -237,7 +237,7 @@ class Backend:
 """
 
 
-def test_functions_that_a_plugins_own_processes_run_are_found(onnxopt, workplace):
+def test_functions_run_by_processes_of_a_plugin_are_found(onnxopt, workplace):
     (workplace / "vendor.py").write_text(SPAWNS)
     (workplace / "cases.yaml").write_text(
         "onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n"
@@ -275,20 +275,20 @@ def installed(tmp_path, monkeypatch):
 NEGATING = "class Backend:\n  def run(self, model, inputs): return [-inputs['x']]"
 
 
-def test_an_entry_point_is_a_backend(installed):
+def test_entry_point_is_a_backend(installed):
     installed("acme_npu", "acme = acme_npu:Backend", NEGATING)
     backend = resolve_backend("acme")
     assert (backend.name, backend.version) == ("acme", "acme_npu 3.1")
     assert_array_equal(negated(backend)[0], -INPUTS["x"])
 
 
-def test_an_entry_point_is_listed_without_being_imported(installed):
+def test_entry_point_is_listed_without_being_imported(installed):
     installed("acme_lazy", "lazy = acme_lazy:Backend", "raise SystemExit")
     (row,) = [row for row in known_backends() if row.name == "lazy"]
     assert (row.kind, row.version, row.problem) == ("acme_lazy:Backend", "acme_lazy 3.1", "")
 
 
-def test_an_entry_point_without_its_module_is_listed_as_such(installed):
+def test_entry_point_without_its_module_is_listed_as_such(installed):
     installed("acme_gone", "gone = acme_gone:Backend")
     (row,) = [row for row in known_backends() if row.name == "gone"]
     assert (row.version, row.problem) == ("", "there is no module acme_gone")
@@ -298,14 +298,14 @@ def test_an_entry_point_without_its_module_is_listed_as_such(installed):
     ("entry", "message"),
     [("acme_bad:Backend", "SystemExit"), ("acme_none:Backend", "ModuleNotFoundError")],
 )
-def test_an_entry_point_that_cannot_be_imported_is_unavailable(installed, entry, message):
+def test_entry_point_that_cannot_be_imported_is_unavailable(installed, entry, message):
     name = entry.partition(":")[0]
     installed(name, f"bad = {entry}", "raise SystemExit" if name == "acme_bad" else None)
     with pytest.raises(BackendUnavailable, match=message):
         resolve_backend("bad")
 
 
-def test_an_entry_point_does_not_replace_a_built_in_backend(installed):
+def test_entry_point_does_not_replace_a_built_in_backend(installed):
     installed("acme_thief", "numpy = acme_thief:Backend", NEGATING)
     assert resolve_backend("numpy").version.startswith("numpy ")
     assert [row.kind for row in known_backends() if row.name == "numpy"] == ["built in"]
@@ -328,7 +328,7 @@ class Backend:
 """
 
 
-def test_a_file_named_as_the_package_that_it_imports_does_not_shadow_it(tmp_path, monkeypatch):
+def test_file_does_not_shadow_a_package_of_its_name(tmp_path, monkeypatch):
     installed = tmp_path / "site" / "acme_runtime"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("def negative(x):\n    return -x\n")
@@ -339,7 +339,7 @@ def test_a_file_named_as_the_package_that_it_imports_does_not_shadow_it(tmp_path
     assert_array_equal(negated(resolve_backend(f"python:{file}:Backend"))[0], -INPUTS["x"])
 
 
-def test_a_file_that_imports_a_missing_package_of_its_own_name_says_so(tmp_path, monkeypatch):
+def test_missing_package_with_the_name_of_the_file_is_reported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME.replace("acme", "absent"), "absent_runtime.py")
     with pytest.raises(

@@ -115,7 +115,7 @@ def without(package):
     return importing
 
 
-def test_an_onnxruntime_that_does_not_load_is_unavailable(monkeypatch, tmp_path):
+def test_broken_onnxruntime_is_unavailable(monkeypatch, tmp_path):
     broken = tmp_path / "onnxruntime"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libcudart.so.12: \\x1b cannot open')")
@@ -125,7 +125,7 @@ def test_an_onnxruntime_that_does_not_load_is_unavailable(monkeypatch, tmp_path)
         resolve_backend("onnxruntime")
 
 
-def test_the_built_in_backends_are_known_with_versions():
+def test_built_in_backends_have_versions():
     rows = {row.name: row for row in known_backends()}
     assert list(rows)[:3] == ["numpy", "onnxruntime", "onnx-reference"]
     assert rows["numpy"].version.startswith("numpy ")

@@ -41,8 +41,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 X = np.array([1.5, -2.0, np.nan], np.float32)
 
 
-def ask(backend, asked=None, inputs=None):
-    return backend.prepare(asked or one_node("Identity")).run(inputs or {"x": X})
+def ask(backend, identity_model=None, inputs=None):
+    return backend.prepare(identity_model or one_node("Identity")).run(inputs or {"x": X})
 
 
 def test_outputs_of_command_are_bit_exact():
@@ -69,7 +69,7 @@ def test_request_has_model_inputs_and_output_declarations(tmp_path):
     assert request["payload"] == X.tobytes().hex()
 
 
-def test_the_option_device_is_passed_on(tmp_path):
+def test_device_option_is_passed_on(tmp_path):
     seen = tmp_path / "seen.json"
     ask(resolve_backend(spec("records", seen, device="GPU:0")))
     assert json.loads(seen.read_text())["device"] == "GPU:0"
@@ -88,12 +88,12 @@ def test_strings_and_empty_tensors_pass_through():
     for array in (np.array(["", "größe", "a\0b"], object), np.zeros(3, np.int64)[:0]):
         dtype = TensorProto.STRING if array.dtype == object else TensorProto.INT64
         shape = list(array.shape)
-        asked = model(
+        identity_model = model(
             [helper.make_node("Identity", ["x"], ["y"])],
             [value("x", dtype, shape)],
             [value("y", dtype, shape)],
         )
-        (output,) = ask(resolve_backend(spec()), asked, {"x": array})
+        (output,) = ask(resolve_backend(spec()), identity_model, {"x": array})
         assert output.dtype == array.dtype
         assert output.tolist() == array.tolist()
 
@@ -103,17 +103,17 @@ def test_sequences_and_optionals_pass_through():
     sequence.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
     optional = TypeProto()
     optional.optional_type.elem_type.CopyFrom(sequence)
-    for declared, given in ((sequence, [X, X[:1]]), (optional, None), (optional, [X])):
-        asked = model(
+    for declared, sent in ((sequence, [X, X[:1]]), (optional, None), (optional, [X])):
+        identity_model = model(
             [helper.make_node("Identity", ["x"], ["y"])],
             [helper.make_value_info("x", declared)],
             [helper.make_value_info("y", declared)],
         )
-        (output,) = ask(resolve_backend(spec()), asked, {"x": given})
-        if given is None:
+        (output,) = ask(resolve_backend(spec()), identity_model, {"x": sent})
+        if sent is None:
             assert output is None
         else:
-            assert [item.tobytes() for item in output] == [item.tobytes() for item in given]
+            assert [item.tobytes() for item in output] == [item.tobytes() for item in sent]
 
 
 def test_wrong_dtype_and_shape_are_preserved():
@@ -242,7 +242,7 @@ def test_exit_between_cases_is_detected_at_the_next():
 
 
 @pytest.mark.parametrize(
-    ("asked", "words", "operator"),
+    ("identity_model", "words", "operator"),
     [
         (
             one_node("Identity", domain="com.acme"),
@@ -261,10 +261,10 @@ def test_exit_between_cases_is_detected_at_the_next():
         ),
     ],
 )
-def test_unstated_features_are_unsupported_and_not_sent(asked, words, operator):
+def test_unstated_features_are_unsupported_and_not_sent(identity_model, words, operator):
     backend = resolve_backend(spec("dies", "/nonexistent"))
     with pytest.raises(Unsupported) as caught:
-        backend.prepare(asked)
+        backend.prepare(identity_model)
     assert caught.value.message == words
     assert caught.value.operator == operator
 
@@ -337,7 +337,7 @@ def test_command_is_split_as_by_a_shell(text, command, options):
 
 
 @pytest.mark.parametrize("text", ["exec:", "exec:   ", "exec:''x\""])
-def test_a_specification_without_a_command_is_explained(text):
+def test_specification_without_a_command_is_explained(text):
     with pytest.raises(UsageError):
         parse_specification(text)
 

@@ -95,7 +95,7 @@ def test_late_second_response_costs_no_other_case(identity, onnxopt):
 
 
 @pytest.mark.parametrize("mode", ["answers-and-dies", "answers-and-dies-slowly"])
-def test_a_death_between_cases_costs_no_case(mode, identity, onnxopt):
+def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
     results = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
     death = results.pop("between-cases")
     assert death["outcome"] == "crash"

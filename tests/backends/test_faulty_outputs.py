@@ -65,7 +65,7 @@ def results(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", STRUCTURE)
-def test_an_output_of_another_structure_fails(results, backend):
+def test_output_of_another_structure_fails(results, backend):
     result = results[backend, "plain"]
     name, says = STRUCTURE[backend]
     assert result["outcome"] == "fail"

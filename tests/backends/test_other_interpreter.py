@@ -41,7 +41,7 @@ def run(workplace, onnxopt):
 
 
 @pytest.mark.parametrize("name", ["Copies", "ReturnsLists"])
-def test_a_plugin_in_another_interpreter_conforms(run, name):
+def test_plugin_in_another_interpreter_conforms(run, name):
     answer = run(name)
     assert answer.code == 0, answer.text
 
@@ -59,10 +59,10 @@ def test_a_plugin_in_another_interpreter_conforms(run, name):
 )
 def test_behaviour_in_another_interpreter_is_reported_as_in_this_one(run, name, outcome, words):
     answer = run(name)
-    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", answer.out).split())
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", answer.out).split())
     assert answer.code == 1
-    assert f"1 {outcome} in" in shown
-    assert words in shown
+    assert f"1 {outcome} in" in text
+    assert words in text
 
 
 def test_plugin_in_another_interpreter_follows_the_rules(onnxopt):

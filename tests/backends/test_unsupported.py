@@ -191,7 +191,7 @@ def test_command_with_invalid_pattern_does_not_start(onnxopt, demo, stated):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "rest"),
+    ("text", "options", "remainder"),
     [
         ("python:a.py:B,device=X,unsupported=a, b: 'c\", d", "a, b: 'c\", d", "a.py"),
         ("exec:./a --b,timeout=5,unsupported=it's, 'x", "it's, 'x", ("./a", "--b")),
@@ -200,10 +200,10 @@ def test_command_with_invalid_pattern_does_not_start(onnxopt, demo, stated):
         ("onnxruntime,unsupported=a,b", "a,b", "onnxruntime"),
     ],
 )
-def test_pattern_extends_to_the_end_with_quotes_and_commas(text, options, rest):
+def test_pattern_extends_to_the_end_with_quotes_and_commas(text, options, remainder):
     specification = parse_specification(text)
     assert specification.options.get("unsupported") == options
-    assert rest in {specification.source, specification.command, specification.name}
+    assert remainder in {specification.source, specification.command, specification.name}
 
 
 MISSING = {

@@ -89,19 +89,19 @@ def parsed(words):
 
 
 @given(CONFIGS)
-def test_words_and_json_of_a_configuration_give_it_back(config):
+def test_configuration_survives_arguments_and_json(config):
     assert parsed(config.argv()) == config
     stored = json.loads(json.dumps(config.to_json()))
     assert RunConfig.from_json(stored) == config
 
 
-def test_the_command_line_without_words_is_the_default_configuration():
+def test_empty_command_line_is_the_default_configuration():
     config = parsed(["-j", "1"])
     assert config == RunConfig()
     assert config.argv() == ["--jobs", "1"]
 
 
-def test_the_options_of_a_run_are_the_declared_settings():
+def test_options_of_a_run_are_the_declared_settings():
     declared = {option.name: option for option in RunConfig.declared()}
     assert len(declared) == len(RunConfig.declared())
     names = {parameter.name for parameter in command().params}
@@ -133,7 +133,7 @@ def test_invalid_values_are_rejected_by_name(make, expected):
 
 
 @pytest.mark.parametrize("value", [[], {}, "x", -1, 1e400, True, None, "--operators"])
-def test_json_of_others_may_hold_anything(value):
+def test_json_may_contain_anything(value):
     data = dict.fromkeys((option.name for option in RunConfig.declared()), value)
     config = RunConfig.from_json(data)
     assert RunConfig.from_json(config.to_json()) == config
@@ -151,7 +151,7 @@ class OneMore(Settings):
     pause: float | None = setting(None, "--pause SECONDS", "How long.", Number(most=9))
 
 
-def test_a_setting_takes_one_declaration():
+def test_setting_needs_one_declaration():
     @click.command()
     @options_of(OneMore)
     @click.pass_context

@@ -46,27 +46,27 @@ def test_every_dtype_agrees_with_itself_and_not_with_another_value(name):
     assert (diff.mismatches, diff.elements, diff.worst[0].index) == (1, 3, (1,))
 
 
-def test_a_signalling_nan_is_compared_in_silence():
-    # pytest makes errors of warnings.
+def test_signalling_nan_is_compared_without_a_warning():
+    # pytest turns warnings into errors.
     signalling = np.array([0x7FA12345], np.uint32).view(np.float32)
     assert judge(np.ones(1, np.float32), signalling).mismatches == 1
 
 
-def test_strings_are_compared_as_text_whatever_array_holds_them():
+def test_strings_are_compared_as_text_in_any_array():
     expected = np.array(["a", "ü"], dtype=object)
     assert judge(expected, np.array(["a", "ü"])).agrees
     assert judge(expected, np.array([b"a", "ü".encode()], dtype=object)).agrees
     assert judge(expected, np.array(["a", "u"])).mismatches == 1
 
 
-def test_integers_are_exact_even_beyond_what_a_double_holds():
+def test_integers_are_exact_beyond_2_to_53():
     assert judge(np.array([2**53]), np.array([2**53 + 1])).mismatches == 1
     assert judge(np.array([1000]), np.array([1001])).mismatches == 1
     extremes = judge(np.array([-(2**63)]), np.array([2**63 - 1]))
     assert extremes.max_absolute == float(2**64 - 1)
 
 
-def test_an_integer_output_may_be_given_a_tolerance_of_its_own():
+def test_integer_output_may_have_a_stated_tolerance():
     stated = Relative(0.0, 1.0, Provenance.OUTPUT)
     assert judge(np.array([7], np.uint8), np.array([8], np.uint8), stated).agrees
     assert not judge(np.array([7], np.uint8), np.array([9], np.uint8), stated).agrees
@@ -89,28 +89,28 @@ def test_an_integer_output_may_be_given_a_tolerance_of_its_own():
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
-def test_only_the_same_special_value_meets_a_special_value(expected, actual, agrees, dtype):
+def test_special_value_agrees_only_with_itself(expected, actual, agrees, dtype):
     with np.errstate(over="ignore"):
         sides = np.array([expected]).astype(dtype), np.array([actual]).astype(dtype)
     if not (math.isinf(expected) and actual == 1e308 and dtype is not np.float64):
         assert judge(*sides).agrees is agrees
 
 
-def test_signed_zeros_differ_only_when_asked():
+def test_signed_zeros_differ_only_on_request():
     zeros = np.array([0.0, -0.0]), np.array([-0.0, 0.0])
     assert judge(*zeros).agrees
     for tolerance in (EXACT, Relative(1.0, 1.0, Provenance.CASE), Ulps(9, Provenance.CASE), None):
         assert judge(*zeros, tolerance, signed_zeros=True).mismatches == 2
 
 
-def test_an_infinite_complex_part_meets_only_itself():
+def test_infinite_complex_part_agrees_only_with_itself():
     expected = np.array([complex(math.inf, 1), complex(math.nan, 0)])
     assert judge(expected, expected.copy()).agrees
     assert judge(expected, np.array([complex(math.inf, 2), complex(0, 0)])).mismatches == 2
 
 
 @pytest.mark.parametrize(
-    ("actual", "says"),
+    ("actual", "structure"),
     [
         (np.zeros(3, np.float64), "is float64[3]"),
         (np.zeros((3, 1), np.float32), "is float32[3,1]"),
@@ -119,9 +119,9 @@ def test_an_infinite_complex_part_meets_only_itself():
         ({}, "is a map of 0"),
     ],
 )
-def test_structure_is_judged_before_values(actual, says):
+def test_structure_is_judged_before_values(actual, structure):
     diff = judge(np.zeros(3, np.float32), actual)
-    assert (diff.structure, diff.agrees) == (says, False)
+    assert (diff.structure, diff.agrees) == (structure, False)
 
 
 def test_missing_and_surplus_outputs_are_named():
@@ -132,7 +132,7 @@ def test_missing_and_surplus_outputs_are_named():
     assert surplus[1].structure == "is float64[1] too many"
 
 
-def test_sequences_optionals_and_maps_are_compared_to_the_bottom():
+def test_sequences_optionals_and_maps_are_compared_recursively():
     nested = [np.zeros(2), [np.ones(1)]]
     assert all(diff.agrees for diff in judge(nested, [np.zeros(2), [np.ones(1)]]))
     diffs = judge(nested, [np.zeros(2), [np.zeros(1)]])
@@ -143,14 +143,14 @@ def test_sequences_optionals_and_maps_are_compared_to_the_bottom():
     assert not judge({"k": np.ones(1)}, {"k": np.zeros(1)})[-1].agrees
 
 
-def test_a_tolerance_is_applied_element_by_element():
+def test_tolerance_is_applied_elementwise():
     right = Branch(np.zeros(3), np.array([0.5, 0.1, math.inf]))
     error_bound = ErrorBound(right.at, factor=4.0)
     diff = judge(right.expected, np.array([0.4, 0.4, math.nan]), error_bound)
     assert (diff.mismatches, diff.worst[0].index, diff.tolerance_used) == (1, (1,), 4.0)
 
 
-def test_the_worst_elements_are_found_across_blocks_and_shapes():
+def test_worst_elements_are_found_across_blocks():
     expected = np.zeros((300, 400))
     actual = expected.copy()
     for rank, index in enumerate([(299, 399), (0, 0), (150, 7)]):
@@ -160,7 +160,7 @@ def test_the_worst_elements_are_found_across_blocks_and_shapes():
     assert (diff.elements, diff.mismatches, diff.max_absolute) == (120_000, 3, 3.0)
 
 
-def test_non_contiguous_and_read_only_arrays_are_taken_as_they_are():
+def test_noncontiguous_and_read_only_arrays_are_accepted():
     base = np.arange(12.0).reshape(3, 4)
     view = base.T
     view.flags.writeable = False
@@ -180,7 +180,7 @@ def test_relative_tolerance_decides_as_numpy_does_on_finite_values(expected, dat
 
 
 @given(floats(np.float64), st.data())
-def test_the_needed_tolerances_pass_and_nothing_much_smaller_does(expected, data):
+def test_needed_tolerances_pass_and_smaller_ones_fail(expected, data):
     elements = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e100, max_value=1e100)
     expected = data.draw(arrays.arrays(np.float64, expected.shape, elements=elements))
     actual = data.draw(arrays.arrays(np.float64, expected.shape, elements=elements))
@@ -200,11 +200,11 @@ def test_the_needed_tolerances_pass_and_nothing_much_smaller_does(expected, data
 
 
 @given(floats(np.float32), st.floats(0, 1), st.floats(0, 1))
-def test_what_a_tolerance_accepts_a_larger_one_accepts(expected, rtol, more):
+def test_larger_tolerance_accepts_no_less(expected, rtol, increase):
     with np.errstate(over="ignore"):
         actual = expected * np.float32(1.25)
     small = judge(expected, actual, Relative(rtol, 0, Provenance.CASE))
-    large = judge(expected, actual, Relative(rtol + more, more, Provenance.CASE))
+    large = judge(expected, actual, Relative(rtol + increase, increase, Provenance.CASE))
     assert large.mismatches <= small.mismatches
 
 
@@ -235,11 +235,11 @@ def test_elements_are_counted_by_the_bits_of_their_ulp_distance():
     assert judge(expected, actual).ulp_counts == (2, 1, 2, 2, 1)
 
 
-def test_an_element_that_alone_is_not_finite_is_in_no_count_of_ulp():
+def test_unexpectedly_nonfinite_element_is_not_in_the_ulp_counts():
     expected = np.array([1.0, 2.0, np.nan, np.inf])
     actual = np.array([1.0, np.nan, np.nan, np.inf])
     assert judge(expected, actual).ulp_counts == (3,)
 
 
-def test_what_is_no_float_has_no_ulp_counts():
+def test_integers_have_no_ulp_counts():
     assert judge(np.arange(3), np.arange(3)).ulp_counts == ()

@@ -257,7 +257,7 @@ def test_correct_backend_yields_no_case(fuzz):
     assert not kept_cases("fuzz")
 
 
-def test_the_time_limit_ends_the_search(fuzz):
+def test_time_limit_ends_the_search(fuzz):
     answer = fuzz("numpy", "--time", "0.5")
     assert answer.code == 0
     assert "0 distinct failures" in answer.out
@@ -302,7 +302,7 @@ def test_missing_hypothesis_is_an_error_with_a_hint(fuzz, monkeypatch):
     assert 'pip install "onnxopt[fuzz]"' in answer.err
 
 
-def test_an_unknown_operator_selects_nothing(onnxopt, workplace):
+def test_unknown_operator_selects_no_case(onnxopt, workplace):
     answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Adma")
     assert answer.code == 5
     assert "Adma" in answer.err

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-WIDE = np.longdouble
+WIDE_TYPE = np.longdouble
 DOUBLE = np.dtype(np.float64)
 
 
@@ -23,7 +23,7 @@ class Interval(NDArrayOperatorsMixin):
 
     @classmethod
     def exactly(cls, value, dtype=None):
-        return cls(np.asarray(value).astype(WIDE), np.asarray(value).astype(WIDE), dtype)
+        return cls(np.asarray(value).astype(WIDE_TYPE), np.asarray(value).astype(WIDE_TYPE), dtype)
 
     def __array_ufunc__(self, ufunc, method, *operands):
         assert method == "__call__"
@@ -59,8 +59,8 @@ class Interval(NDArrayOperatorsMixin):
     def rounded(self, dtype, half_units=1):
         numbers = np.finfo(dtype)
         # The second term covers the rounding of the bounds themselves.
-        unit = WIDE(numbers.eps) / 2 * half_units + 4 * np.finfo(WIDE).eps
-        tiny = WIDE(numbers.smallest_subnormal)
+        unit = WIDE_TYPE(numbers.eps) / 2 * half_units + 4 * np.finfo(WIDE_TYPE).eps
+        tiny = WIDE_TYPE(numbers.smallest_subnormal)
         return Interval(
             self.low - np.abs(self.low) * unit - tiny,
             self.high + np.abs(self.high) * unit + tiny,

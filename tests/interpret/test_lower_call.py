@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
-from rounding_interval import WIDE, Interval
+from rounding_interval import WIDE_TYPE, Interval
 from runtimes import NEWEST, newest_opset, runtimes
 from training_calls import TRAINING
 
@@ -69,7 +69,7 @@ def enclosures(call):
         return Interval.exactly(value, value.dtype)
 
     with np.errstate(all="ignore"):
-        results = call.apply(scalar, tensor, WIDE)
+        results = call.apply(scalar, tensor, WIDE_TYPE)
         return [result.rounded_to(like.dtype) for result, like, _ in results]
 
 

@@ -1,8 +1,8 @@
-"""One example of each known mistake, worked out by hand from its sentence, not from its code.
+"""One example of each known mistake, worked out by hand from its description, not from its code.
 
-A line has the mistake's name, its inputs and attributes, and what it returns. What a line leaves
-out is as in the operator's first line; an attribute that is ``-`` is left out of the node. Numbers
-are exact: fractions are computed as such.
+A line has the mistake's name, its inputs and attributes, and its outputs. Omitted values are those
+of the operator's first line; an attribute with the value ``-`` is omitted from the node. Numbers
+are exact: fractions are not rounded.
 """
 
 from __future__ import annotations

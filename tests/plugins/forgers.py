@@ -111,4 +111,4 @@ sends_many_strings = one(lambda: strings(3_000_000))
 
 
 class InTurn(hostile.InTurn):
-    known = globals()
+    backends = globals()

@@ -48,13 +48,13 @@ class Misbehaves(Well):
 class InTurn(Well):
     """Misbehaves as another backend at each bad case; `R` is the number of that backend.
 
-    The environment variable WAYS lists names of backends in `known`; the first has the number 1.
+    The environment variable WAYS lists names in `backends`; the first has the number 1.
     """
 
-    known = globals()
+    backends = globals()
 
     def __init__(self):
-        ways = [self.known[name] for name in os.environ["WAYS"].split()]
+        ways = [self.backends[name] for name in os.environ["WAYS"].split()]
         self.ways = [way() if isinstance(way, type) else way for way in ways]
 
     def run(self, model, inputs):

@@ -110,7 +110,7 @@ class DeepSpeedAdam(_Library):
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         single = np.float32
-        p, g, m, v = (it.astype(single) for it in (p, g, m, v))
+        p, g, m, v = (array.astype(single) for array in (p, g, m, v))
         g = g + single(norm_coefficient) * p
         m = m * single(alpha) + g * single(1 - alpha)
         v = v * single(beta) + g * g * single(1 - beta)
@@ -131,8 +131,8 @@ class TinygradAdam(_Library):
         m = alpha * m + (1 - alpha) * g
         v = beta * v + (1 - beta) * (g * g)
         first, second = (
-            single(1) - single(power(it, T - 1)) * single(it) if T else single(1)
-            for it in (alpha, beta)
+            single(1) - single(power(decay, T - 1)) * single(decay) if T else single(1)
+            for decay in (alpha, beta)
         )
         update = (m / first) / (np.sqrt(v / second) + epsilon)
         return (1 - more["norm_coefficient_post"]) * (p - R * update), m, v
@@ -153,7 +153,7 @@ class KerasAdam(_Library):
     """``keras.optimizers.Adam.update_step``; T is ``iterations + 1``."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
-        first, second = (np.float64(1 - power(it, T)) for it in (alpha, beta))
+        first, second = (np.float64(1 - power(decay, T)) for decay in (alpha, beta))
         rate = float(np.float64(R) * np.sqrt(second) / first)
         m = m + (g - m) * (1 - alpha)
         v = v + (np.square(g) - v) * (1 - beta)

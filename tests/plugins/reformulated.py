@@ -31,17 +31,19 @@ class _Adam:
             results = self.optimized(sole_call(model, inputs))
             named = dict(zip(model.graph.node[0].output, results, strict=True))
             return [named[value.name] for value in model.graph.output]
-        known = {tensor.name: to_array(tensor) for tensor in model.graph.initializer} | dict(inputs)
+        values = {tensor.name: to_array(tensor) for tensor in model.graph.initializer} | dict(
+            inputs
+        )
         for node in model.graph.node:
-            taken = [known[name] for name in node.input]
+            operands = [values[name] for name in node.input]
             if node.op_type in _BETWEEN:
-                results = [_BETWEEN[node.op_type](*taken)]
+                results = [_BETWEEN[node.op_type](*operands)]
             else:
                 operator = registry().named(node.op_type)
-                call = bind(operator, taken, node_attributes(operator, node), len(node.output))
+                call = bind(operator, operands, node_attributes(operator, node), len(node.output))
                 results = self.optimized(call)
-            known |= dict(zip(node.output, results, strict=True))
-        return [known[value.name] for value in model.graph.output]
+            values |= dict(zip(node.output, results, strict=True))
+        return [values[value.name] for value in model.graph.output]
 
     def optimized(self, call):
         R, T = (scalar.reshape(()).item() for scalar in call.scalars)

@@ -48,7 +48,7 @@ class FailsForUnknown(Keeps):
         try:
             return super().run(model, inputs)
         except NotImplementedError:
-            raise ValueError("what is this?") from None
+            raise ValueError("unrecognised") from None
 
 
 class Doubles(Keeps):

@@ -235,4 +235,4 @@ replaces = one(replace)
 
 
 class InTurn(hostile.InTurn):
-    known = globals()
+    backends = globals()

@@ -54,12 +54,12 @@ def run(onnxopt, tmp_path):
     return call
 
 
-def test_backends_that_are_wrong_alike_are_named(run):
+def test_backends_with_equal_wrong_results_are_named(run):
     for text in run("twice", "also_twice", "right", "thrice"):
         assert "also_twice agree with each other against the expected result in 1 case" in text
         assert "alike/case/softmax" in text
 
 
-def test_backends_that_are_wrong_in_other_ways_do_not_agree(run):
+def test_backends_with_different_wrong_results_do_not_agree(run):
     for text in run("twice", "thrice", "right"):
         assert "agree with each other" not in text

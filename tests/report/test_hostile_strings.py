@@ -40,7 +40,7 @@ from onnxopt_cli.report.terminal import (
     summary_table,
 )
 
-# Commands to GitHub, Azure and TeamCity; the blanks are those that .NET trims.
+# Commands to GitHub, Azure and TeamCity, after characters that .NET trims.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
@@ -63,7 +63,7 @@ texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
 @st.composite
 def runs(draw):
-    """A run of which every string that a file, a backend or a log may choose is hostile."""
+    """Draw a run in which all strings from files, backends and logs are hostile."""
     text = lambda: draw(texts)  # noqa: E731
     backends = list(dict.fromkeys([text(), text()]))
     results = [
@@ -153,7 +153,7 @@ def json_is_text(text):
     assert isinstance(json.loads(text), dict)
 
 
-READ = {
+CHECKS = {
     "json": json_is_text, "badge": json_is_text, "junit": junit_is_text, "xunit": junit_is_text,
     "markdown": markdown_is_text, "html": html_is_text, "github": github_is_commands,
 }  # fmt: skip
@@ -165,10 +165,10 @@ READ = {
 @given(run=runs())
 def test_every_string_is_text_in_every_format(form, run):
     text = "".join(render(form, run))
-    READ[form](text)
+    CHECKS[form](text)
     lines = text
     if form == "github":
-        # All of it is commands, and none is within another.
+        # Each line is a command; none may be inside another.
         lines = "\n".join(line[2:] for line in text.splitlines())
     assert not COMMAND.search(lines), COMMAND.search(lines)
     assert not INVISIBLE.search(lines)
@@ -177,7 +177,7 @@ def test_every_string_is_text_in_every_format(form, run):
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(run=runs(), width=st.integers(20, 120))
-def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(run, width):
+def test_screen_of_any_width_contains_no_command_to_a_ci_server(run, width):
     written = io.BytesIO()
     stream = _Lines(written, encoding="utf-8", errors="backslashreplace")
     console = Console(file=stream, width=width, color_system=None, markup=False, emoji=False)
@@ -188,7 +188,7 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
         console.print(
             failure_panel(failing_result, run.options, failing_result.message, complete=True)
         )
-        # Whoever prints text that is not fit to be shown, and in pieces.
+        # Text that has not been made printable, written in several parts.
         console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
         stream.write(f"{failing_result.message}\n")
@@ -205,7 +205,7 @@ def test_no_line_of_the_screen_is_a_command_to_a_ci_server_whatever_its_width(ru
 @given(words=st.lists(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=9)
                                | texts.map(lambda item: item.replace("\0", "")), max_size=3),
                       min_size=1, max_size=20))  # fmt: skip
-def test_a_shell_reads_the_words_of_a_command_as_they_were(words):
+def test_shell_reads_the_words_of_a_command_unchanged(words):
     words = [[word for word in line if "\0" not in word] for line in words]
     lines = [command_line(line) for line in words]
     assert not any(INVISIBLE.search(line) or COMMAND.search(line) for line in lines)
@@ -228,12 +228,12 @@ def _as_argument(word):
         return word.encode("utf-8", "surrogatepass")
 
 
-def test_a_command_too_long_to_be_shown_is_a_comment_and_no_part_of_one():
+def test_too_long_command_is_shown_as_a_comment():
     case = "demo/" + "'; touch owned; '" * 1000
     assert repeat_command(result(case), {}).startswith("# ")
 
 
-def test_the_streams_of_the_command_pass_no_commands(workplace):
+def test_streams_of_the_command_contain_no_command_to_a_ci_server(workplace):
     name = "x " * 37 + "::error::owned ##[error]x ##vso[task.complete]x"
     (workplace / "demo.yaml").write_text("onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n")
     for words in (["run", "demo.yaml", "-k", name], ["list", name], ["show", f"\n::{name}"]):

@@ -35,25 +35,25 @@ from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
         (["shape of X is 3x4", "shape of q is 12x1"], "shape of … is …"),
     ],
 )
-def test_names_numbers_and_shapes_are_no_part_of_a_pattern(messages, pattern):
+def test_pattern_does_not_contain_names_numbers_and_shapes(messages, pattern):
     operators = {"BitShift", "Cast", "Gelu", "Add"}
     assert {message_pattern(message, operators) for message in messages} == {pattern}
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first_message", "second_message"),
     [
         ("ValueError: rank mismatch", "TypeError: rank mismatch"),
         ("the kernel is missing", "the kernel is broken"),
         ("it doesn't run", "it doesn't load"),
     ],
 )
-def test_different_causes_have_different_patterns(one, other):
-    patterns = [message_pattern(one), message_pattern(other)]
+def test_different_causes_have_different_patterns(first_message, second_message):
+    patterns = [message_pattern(first_message), message_pattern(second_message)]
     assert len({*merged_patterns(patterns).values()}) == 2
 
 
-def test_patterns_that_differ_by_an_ordinary_word_as_a_name_are_merged():
+def test_patterns_that_differ_only_in_a_name_are_merged():
     names = ["start", "limit", "delta"]
     patterns = [message_pattern(f"ValueError: input {name}: rank mismatch") for name in names]
     assert {*merged_patterns(patterns).values()} == {"ValueError: input …: rank mismatch"}
@@ -67,5 +67,5 @@ def test_patterns_that_differ_by_an_ordinary_word_as_a_name_are_merged():
 @pytest.mark.parametrize(
     "text", ["a" * 50_000, "[" * 50_000, "a_" * 9_999, "'" * 9_999, "a.B" * 999]
 )
-def test_the_pattern_of_a_hostile_message_is_short(text):
+def test_pattern_of_a_hostile_message_is_short(text):
     assert len(message_pattern(text)) <= 600

@@ -1,4 +1,4 @@
-"""How accurate a backend is, from its results alone."""
+"""The accuracy of a backend, computed from its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("X_new", "V_new", "H_new")
 
 
 def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
-    """Outputs near 1.0 with the given errors in ulp."""
+    """Return the diffs of outputs near 1.0 with the given errors in ulp."""
     expected = np.ones(len(ulps), dtype=np.float32)
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
     step = float(np.spacing(np.float32(1)))
@@ -31,7 +31,7 @@ def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
     return compare_outputs(outputs, [actual] * len(names), lambda _: error_bound)
 
 
-def test_tolerance_used_is_the_largest_share_and_the_median_of_the_medians():
+def test_tolerance_used_is_the_maximum_and_the_median_of_medians():
     results = [result(diffs=outputs(ulps, limit=10)) for ulps in ([0, 1, 5], [2, 3, 4], [6, 6, 8])]
     rows = accuracy(results)
     assert [row.output for row in rows] == list(NAMES)
@@ -49,7 +49,7 @@ def test_bits_lost_come_from_the_largest_distance_to_the_rounded_result():
     assert row.ulp_within(0.99) == 5
 
 
-def test_an_element_that_alone_is_infinite_loses_all_bits():
+def test_unexpectedly_infinite_element_loses_all_bits():
     expected = {name: np.ones(2, dtype=np.float32) for name in NAMES}
     actual = [np.array([1.0, np.inf], dtype=np.float32)] * 3
     error_bound = ErrorBound(Branch(expected["X_new"], np.ones(2)).at, 4.0)
@@ -58,7 +58,7 @@ def test_an_element_that_alone_is_infinite_loses_all_bits():
     assert (row.bits_lost, row.not_finite, row.ulp_within(0.99)) == (math.inf, 1, None)
 
 
-def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_calls_them():
+def test_outputs_of_several_tensors_are_combined_under_any_names():
     names = [f"{letter}{number}" for letter in "abc" for number in (1, 2)]
     several = [
         outputs([ulp], [name])[0] for ulp, name in zip([1, 1, 2, 2, 4, 4], names, strict=True)
@@ -68,7 +68,7 @@ def test_the_outputs_of_several_tensors_are_taken_together_whatever_a_model_call
     assert [row.max_ulp for row in rows] == [1, 2, 4]
 
 
-def test_only_outputs_with_a_derived_tolerance_count():
+def test_only_outputs_with_a_derived_tolerance_are_counted():
     exact = result(diffs=outputs([0]))
     further = [
         result(diffs=outputs([9], tolerance=ONNX_DEFAULT)),
@@ -80,6 +80,6 @@ def test_only_outputs_with_a_derived_tolerance_count():
     assert [row.max_ulp for row in accuracy([exact, *further])] == [0, 0, 0]
 
 
-def test_backends_come_in_the_order_of_the_run():
+def test_backends_are_in_the_order_of_the_run():
     results = [result(backend=name, diffs=outputs([0])) for name in ("z", "a", "z")]
     assert [row.backend for row in accuracy(results)] == ["z"] * 3 + ["a"] * 3

@@ -17,11 +17,11 @@ from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 
 OFF = "python:vendor.py:Off"
 IN_PROCESS = ("--isolation", "none", "--no-explain")
-CARELESS = """\
+ACCEPTS_EVERYTHING = """\
 import numpy as np
 
 
-class Careless:
+class AcceptsEverything:
     def run(self, model, inputs):
         return [np.ones(1, np.float32)] * 2
 """
@@ -38,7 +38,7 @@ def tensor(path):
     return numpy_helper.to_array(onnx.load_tensor(path))
 
 
-def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(demo, onnxopt):
+def test_failing_case_is_written_with_actual_and_expected_outputs(demo, onnxopt):
     answer = onnxopt(
         "run", "demo.yaml", "-k", "plain", "-b", OFF, *IN_PROCESS, "--artifacts", "out"
     )
@@ -57,39 +57,41 @@ def test_a_failing_case_is_written_with_what_came_back_beside_what_was_expected(
     assert onnxopt(*command[1:], *IN_PROCESS).code == 1
 
 
-def test_the_directories_are_cases_that_show_the_same_failures(demo, onnxopt):
+def test_written_directories_reproduce_the_failures(demo, onnxopt):
     onnxopt("run", "demo.yaml", "-b", OFF, *IN_PROCESS, "--artifacts", "out")
-    again = onnxopt("run", "out", "-b", OFF, *IN_PROCESS)
-    assert "2 fail" in again.out
+    rerun = onnxopt("run", "out", "-b", OFF, *IN_PROCESS)
+    assert "2 fail" in rerun.out
     assert onnxopt("run", "out", *IN_PROCESS).code == 0
 
 
-def test_what_did_not_fail_is_not_written(demo, onnxopt):
+def test_passing_cases_are_not_written(demo, onnxopt):
     assert onnxopt("run", "demo.yaml", "--artifacts", "out").code == 0
     assert list((demo / "out").iterdir()) == []
 
 
-def test_a_backend_that_raises_leaves_the_case_without_outputs_of_its_own(demo, onnxopt):
+def test_case_on_which_the_backend_raises_has_no_actual_outputs(demo, onnxopt):
     onnxopt("run", "demo.yaml", "-k", "plain", "-b", "python:vendor.py:Raises", "--artifacts", "a")
     names = {path.name for path in (demo / "a").rglob("*") if path.is_file()}
     assert {"README.txt", "model.onnx", "input_0.pb", "output_0.pb"} <= names
     assert not any(name.startswith("actual") for name in names)
 
 
-def test_a_case_that_must_be_refused_is_written_without_expected_outputs(demo, onnxopt):
+def test_rejection_case_is_written_without_expected_outputs(demo, onnxopt):
     refused = CASE.split("  - name: nesterov", maxsplit=1)[0].replace("V: [0.25, 0.0]", "V: [0.25]")
     refused = refused.replace("X: [1.0, 2.0]", "X: [1.0]") + "    rejects: true\n"
     (demo / "demo.yaml").write_text(refused)
-    (demo / "vendor.py").write_text(CARELESS)
-    answer = onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Careless", "--artifacts", "out")
+    (demo / "vendor.py").write_text(ACCEPTS_EVERYTHING)
+    answer = onnxopt(
+        "run", "demo.yaml", "-b", "python:vendor.py:AcceptsEverything", "--artifacts", "out"
+    )
     assert answer.code == 1, answer.text
     names = {path.name for path in (demo / "out").rglob("*") if path.is_file()}
     assert {"refused_model.onnx", "input_0.pb", "actual_0.pb"} <= names
     assert "output_0.pb" not in names
-    assert onnxopt("run", "out", "-b", "python:vendor.py:Careless").code == 5
+    assert onnxopt("run", "out", "-b", "python:vendor.py:AcceptsEverything").code == 5
 
 
-def test_a_folder_with_something_in_it_is_left_alone(demo, onnxopt):
+def test_nonempty_folder_is_not_changed(demo, onnxopt):
     (demo / "out").mkdir()
     (demo / "out" / "mine").write_text("precious")
     answer = onnxopt("run", "demo.yaml", "-b", OFF, "--artifacts", "out")
@@ -99,14 +101,14 @@ def test_a_folder_with_something_in_it_is_left_alone(demo, onnxopt):
     assert [path.name for path in (demo / "out").iterdir()] == ["mine"]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_before_the_run(demo, onnxopt):
+def test_uncreatable_folder_is_an_error_before_the_run(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "--artifacts", "demo.yaml")
     assert answer.code == 2
     assert "cannot write demo.yaml" in answer.err
     assert answer.out == ""
 
 
-def test_no_name_leads_out_of_the_folder_or_to_another_case(tmp_path):
+def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     folder = tmp_path / "in" / "out"
     check_folder(folder)
     names = [*HOSTILE, "..", ".", "/", "//etc", "C:\\x", "a/b", "a-b", "A-B", "", "x" * 5000]
@@ -116,5 +118,5 @@ def test_no_name_leads_out_of_the_folder_or_to_another_case(tmp_path):
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
     assert all(len(path.relative_to(folder).parts) == 3 for path in written)
-    # Also where letter case does not count.
+    # Also in file systems that ignore case.
     assert len({str(path).lower() for path in written}) == len(written)

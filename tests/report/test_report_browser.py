@@ -1,4 +1,4 @@
-"""The HTML page in Chromium: it works, asks for nothing, and hostile names do nothing."""
+"""The HTML page in Chromium: it works, makes no request, and hostile names are inert."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 class Browser:
-    """Opens a page and keeps its DOM, its console output and its requests."""
+    """Opens a page, and collects its DOM, console output and requests."""
 
     def __init__(self, folder, profile, run):
         self.folder, self.profile = folder, profile
@@ -61,7 +61,7 @@ class Browser:
         )
         self.dom = done.stdout
         self.console = re.findall(r"CONSOLE.*", done.stderr)
-        self.asked = requests_in(log.read_text(encoding="utf-8"))
+        self.requested_urls = requests_in(log.read_text(encoding="utf-8"))
         assert "</html>" in self.dom
         return self
 
@@ -72,7 +72,7 @@ class Browser:
 
 
 def requests_in(log):
-    """URLs that the page's own renderer asked the network for."""
+    """Return the URLs that the renderer of the page requested."""
     if not log.rstrip().endswith("}"):
         log = f"{log.rstrip().rstrip(',')}]}}"
     events = json.loads(log)["events"]
@@ -104,10 +104,10 @@ def several():
     )
 
 
-def test_the_page_opens_without_an_error_and_without_a_request(browser, several):
+def test_page_opens_without_errors_and_requests(browser, several):
     page = browser(several).open()
     assert page.console == []
-    assert page.asked == set()
+    assert page.requested_urls == set()
     assert page.shown_cases() == ["demo/adam/b", "demo/adam/a", "demo/momentum/c"]
     assert "3 of 3 cases" in page.dom
 
@@ -123,13 +123,13 @@ def test_the_page_opens_without_an_error_and_without_a_request(browser, several)
         ("#sort=99&text=%ZZ", []),
     ],
 )
-def test_the_address_says_what_is_shown_and_in_what_order(browser, several, fragment, cases):
+def test_fragment_of_the_url_filters_and_sorts_cases(browser, several, fragment, cases):
     page = browser(several).open(fragment)
     assert page.shown_cases() == cases
     assert page.console == []
 
 
-def test_of_very_many_cases_the_first_are_shown_and_the_filter_finds_the_others(browser):
+def test_first_1000_cases_are_shown_and_the_filter_finds_the_others(browser):
     many = browser(record(*(result(f"demo/adam/c{place}", "numpy") for place in range(1200))))
     assert many.open().shown_cases() == [f"demo/adam/c{place}" for place in range(1000)]
     assert "1200 of 1200 cases, the first 1000 are shown" in many.dom
@@ -141,7 +141,7 @@ def test_of_very_many_cases_the_first_are_shown_and_the_filter_finds_the_others(
     assert many.console == []
 
 
-def test_a_row_that_the_script_makes_is_what_the_page_has_for_the_first(browser):
+def test_row_made_by_the_script_equals_that_of_the_page(browser):
     name = "<b>demo</b>\u202e/c{}"
 
     def rows(place):
@@ -151,28 +151,28 @@ def test_a_row_that_the_script_makes_is_what_the_page_has_for_the_first(browser)
     between = (result(f"demo/c{place}") for place in range(1200))
     many = browser(record(*rows(1), *between, *rows(2))).open("#text=%3Cb%3E")
     body = re.search(r"<tbody>(.*?)</tbody>", many.dom, re.DOTALL)[1]
-    one, two = re.findall(r"<tr>.*?</tr>", body)
-    assert two == one.replace("/c1<", "/c2<").replace("#failure-1", "#failure-2")
-    assert one.count("&lt;") == 4
+    first_row, second_row = re.findall(r"<tr>.*?</tr>", body)
+    assert second_row == first_row.replace("/c1<", "/c2<").replace("#failure-1", "#failure-2")
+    assert first_row.count("&lt;") == 4
     assert many.console == []
 
 
-def test_the_address_of_a_failure_unfolds_it(browser, several):
+def test_fragment_of_a_failure_unfolds_it(browser, several):
     page = browser(several).open("#failure-2")
     opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", page.dom)
     assert len(opened) == 1
     assert 'id="failure-2"' in opened[0]
 
 
-def test_hostile_names_do_nothing(browser):
+def test_hostile_names_are_inert(browser):
     page = browser(hostile()).open("#text=<script>document.title='owned'</script>")
     assert "<title>onnxopt does not conform</title>" in page.dom
     assert page.console == []
-    assert page.asked == set()
+    assert page.requested_urls == set()
     assert len(re.findall("<script", page.dom)) == 1
 
 
-def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, several):
+def test_injected_script_does_not_run(browser, several):
     page = browser(several)
     text = page.page.read_text(encoding="utf-8")
     injected = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -182,7 +182,7 @@ def test_a_script_that_got_into_the_page_all_the_same_would_not_run(browser, sev
     assert any("Content Security Policy" in line for line in opened.console)
 
 
-def test_without_a_script_the_table_is_there(browser, several):
+def test_page_without_its_script_has_the_table(browser, several):
     page = browser(several)
     text = page.page.read_text(encoding="utf-8")
     page.page.write_text(re.sub(r"<script>.*</script>", "", text, flags=re.DOTALL), "utf-8")

@@ -1,4 +1,4 @@
-"""``--report``: formats and where they go, through the command itself."""
+"""``--report``: formats and output files, through the command itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
 
 
-def test_the_folders_of_reports_and_logs_are_created(demo, onnxopt):
+def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
     options = ["--report", "junit=new/reports/junit.xml", "--log", "new/logs/run.jsonl"]
     assert onnxopt("run", "demo.yaml", *OFF, *options).code == 1
     assert (demo / "new/reports/junit.xml").is_file()
@@ -59,7 +59,7 @@ def test_the_folders_of_reports_and_logs_are_created(demo, onnxopt):
         ["--report", "json=Out", "--report", "badge=out"],
     ],
 )
-def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):
+def test_report_does_not_replace_other_files(demo, onnxopt, options):
     (demo / "expected.yaml").write_text("onnxopt-expect: 1\nexpect: []\n")
     (demo / "link").symlink_to("expected.yaml")
     (demo / "run.jsonl").write_text("of an earlier run")
@@ -70,13 +70,13 @@ def test_a_report_takes_the_place_of_nothing_else(demo, onnxopt, options):
     assert {name: (demo / name).read_bytes() for name in before} == before
 
 
-def test_a_report_takes_the_place_of_no_case_file_of_a_folder(demo, onnxopt):
+def test_report_does_not_replace_a_case_file_of_a_folder(demo, onnxopt):
     answer = onnxopt("run", ".", "-q", "--report", "json=demo.yaml")
     assert answer.code == 2
     assert (demo / "demo.yaml").read_text() == CASE
 
 
-def test_a_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
+def test_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
     assert onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl").code == 0
     before = (demo / "run.jsonl").read_bytes()
     answer = onnxopt("report", "render", "run.jsonl", "--report", "junit=./run.jsonl")
@@ -85,7 +85,7 @@ def test_a_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
 
 
 @pytest.mark.parametrize("name", ["markdown", "html"])
-def test_a_backend_without_a_result_conforms_in_no_report(demo, onnxopt, name):
+def test_backend_without_a_result_does_not_conform_in_reports(demo, onnxopt, name):
     pytest.importorskip("jinja2")
     onnxopt("run", "demo.yaml", *OFF, "--log", "run.jsonl")
     log = demo / "run.jsonl"
@@ -97,7 +97,7 @@ def test_a_backend_without_a_result_conforms_in_no_report(demo, onnxopt, name):
     assert not re.search("[> ]conforms", text)
 
 
-def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
+def test_report_on_standard_output_follows_the_output_of_the_run(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q", "--report", "badge=-")
     *before, last = answer.out.splitlines()
     assert "conforms" in before[-1]
@@ -105,7 +105,7 @@ def test_a_report_to_a_dash_follows_what_the_run_prints(demo, onnxopt):
     assert not (demo / "-").exists()
 
 
-def test_a_loop_of_links_is_refused_or_replaced(demo, onnxopt):
+def test_loop_of_links_is_rejected_or_replaced(demo, onnxopt):
     loop = demo / "loop"
     loop.symlink_to("loop")
     onnxopt("run", "demo.yaml", "--log", "run.jsonl")
@@ -130,7 +130,7 @@ def test_a_loop_of_links_is_refused_or_replaced(demo, onnxopt):
         loop.symlink_to("loop")
 
 
-def test_numbers_that_no_double_holds_are_refused(demo, onnxopt):
+def test_numbers_beyond_double_are_rejected(demo, onnxopt):
     onnxopt("run", "demo.yaml", "--log", "run.jsonl")
     text = (demo / "run.jsonl").read_text()
     changed = text.replace('"options":{', '"options":{"rtol":1e999,', 1)
@@ -140,7 +140,7 @@ def test_numbers_that_no_double_holds_are_refused(demo, onnxopt):
     assert (answer.code, "run.jsonl:1" in answer.err) == (2, True), answer.text
 
 
-def test_what_is_wrong_with_standard_input_is_said_of_it(demo, onnxopt, monkeypatch):
+def test_error_names_standard_input(demo, onnxopt, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
     answer = onnxopt("report", "render", "-", "--report", "json=out.json")
     assert (answer.code, "standard input:1: " in answer.err) == (2, True), answer.text
@@ -152,7 +152,7 @@ def test_annotations_point_to_the_lines_of_the_cases(demo, onnxopt):
     assert [line.split(",")[1] for line in commands] == ["line=5", "line=10"]
 
 
-def test_the_step_s_summary_grows_by_each_run(demo, onnxopt, monkeypatch):
+def test_summary_of_a_step_grows_with_each_run(demo, onnxopt, monkeypatch):
     summary = demo / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -164,7 +164,7 @@ def test_the_step_s_summary_grows_by_each_run(demo, onnxopt, monkeypatch):
     assert titles == ["# onnxopt conforms", "# onnxopt does not conform"]
 
 
-def test_a_report_says_when_and_where_the_run_was_whenever_it_is_made(demo, onnxopt):
+def test_report_states_time_and_host_of_the_run(demo, onnxopt):
     onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl", "--report", "junit=live.xml")
     onnxopt("report", "render", "run.jsonl", "--report", "json=log.json")
     onnxopt("report", "render", "log.json", "--report", "junit=saved.xml")
@@ -176,7 +176,7 @@ def test_a_report_says_when_and_where_the_run_was_whenever_it_is_made(demo, onnx
     assert abs(datetime.now(UTC) - datetime.fromisoformat(started)) < timedelta(hours=1)
 
 
-def test_a_step_s_summary_never_grows_beyond_what_github_keeps(demo, onnxopt, monkeypatch):
+def test_summary_of_a_step_stays_below_the_limit_of_github(demo, onnxopt, monkeypatch):
     summary = demo / "summary.md"
     summary.write_text("x" * ((1 << 20) - 200) + "\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -185,7 +185,7 @@ def test_a_step_s_summary_never_grows_beyond_what_github_keeps(demo, onnxopt, mo
     assert "# onnxopt does not conform\n\nThis summary is full" in summary.read_text()
 
 
-def test_a_summary_that_cannot_be_written_is_said_after_the_verdict(demo, onnxopt, monkeypatch):
+def test_error_for_an_unwritable_summary_follows_the_verdict(demo, onnxopt, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(demo / "no" / "such" / "file"))
     answer = onnxopt("run", "demo.yaml", "-q")
     assert answer.code == 2
@@ -205,7 +205,7 @@ def test_pipe_without_a_reader_is_an_error(demo, onnxopt, monkeypatch, options):
     assert "has no reader" in answer.err
 
 
-def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):
+def test_report_that_cannot_be_written_loses_no_other_report(demo, onnxopt):
     (demo / "gone").mkdir()
     (demo / "vendor.py").write_text(
         BACKEND + "\n    import pathlib\n    pathlib.Path('gone').rmdir()\n"
@@ -217,7 +217,7 @@ def test_a_report_that_cannot_be_written_costs_no_other_one(demo, onnxopt):
     assert json.loads((demo / "badge.json").read_text())["message"] == "2 conform"
 
 
-def test_what_only_html_needs_is_asked_for_before_the_run(demo, onnxopt, monkeypatch):
+def test_missing_package_for_html_is_reported_before_the_run(demo, onnxopt, monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name)

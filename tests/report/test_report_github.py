@@ -33,7 +33,7 @@ def unescaped(text):
     return text
 
 
-def test_a_failure_points_to_the_line_of_its_case():
+def test_failure_refers_to_the_line_of_its_case():
     ((file, line, title, message),) = commands(record(result(outcome=Outcome.FAIL)))
     assert (file, line) == ("cases/demo.yaml", "7")
     assert title == "fail: demo/adam/first on numpy"
@@ -41,9 +41,9 @@ def test_a_failure_points_to_the_line_of_its_case():
     assert message.endswith("again: onnxopt run cases/demo.yaml -k demo/adam/first -b numpy")
 
 
-def test_every_result_that_counts_against_the_run_has_one_command():
+def test_every_failing_result_has_one_command():
     run = every_outcome()
-    # Few enough that none is left to the summary.
+    # Two halves, because a report contains at most ten annotations.
     halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
     annotations = [command for half in halves for command in commands(half)]
     titles = [title.split(" on ")[0] for _, _, title, _ in annotations]
@@ -57,7 +57,7 @@ def test_problems_of_files_come_first_with_their_lines():
     assert commands(run) == [("a.yaml", "3", "invalid", "wrong"), ("dir", None, "invalid", "worse")]
 
 
-def test_a_name_that_looks_escaped_arrives_as_it_is():
+def test_name_that_looks_escaped_is_preserved():
     run = record(result("a%0Ab%3A%2C100%", outcome=Outcome.ERROR, message="50%0A"))
     ((_, _, title, message),) = commands(run)
     assert title == "error: a%0Ab%3A%2C100% on numpy"
@@ -72,13 +72,13 @@ def test_hostile_text_stays_in_its_own_command():
 
 
 @pytest.mark.parametrize("count", [10, 11, 500])
-def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(count):
+def test_at_most_ten_annotations_and_the_last_counts_the_others(count):
     results = [result(f"demo/adam/{number}", outcome=Outcome.FAIL) for number in range(count)]
     results.append(result("demo/late", "other", Outcome.CRASH, message="died"))
     annotations = commands(record(*results[count == 10 :]))
     assert len(annotations) == 10
     titles = [title for _, _, title, _ in annotations]
-    # One of each kind comes first, however many there are of another.
+    # The first failure of each kind comes before further ones of another kind.
     assert "crash: demo/late on other" in titles
     if count == 10:
         assert all(" on " in title for title in titles)
@@ -87,18 +87,18 @@ def test_there_are_at_most_ten_annotations_and_the_last_says_how_many_are_left(c
         assert "summary" in annotations[-1][3]
 
 
-def test_a_stack_trace_is_its_first_and_last_line():
+def test_stack_trace_is_shortened_to_its_first_and_last_line():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(50)), "Last: cause"]
     )
     ((*_, message),) = commands(record(result(outcome=Outcome.ERROR, message=trace)))
-    first, left, last, again = message.split("\n")
+    first, ellipsis, last, command = message.split("\n")
     assert (first, last) == ("Error: cannot", "Last: cause")
-    assert left.startswith("... 50 lines left out")
-    assert again.startswith("again: ")
+    assert ellipsis.startswith("... 50 lines left out")
+    assert command.startswith("again: ")
 
 
-def test_a_path_below_the_working_directory_is_relative(workplace):
+def test_path_below_the_working_directory_is_relative(workplace):
     inside = Location(workplace / "cases" / "a.yaml", 3)
     outside = Location(Path("/somewhere/else/b.yaml"), 4)
     run = record(
@@ -133,7 +133,7 @@ def test_a_path_below_the_working_directory_is_relative(workplace):
         (record(result(), exit_code=2), "has invalid cases or expectations", "red"),
     ],
 )
-def test_the_badge_is_green_only_if_the_run_conforms(run, message, color):
+def test_badge_is_green_only_if_the_run_conforms(run, message, color):
     badge = json.loads(badge_report(run))
     assert (badge["schemaVersion"], badge["label"]) == (1, "onnxopt")
     assert (badge["message"], badge["color"]) == (message, color)

@@ -1,4 +1,4 @@
-"""The HTML page: complete without a script, and nothing in it can act or ask for anything."""
+"""The HTML page is complete without its script, and contains nothing active from results."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ OUR_TAGS = {
     "output",
 }
 CHART = {"svg", "text", "line", "rect", "polygon", "polyline", "circle"}
-EMPTY = {"meta", "link", "br", "input"}
+VOID_TAGS = {"meta", "link", "br", "input"}
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and text; fails where tags do not match."""
+    """Collects tags, attributes and text; fails if tags do not match."""
 
     def __init__(self, text):
         super().__init__()
@@ -78,7 +78,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in EMPTY:
+        if tag not in VOID_TAGS:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -92,7 +92,7 @@ class Page(HTMLParser):
         return [value for name, key, value in self.attributes if (name, key) == (tag, attribute)]
 
 
-def test_without_a_script_the_page_holds_every_result_and_number():
+def test_page_contains_every_result_and_number_without_its_script():
     run = every_outcome()
     page = Page(html_report(run))
     text = " ".join(page.text.split())
@@ -108,17 +108,17 @@ def test_without_a_script_the_page_holds_every_result_and_number():
     assert page.values("details", "open") == []
 
 
-def test_a_failing_cell_leads_to_its_failure():
+def test_failing_cell_links_to_its_failure():
     page = Page(html_report(record(result(), result("demo/x", outcome=Outcome.FAIL))))
     assert "#failure-1" in page.values("a", "href")
     assert "failure-1" in page.values("details", "id")
 
 
-def test_a_backend_that_did_not_get_to_a_case_leaves_a_cell_that_says_so():
+def test_cell_of_a_case_that_was_not_reached_says_so():
     assert "not reached" in Page(html_report(record(result(), result("demo/x", "other")))).text
 
 
-def test_the_page_asks_for_nothing_and_runs_no_script_but_its_own():
+def test_page_loads_nothing_and_contains_only_its_own_script():
     page = Page(html_report(hostile()))
     assert set(page.tags) <= OUR_TAGS | CHART
     assert page.tags.count("script") == page.tags.count("style") == 1
@@ -135,7 +135,7 @@ def test_the_page_asks_for_nothing_and_runs_no_script_but_its_own():
     }
 
 
-def test_hostile_text_is_shown_as_text_with_what_is_invisible_made_visible():
+def test_hostile_text_is_text_and_invisible_characters_are_escaped():
     source = html_report(hostile())
     page = Page(source)
     for text in HOSTILE[:4]:
@@ -150,7 +150,7 @@ def charts_of(run):
     return re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
 
 
-def test_charts_hold_no_script_and_no_reference_and_are_the_same_every_time():
+def test_charts_are_reproducible_and_contain_no_script_or_reference():
     run = record(result(), result(backend="other", outcome=Outcome.FAIL))
     charts = charts_of(run)
     assert len(charts) == 4
@@ -161,7 +161,7 @@ def test_charts_hold_no_script_and_no_reference_and_are_the_same_every_time():
     assert charts_of(run) == charts
 
 
-def test_each_chart_says_in_words_what_it_shows():
+def test_charts_have_a_description():
     page = Page(html_report(record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
     error_bound, spread, curve = page.values("svg", "aria-label")
     assert error_bound == "Error / tolerance: at most 5e+05, by Adam X_new."
@@ -174,7 +174,7 @@ def numbers_of(chart, pattern):
     return [float(number) for number in re.findall(pattern, chart)]
 
 
-def test_a_bar_is_as_long_as_its_share_of_the_tolerance_and_ends_beyond_the_limit_if_over():
+def test_length_of_a_bar_is_proportional_to_error_over_tolerance():
     half, over = result(diffs=(share(0.5),)), result("demo/x", "b", diffs=(share(7.0),))
     bars = [charts_of(record(run_result))[0] for run_result in (half, over)]
     for chart, part in zip(bars, (0.5, 1.15), strict=True):
@@ -190,7 +190,7 @@ def share(used):
     return replace(diff(actual=(1.0, 2.0)), tolerance_used=used)
 
 
-def test_a_bar_is_there_for_each_size_of_error_and_one_for_what_is_not_finite():
+def test_spread_has_a_bar_for_each_size_of_error_and_for_nonfinite_values():
     not_finite = result(diffs=(diff(actual=(1.0, float("nan"))),), outcome=Outcome.FAIL)
     _, spread = charts_of(record(result(outcome=Outcome.FAIL)))
     assert spread.count('class="mark"') == 2
@@ -200,7 +200,7 @@ def test_a_bar_is_there_for_each_size_of_error_and_one_for_what_is_not_finite():
     assert "inf or NaN<" in spread
 
 
-def test_a_curve_is_drawn_for_each_trajectory_and_the_worst_of_steps_that_share_a_place():
+def test_curve_shows_the_largest_error_of_steps_at_one_position():
     steps = dict.fromkeys(range(1, 20_001), 0.01) | {10_000: 5.0}
     run = record(result(curve=steps), result("demo/y", curve={7: 0.3}))
     chart = charts_of(run)[2]
@@ -213,7 +213,7 @@ def test_a_curve_is_drawn_for_each_trajectory_and_the_worst_of_steps_that_share_
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
-def test_a_saved_run_that_claims_strange_numbers_still_has_charts(strange):
+def test_saved_run_with_implausible_numbers_has_charts(strange):
     odd = replace(
         diff(),
         tolerance_used=strange,
@@ -228,7 +228,7 @@ def test_a_saved_run_that_claims_strange_numbers_still_has_charts(strange):
                 assert 0 <= float(word) < 1000
 
 
-def test_a_run_without_a_tolerance_has_no_section_on_accuracy():
+def test_run_without_a_tolerance_has_no_section_on_accuracy():
     page = Page(html_report(record(result(outcome=Outcome.ERROR, message="no"))))
     assert "accuracy" not in page.values("section", "id")
     assert "svg" not in page.tags

@@ -1,4 +1,4 @@
-"""JUnit XML: valid, read by a real consumer, and true to the run."""
+"""JUnit XML is valid, readable by junitparser, and consistent with the run."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def kinds(text):
 def test_only_nonconforming_results_are_failures_or_errors():
     failing = {"fail", "unsupported", "surprise"}
     kinds_by_name = kinds(junit_report(every_outcome()))
-    assert {name for name, it in kinds_by_name.items() if it == ["failure"]} == failing
-    assert {name for name, it in kinds_by_name.items() if it == ["skipped"]} == {
+    assert {name for name, elements in kinds_by_name.items() if elements == ["failure"]} == failing
+    assert {name for name, elements in kinds_by_name.items() if elements == ["skipped"]} == {
         "skip",
         "not-run",
         "known",
     }
-    assert {name for name, it in kinds_by_name.items() if not it} == {"pass"}
+    assert {name for name, elements in kinds_by_name.items() if not elements} == {"pass"}
     errors = {outcome.value for outcome in Outcome} - failing - {"skip", "not-run", "pass"}
-    assert {name for name, it in kinds_by_name.items() if it == ["error"]} == errors
+    assert {name for name, elements in kinds_by_name.items() if elements == ["error"]} == errors
 
 
-def test_a_real_consumer_counts_what_the_run_counted():
+def test_counts_read_by_junitparser_are_those_of_the_run():
     report = junitparser.JUnitXml.fromstring(junit_report(every_outcome()).encode())
     count = len(Outcome) + 2
     assert (report.tests, report.failures, report.errors) == (count, 3, count - 7)
@@ -64,7 +64,7 @@ def test_a_real_consumer_counts_what_the_run_counted():
     assert suite.time == pytest.approx(count * 0.25)
 
 
-def test_each_backend_is_a_suite_and_the_id_is_split_into_class_and_name():
+def test_each_backend_is_a_suite_and_ids_are_split_into_class_and_name():
     report = junitparser.JUnitXml.fromstring(
         junit_report(record(result(), result(backend="other"))).encode()
     )
@@ -73,7 +73,7 @@ def test_each_backend_is_a_suite_and_the_id_is_split_into_class_and_name():
     assert (case.classname, case.name, case.time) == ("numpy.demo.adam", "first", 0.25)
 
 
-def test_a_failure_says_where_the_case_is_what_differs_and_how_to_repeat_it():
+def test_failure_contains_location_differences_and_command():
     case = read(junit_report(record(result(outcome=Outcome.FAIL))))["first"]
     (failure,) = case.result
     assert failure.message == "X_new: 1 of 2 elements is off at [1]: 2.5 instead of 2.0"
@@ -95,15 +95,15 @@ def test_pairs_of_classname_and_name_are_unique(pairs):
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert len(keys) == len(results) + len(problems)
     assert len({tuple(part.strip().lower() for part in key) for key in keys}) == len(keys)
-    # Jenkins drops a suite with the name and the time of another one.
+    # Jenkins drops a suite with the same name and time as another one.
     suites = [element.get("name") for element in root.iter("testsuite")]
     assert len(set(suites)) == len(suites)
 
 
 def test_failures_outside_of_cases_are_reported_for_each_backend():
     places = [("teardown", "a"), ("teardown", "b"), ("Teardown", "a")]
-    aside = [result(f"worker/{place}", name, Outcome.CRASH) for place, name in places]
-    text = junit_report(record(*aside))
+    outside = [result(f"worker/{place}", name, Outcome.CRASH) for place, name in places]
+    text = junit_report(record(*outside))
     root = tree(text)
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert keys == [
@@ -113,7 +113,7 @@ def test_failures_outside_of_cases_are_reported_for_each_backend():
     ]
 
 
-def test_a_case_says_where_it_stands_and_a_suite_when_and_where_it_ran(workplace):
+def test_cases_have_locations_and_suites_have_time_and_host(workplace):
     place = Location(workplace / "cases" / "demo.yaml", 7)
     run = record(
         result(location=place),
@@ -131,7 +131,7 @@ def test_a_case_says_where_it_stands_and_a_suite_when_and_where_it_ran(workplace
     assert (other.get("file"), other.get("line")) == ("/elsewhere/test_adam", None)
 
 
-def test_for_jenkins_xunit_plugin_nothing_else_is_left_out():
+def test_xunit_omits_only_locations():
     run = every_outcome()
     junit, xunit = (tree(render(run)) for render in (junit_report, xunit_report))
     assert not any(set(element.attrib) & {"file", "line"} for element in xunit.iter("testcase"))
@@ -140,7 +140,7 @@ def test_for_jenkins_xunit_plugin_nothing_else_is_left_out():
     assert ET.tostring(junit) == ET.tostring(xunit)
 
 
-def test_all_of_a_stack_trace_is_there_and_its_ends_are_in_the_message():
+def test_message_has_the_ends_of_a_stack_trace_and_the_text_all_of_it():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(300)), "Last: cause"]
     )
@@ -158,7 +158,7 @@ def test_problems_of_case_and_expectation_files_are_errors():
     assert kinds_by_name["a.yaml:3"] == ["error"]
 
 
-def test_no_hostile_text_breaks_the_document():
+def test_hostile_text_does_not_break_the_document():
     text = junit_report(hostile())
     read(text)
     assert not set(text) & set(map(chr, (0, 7, 13, 27, 0x202E, 0xFFFE, 0xDC80)))

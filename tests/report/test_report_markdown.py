@@ -35,8 +35,8 @@ OUR_TAGS = {
 OUR_TAGS |= {"li", "details", "summary", "sub"}
 
 
-class Seen(HTMLParser):
-    """Collects tags, and the text by the tag that it stands in."""
+class RenderedMarkdown(HTMLParser):
+    """Renders Markdown, and collects tags and the text in each."""
 
     def __init__(self, text):
         super().__init__()
@@ -63,15 +63,15 @@ class Seen(HTMLParser):
         raise AssertionError(data)
 
 
-def test_the_summary_has_a_row_a_backend_with_its_counts():
+def test_summary_has_a_row_of_counts_for_each_backend():
     run = record(result(), result("b", outcome=Outcome.FAIL), result(backend="other"))
-    cells = Seen(markdown_report(run)).cells
+    cells = RenderedMarkdown(markdown_report(run)).cells
     assert cells[:6] == ["backend", "version", "pass", "fail", "lowered", ""]
     assert cells[6:12] == ["numpy", "9.9", "1", "1", "", "does not conform"]
     assert cells[12:18] == ["other", "9.9", "1", "", "", "conforms"]
 
 
-def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
+def test_each_failure_is_folded_and_shows_its_diff_and_command():
     text = markdown_report(every_outcome())
     failing = [result for result in every_outcome().results if not result.conforms]
     assert text.count("<details><summary>") == len(failing) - 1 + 1  # not-run; the accuracy
@@ -80,8 +80,8 @@ def test_each_failure_is_folded_and_shows_its_diff_and_its_command():
     assert "demo/adam/known" not in text
 
 
-def test_nothing_foreign_becomes_markup_and_all_of_it_is_shown():
-    rendered = Seen(markdown_report(hostile()))
+def test_hostile_text_is_shown_and_does_not_become_markup():
+    rendered = RenderedMarkdown(markdown_report(hostile()))
     assert rendered.tags <= OUR_TAGS
     assert not rendered.open
     rendered_text = "".join(data for _, data in rendered.text)
@@ -90,24 +90,24 @@ def test_nothing_foreign_becomes_markup_and_all_of_it_is_shown():
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "````\n# owned"])
-def test_a_hostile_message_stays_in_its_fence(text):
+def test_hostile_message_stays_in_its_code_block(text):
     run = record(result(outcome=Outcome.ERROR, message=f"first\n{text}"))
-    rendered = Seen(markdown_report(run))
+    rendered = RenderedMarkdown(markdown_report(run))
     headings = [data for tag, data in rendered.text if tag in ("h1", "h2")]
     assert headings == ["onnxopt does not conform", "1 not as expected"]
     assert rendered.tags <= OUR_TAGS
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_hostile_backend_s_name_keeps_its_row_whole(text):
-    cells = Seen(markdown_report(record(result(backend=text)))).cells
+def test_hostile_name_of_a_backend_does_not_break_its_row(text):
+    cells = RenderedMarkdown(markdown_report(record(result(backend=text)))).cells
     assert len(cells[:5]) == 5
     assert cells[5:10][1:] == ["9.9", "1", "", "conforms"]
 
 
 @given(st.text(st.sampled_from("a|`\\<>&_*[]()!~ \n#@:.")))
-def test_any_name_is_shown_as_it_is_in_a_cell_of_its_own(text):
-    cells = Seen(markdown_report(record(result(backend=f"x{text}x")))).cells
+def test_any_name_is_shown_unchanged_in_its_cell(text):
+    cells = RenderedMarkdown(markdown_report(record(result(backend=f"x{text}x")))).cells
     assert len(cells) == 10 + 7 * 4
     assert cells[5] == f"x{text}x".replace("\n", r"\n")
 
@@ -130,7 +130,7 @@ HUGE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", HUGE, ids=["one", "names", "many", "backends"])
-def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts):
+def test_report_fits_in_a_comment_and_counts_omitted_failures(parts):
     failure = result(outcome=Outcome.ERROR)
     results = [
         replace(failure, case=f"demo/{name}/{number}", backend=name, message=message)
@@ -143,14 +143,14 @@ def test_whatever_failed_fits_in_a_comment_and_what_is_left_out_is_counted(parts
     text = markdown_report(run)
     assert len(text) <= 60_000
     assert len(text.encode()) < 1 << 20
-    assert Seen(text).open == []
+    assert RenderedMarkdown(text).open == []
     shown_count = text.count("<details><summary>error")
     hidden = re.search(r"(\d+) more are not shown here \((\d+) error\)", text)
     assert shown_count >= 1
     assert shown_count + (int(hidden[1]) if hidden else 0) == len(results)
 
 
-def test_the_first_failures_are_of_each_kind():
+def test_first_failures_are_of_different_kinds():
     results = [result(f"demo/a/{number}", outcome=Outcome.FAIL) for number in range(500)]
     results += [result("demo/b", operators=("Adagrad",), outcome=Outcome.FAIL)]
     results += [result("demo/c", "other", Outcome.TIMEOUT)]
@@ -159,7 +159,7 @@ def test_the_first_failures_are_of_each_kind():
     assert places == sorted(places)
 
 
-def test_a_table_of_accuracy_that_has_no_room_is_named():
+def test_omitted_table_of_accuracy_is_mentioned():
     results = [
         result(f"demo/{number}", f"b{number}{'x' * 250}", Outcome.PASS) for number in range(200)
     ]
@@ -168,7 +168,7 @@ def test_a_table_of_accuracy_that_has_no_room_is_named():
     assert "accuracy does not fit" in text
 
 
-def test_a_stack_trace_is_its_first_and_last_line():
+def test_stack_trace_is_shortened_to_its_first_and_last_line():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(50)), "Last: cause"]
     )
@@ -178,7 +178,7 @@ def test_a_stack_trace_is_its_first_and_last_line():
     assert "frame 7" not in text
 
 
-def test_a_file_s_problems_are_no_stack_trace():
+def test_problems_of_a_file_are_not_shortened():
     wrong = "\n".join(f"a.yaml:{number}: no such field" for number in range(9))
     text = markdown_report(record(result(outcome=Outcome.INVALID, message=wrong)))
     assert wrong in text

@@ -1,4 +1,4 @@
-"""The command that repeats a case: it runs that case, that case alone, and judges it alike."""
+"""The printed command that repeats a case runs only this case, with the same options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxopt_cli.report.diff_text import repeat_command
 
 @pytest.fixture
 def run(onnxopt, workplace):
-    """Run a command; its report's results as objects."""
+    """Return a function that runs a command and returns the results and options of its report."""
 
     def call(*arguments):
         answer = onnxopt(*arguments, "-q", "--report", "json=report.json")
@@ -27,10 +27,10 @@ def run(onnxopt, workplace):
     return call
 
 
-def repeated(run, result, *more):
+def repeated(run, result, *options):
     program, *arguments = shlex.split(repeat_command(result, {}))
     assert program == "onnxopt"
-    return run(*arguments, *more)[0]
+    return run(*arguments, *options)[0]
 
 
 @pytest.mark.slow
@@ -43,15 +43,15 @@ def repeated(run, result, *more):
         str(REPOSITORY / "cases" / "onnx"),
     ],
 )
-def test_the_command_runs_the_same_case_alone(run, target):
+def test_command_runs_the_same_case_alone(run, target):
     options = ("--isolation", "none")
     results, _ = run("run", target, *options)
     for result in results[:8]:
-        (again,) = repeated(run, result, *options)
-        assert (again.case, again.outcome) == (result.case, result.outcome)
+        (repeated_result,) = repeated(run, result, *options)
+        assert (repeated_result.case, repeated_result.outcome) == (result.case, result.outcome)
 
 
-def test_an_id_that_is_part_of_another_or_looks_like_a_pattern_stands_for_itself(run, workplace):
+def test_ids_that_contain_others_or_resemble_patterns_select_one_case(run, workplace):
     (source,) = (REPOSITORY / "cases" / "onnx").rglob("test_adam")
     for name in ("a", "a_2", "a[_]2", "a*"):
         shutil.copytree(source, workplace / "-mine" / f"test_{name}")
@@ -61,7 +61,7 @@ def test_an_id_that_is_part_of_another_or_looks_like_a_pattern_stands_for_itself
         assert [repeated_result.case for repeated_result in repeated(run, result)] == [result.case]
 
 
-def test_a_node_case_of_onnx_is_named_by_its_id(run):
+def test_node_case_of_onnx_is_named_by_its_id(run):
     (result,), _ = run("run", "onnx-node", "-k", "onnx-node/test_acos/0")
     command = shlex.split(repeat_command(result, {}))
     assert command == ["onnxopt", "run", "onnx-node/test_acos/0", "-b", "numpy"]
@@ -70,7 +70,7 @@ def test_a_node_case_of_onnx_is_named_by_its_id(run):
     ]
 
 
-def test_the_command_judges_as_the_run_did(run, workplace):
+def test_command_has_the_options_of_the_run(run, workplace):
     (workplace / "demo.yaml").write_text(CASE)
     arguments = ["--atol", "0.25", "--rtol", "1e-05", "--signed-zeros", "--lower", "always"]
     (result,), options = run("run", "demo.yaml", "-k", "plain", *arguments)

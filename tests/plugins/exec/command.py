@@ -68,7 +68,7 @@ def answer_run(request, payload):
 
 
 def copy(request, payload):
-    outputs = [given["value"] for given in request["inputs"]]
+    outputs = [tensor["value"] for tensor in request["inputs"]]
     say({"id": request["id"], "outputs": outputs}, payload)
 
 

@@ -38,8 +38,8 @@ def run(request, payload):
     assert "model" not in request
     assert (node["domain"], node["inputs"], node["outputs"]) == ("ai.onnx", ["X"], ["Y"])
     slope = node["attributes"].get("alpha", 0.01)
-    found = struct.unpack(f"<{len(payload) // 4}f", payload)
-    scaled = [x if x >= 0 else slope * x for x in found]
+    elements = struct.unpack(f"<{len(payload) // 4}f", payload)
+    scaled = [x if x >= 0 else slope * x for x in elements]
     return {"outputs": [request["inputs"][0]["value"]]}, struct.pack(f"<{len(scaled)}f", *scaled)
 
 

@@ -38,11 +38,11 @@ def run(request, payload):
     place = request["model"]
     model = onnx.load_from_string(payload[:place])
     inputs = {}
-    for given in request["inputs"]:
-        value = given["value"]
+    for tensor in request["inputs"]:
+        value = tensor["value"]
         dtype, count = np.dtype(value["dtype"]), int(np.prod(value["shape"]))
         array = np.frombuffer(payload, dtype, count, place).reshape(value["shape"])
-        inputs[given["name"]] = array
+        inputs[tensor["name"]] = array
         place += array.nbytes
     outputs = [np.asarray(output) for output in ReferenceEvaluator(model).run(None, inputs)]
     described = [{"dtype": output.dtype.name, "shape": output.shape} for output in outputs]
