@@ -36,7 +36,7 @@ def accepted(call, outputs, factor=1.0):
 @pytest.mark.slow
 @each_operator
 @given(data=st.data())
-def test_every_right_implementation_is_within_the_bound(operator, data):
+def test_every_reformulation_is_within_the_bound(operator, data):
     call = data.draw(calls(operator, special=data.draw(st.booleans())))
     is_right = judge_of(call)
     rejected = [
@@ -57,7 +57,7 @@ def test_onnxruntime_computes_the_lowered_node(operator, data):
 
 @each_operator
 @given(data=st.data())
-def test_nothing_is_in_doubt_where_percent_and_tensors_are_exact(operator, data):
+def test_exact_percent_and_tensors_leave_no_choice(operator, data):
     call = data.draw(calls(operator, dtypes=("float32",)))
     attributes = {name: 50.0 if name == "percent" else 1.0 for name in call.attributes}
     inputs = [np.round(array * 8) / 8 for array in call.inputs]
@@ -67,7 +67,7 @@ def test_nothing_is_in_doubt_where_percent_and_tensors_are_exact(operator, data)
         assert all(derived_output.otherwise is None for derived_output in bound(exact))
 
 
-def test_either_side_of_a_threshold_as_near_as_rounding_is_right_and_nothing_between():
+def test_element_at_a_threshold_may_be_pruned_or_kept():
     # The rank, 80 % of 5, is whole; in float32 it may be off by its last bit, to either side.
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
@@ -87,34 +87,34 @@ def test_either_side_of_a_threshold_as_near_as_rounding_is_right_and_nothing_bet
         assert not accepted(call, [flipped, right[1]])
 
 
-def test_where_rounding_cannot_decide_only_one_side_is_right():
+def test_only_one_choice_is_right_if_rounding_cannot_decide():
     W = np.float32([1, 2, 3, 4, 5])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=50)
     assert accepted(call, evaluate(call))
     assert not accepted(call, deviating(call, "threshold pruned, too"))
 
 
-def test_equal_magnitudes_are_no_matter_of_rounding_whatever_the_rank():
+def test_equal_magnitudes_leave_no_choice_at_any_rank():
     W = np.float32([1, 1, -1, 1, 2])
     call = call_of("MagnitudePrune", W, percent=60)
     assert all(derived_output.otherwise is None for derived_output in bound(call))
 
 
-def test_a_sum_that_is_rounded_may_fall_to_either_side_of_itself():
+def test_rounded_sum_may_be_on_either_side_of_the_threshold():
     W, U = np.float32([1, 2, 3, 4, 0.1]), np.float32([0.1] * 5)
     Z_new, U_new = bound(call_of("AdmmUpdate", W, W, U, percent=50))
     assert (Z_new.otherwise.expected != Z_new.expected).tolist() == [False, True] + [False] * 3
     assert (U_new.otherwise.expected != U_new.expected).tolist() == [False, True] + [False] * 3
 
 
-def test_a_mask_is_exact():
+def test_mask_is_exact():
     call = call_of("MagnitudePrune", [1, 2, 3], percent=50)
     W_new, mask = evaluate(call)
     assert accepted(call, [W_new, mask], factor=4)
     assert not accepted(call, [W_new, np.nextafter(mask, np.float32(2))], factor=4)
 
 
-def test_the_bound_of_a_sum_holds_for_every_order_and_grows_with_the_root_of_its_length():
+def test_bound_of_a_sum_grows_with_the_root_of_its_length():
     errors = []
     for size in (10, 1000, 100_000):
         W = np.ones(size, np.float32)
@@ -126,7 +126,7 @@ def test_the_bound_of_a_sum_holds_for_every_order_and_grows_with_the_root_of_its
     assert 9 < errors[2] / errors[1] < 11
 
 
-def test_a_sum_that_overflows_is_not_judged_and_nan_must_be_met():
+def test_overflowing_sum_is_inconclusive_and_nan_must_be_returned():
     W = np.float32([1e20, 1])
     (loss,) = bound(call_of("AdmmPenalty", 0.0, W, 0 * W, 0 * W, rho=2))
     assert np.isinf(loss.limit)
@@ -135,7 +135,7 @@ def test_a_sum_that_overflows_is_not_judged_and_nan_must_be_met():
     assert np.isnan(loss.expected)
 
 
-def test_a_layer_left_out_is_rejected():
+def test_omitted_layer_is_rejected():
     call = call_of("AdmmPenalty", 0.0, [1, 2], [3.0], [0, 0], [0.0], [0, 0], [0.0], rho=2)
     short = regrouped(lambda groups: groups[:1])(call)
     assert accepted(call, evaluate(call))
@@ -172,7 +172,7 @@ def training_step():
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
+def test_checker_of_onnx_accepts_the_operators_and_infers_their_types():
     registry().register_schemas()
     model = training_step()
     onnx.checker.check_model(model, full_check=True)
@@ -197,7 +197,7 @@ def test_onnx_s_checker_accepts_the_operators_and_infers_their_types():
         (lambda node: node.attribute[0].CopyFrom(helper.make_attribute("percent", 50)), "percent"),
     ],
 )
-def test_onnx_s_checker_refuses_wrong_attributes(change, message):
+def test_checker_of_onnx_rejects_wrong_attributes(change, message):
     registry().register_schemas()
     model = training_step()
     change(model.graph.node[0])
@@ -205,7 +205,7 @@ def test_onnx_s_checker_refuses_wrong_attributes(change, message):
         onnx.checker.check_model(model)
 
 
-def test_the_page_of_an_operator_says_what_is_carried_and_what_its_limits_are(onnxopt):
+def test_description_of_an_operator_states_its_outputs_and_limits(onnxopt):
     page = onnxopt("show", "AdmmPenalty").out
     assert "as loss, one for all" in page
     page = onnxopt("show", "MagnitudePrune").out

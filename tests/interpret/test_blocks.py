@@ -82,7 +82,9 @@ def judged(onnxopt, *backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "place", "wrong"), [(0, 0, 1), (3, -1, 1.001), (1, 30_000, 2)])
-def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where, place, wrong):
+def test_blocks_have_the_verdict_of_the_complete_tensor(
+    large, onnxopt, monkeypatch, where, place, wrong
+):
     text = PLUGIN.replace("WHERE", str(where)).replace("PLACE", str(place))
     (large / "plugin.py").write_text(text.replace("WRONG", str(wrong)))
     backend = ["-b", f"python:{large / 'plugin.py'}:Backend"]
@@ -104,13 +106,13 @@ def test_blocks_have_the_verdict_of_the_whole(large, onnxopt, monkeypatch, where
     assert sum(part["mismatches"] for part in parts) == (wrong != 1)
 
 
-def test_the_reference_computes_the_same_in_blocks(large, onnxopt):
+def test_reference_computes_the_same_values_in_blocks(large, onnxopt):
     code, outputs = judged(onnxopt)
     assert code == 0
     assert {output["max_ulp"] for output in outputs} == {0}
 
 
-def test_what_works_element_by_element_is_known_from_the_vocabulary():
+def test_elementwise_formulas_are_recognised():
     elementwise = {operator.name for operator in registry().operators if is_elementwise(operator)}
     assert {"Adam", "Adagrad", "Momentum"} <= elementwise
     assert not elementwise & {"AdmmUpdate", "AdmmPenalty"}
@@ -178,7 +180,7 @@ def compare_parts(content, location, random, monkeypatch):
 
 
 @pytest.mark.slow
-def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
+def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
     """Whole tensors in the widest type are the oracle, for right outputs and for wrong ones."""
     random = np.random.default_rng(3)
     outcomes = set()
@@ -188,14 +190,14 @@ def test_blocks_judge_every_case_of_the_suites_as_the_whole_does(monkeypatch):
 
 
 @given(examples(tuple(registry().operators), single_nodes=True), st.integers(0, 2**32 - 1))
-def test_blocks_judge_what_fuzz_draws_as_the_whole_does(example, seed):
+def test_blocks_judge_fuzz_examples_like_complete_tensors(example, seed):
     if not example.breach:
         with pytest.MonkeyPatch.context() as monkeypatch:
             random = np.random.default_rng(seed)
             list(compare_parts(bind_problem(example.problem()), "drawn", random, monkeypatch))
 
 
-def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
+def test_double_precision_changes_no_expected_value_of_the_suite(monkeypatch):
     """Results in double, corrected near ties, equal results in the widest type."""
     compared = 0
     for case in collect([str(CASES)]).cases[::3]:
@@ -212,7 +214,7 @@ def test_double_changes_no_expected_value_of_the_suite(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "Momentum"])
-def test_double_is_left_beside_ties_and_below_the_normal_numbers(name, monkeypatch):
+def test_extended_precision_is_used_near_ties_and_subnormal_numbers(name, monkeypatch):
     operator = registry().named(name)
     random = np.random.default_rng(1)
     count = 3 * blocks.LARGE_ELEMENTS
@@ -242,7 +244,7 @@ def normed(W, Z, U, *, percent):
 
 @pytest.mark.parametrize("formula", [None, normed])
 @pytest.mark.parametrize("name", ["AdmmUpdate", "MagnitudePrune"])
-def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch):
+def test_reductions_of_blocks_equal_those_of_complete_tensors(name, formula, monkeypatch):
     operator = registry().named(name)
     if formula and len(operator.tensors) == 3:
         operator = replace(operator, formula=formula)
@@ -266,6 +268,6 @@ def test_reductions_of_blocks_are_those_of_the_whole(name, formula, monkeypatch)
             np.testing.assert_allclose(block.otherwise.error, unsplit.otherwise.error, rtol=1e-6)
 
 
-def test_no_room_for_a_large_tensor_is_no_other_error():
+def test_memory_error_for_a_large_tensor_is_preserved():
     with pytest.raises(MemoryError):
         blocks.room(1 << 56, np.dtype(np.uint8))

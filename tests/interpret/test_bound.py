@@ -58,7 +58,7 @@ def judged(formula, *tensors, dtype=np.float32):
     return bound(bind(operator, inputs, complete_attributes(operator, {})))[0]
 
 
-def test_the_error_is_what_the_rules_add_up_to():
+def test_error_follows_from_the_rules():
     V_new = bound(momentum(0.25, 1, 10.0, 4.0, 2.0))[1]
     # 0 * X; + G; 0.5 * V; 1 * G_regularized; their sum; rounding to float32.
     roundings = [0, 4, 1, 4, 5, 5]
@@ -66,7 +66,7 @@ def test_the_error_is_what_the_rules_add_up_to():
     assert V_new.error == pytest.approx(U * sum(roundings), rel=1e-6)
 
 
-def test_the_limit_is_a_multiple_of_the_error_and_says_that_it_is_derived():
+def test_limit_is_a_multiple_of_the_error_and_marked_as_derived():
     call = momentum(0.25, 1, 10.0, 4.0, 2.0)
     for factor in (FACTOR, 1.0, 7.5):
         derived_output = bound(call, factor)[0]
@@ -84,7 +84,7 @@ def sides(derived_output):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, (0.5, 0.25, 1.0, 2.0, 4.0)], ids=["one", "each its own"])
-def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
+def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
     tensors = [random.choice(special, shape).astype("f4") for _ in ADAM.tensors for shape in shapes]
@@ -102,7 +102,7 @@ def test_tensors_are_bounded_together_as_each_is_alone(epsilon):
                 np.testing.assert_array_equal(actual_part, expected_part, strict=True)
 
 
-def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tensors():
+def test_outputs_have_the_node_s_order_and_the_shapes_of_their_tensors():
     operator = registry().named("Momentum")
     attributes = {"alpha": 0.5, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
     inputs = [np.float32([0.1]), np.int64([[1]])]
@@ -120,7 +120,7 @@ def test_outputs_come_in_the_node_s_order_and_in_the_shapes_of_their_first_tenso
     ]
 
 
-def test_an_empty_tensor_has_nothing_to_judge():
+def test_empty_tensor_has_empty_bounds():
     empty = np.zeros((0, 2), np.float32)
     for derived_output in bound(momentum(0.5, 1, empty, empty, empty)):
         assert derived_output.limit.shape == (0, 2)
@@ -144,7 +144,7 @@ def test_cancellation_makes_an_element_inconclusive_and_leaves_its_neighbours():
     assert X_new.inconclusive == 2
 
 
-def test_what_overflows_on_the_way_cannot_be_judged():
+def test_overflow_of_an_intermediate_result_is_inconclusive():
     G = np.float32([1e20, 1])
     zeros = np.zeros(2, np.float32)
     X_new, V_new, H_new = bound(call_of("Adam", 0.1, 1, zeros, G, zeros, zeros))
@@ -154,13 +154,13 @@ def test_what_overflows_on_the_way_cannot_be_judged():
     assert H_new.branch.inconclusive.tolist() == [True, False]
 
 
-def test_a_sum_that_overflows_cannot_be_judged_even_if_what_is_too_much_goes_away():
+def test_intermediate_overflow_of_a_sum_is_inconclusive():
     derived_output = judged(lambda X, G: (X + G) - G, [3e38, 1e38], [3e38, 1e38])
     assert derived_output.value == pytest.approx([3e38, 1e38])
     assert np.isinf(derived_output.limit).tolist() == [True, False]
 
 
-def test_nan_is_met_also_beside_what_overflows():
+def test_nan_is_required_also_in_overflowing_sums():
     G = np.float32([1e20])
     X_new, H_new = bound(call_of("Adagrad", 0.1, 0, np.float32([np.nan]), G, np.float32([1])))
     assert X_new.limit == 0
@@ -187,7 +187,7 @@ def test_products_that_overflow_only_term_by_term_cannot_be_judged():
     assert np.isinf(sums.limit).tolist() == [True, False]
 
 
-def test_a_mean_of_terms_whose_difference_overflows_cannot_be_judged():
+def test_mean_of_terms_with_overflowing_difference_is_inconclusive():
     # As TensorFlow and PyTorch compute it: V + (G - V) * (1 - alpha).
     outputs = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
     _, moved = bound(outputs)
@@ -197,7 +197,7 @@ def test_a_mean_of_terms_whose_difference_overflows_cannot_be_judged():
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [2, 3, 4, 5])
-def test_nan_and_infinity_in_an_input_must_be_met_where_they_reach(number, position):
+def test_nan_and_infinity_must_propagate(number, position):
     inputs = [0.1, 3, *([np.float32([1, 2])] * 4)]
     inputs[position] = np.float32([number, 2])
     for derived_output in bound(call_of("Adam", *inputs, norm_coefficient=0.1)):
@@ -208,14 +208,14 @@ def test_nan_and_infinity_in_an_input_must_be_met_where_they_reach(number, posit
         assert derived_output.inconclusive == 0
 
 
-def test_an_infinite_second_moment_makes_no_step():
+def test_infinite_second_moment_leads_to_no_step():
     X_new, _, H_new = bound(call_of("Adam", 0.1, 3, 1.0, 1.0, 1.0, np.inf))
     assert H_new.value == np.inf
     assert X_new.value == 1
     assert 0 < X_new.limit < 1e-6
 
 
-def test_the_root_of_what_is_surely_negative_is_nan_and_of_what_may_be_is_anything():
+def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_one_inconclusive():
     X_new, H_new = bound(
         call_of(
             "Adagrad", 0.1, 0, np.float32([1] * 3), np.float32([3] * 3), np.float32([-10, -9, -8])
@@ -228,7 +228,7 @@ def test_the_root_of_what_is_surely_negative_is_nan_and_of_what_may_be_is_anythi
     assert np.isfinite(X_new.limit[2])
 
 
-def test_the_root_of_a_mean_may_be_anything_where_a_right_form_rounds_more_than_is_left():
+def test_root_of_a_cancelled_mean_is_inconclusive():
     # H is -1 and -3 before G's square is added; moved by a share of the difference, its error is
     # that of H and of the difference, which are a million times as large.
     X_new, _, H_new = bound(
@@ -247,13 +247,13 @@ def test_zero_divided_by_zero_is_nan():
     assert H_new.limit == 0
 
 
-def test_nothing_is_said_of_a_quotient_whose_denominator_may_be_flushed_to_zero():
+def test_quotient_by_a_subnormal_number_is_inconclusive():
     X_new, H_new = bound(call_of("Adagrad", 0.1, 0, 1.0, 1e-20, 0.0, epsilon=0.0))
     assert np.isinf(X_new.limit)
     assert SMALLEST_NORMAL <= H_new.error <= 4 * SMALLEST_NORMAL
 
 
-def test_a_subnormal_number_may_be_taken_for_zero():
+def test_subnormal_number_may_be_flushed_to_zero():
     derived_output = bound(momentum(0.5, 1, 0.0, 0.0, 1e-40, alpha=1.0))[1]
     assert derived_output.limit > 1e-40
     assert derived_output.inconclusive == 1
@@ -261,13 +261,13 @@ def test_a_subnormal_number_may_be_taken_for_zero():
     assert derived_output.inconclusive == 0
 
 
-def test_a_double_in_a_float32_node_may_be_rounded_first():
+def test_double_in_a_float32_node_may_be_rounded_first():
     X_new = bound(momentum(0.1, 1, 0.0, 3.0, 0.0, rate=np.float64))[0]
     rounded_first = np.float64(np.float32(0.1)) * 3
     assert 0 < abs(rounded_first + X_new.value) <= X_new.error
 
 
-def test_float32_scalars_are_no_reason_to_round_double_tensors():
+def test_double_tensors_beside_float32_scalars_may_not_be_rounded():
     # With T = 0 nothing is computed from R alone.
     X = np.float64(2**24 + 1)
     X_new = bound(momentum(0.5, 0, X, 1.0, 0.0, dtype=np.float64, rate=np.float32))[0]
@@ -295,7 +295,7 @@ def test_powers_of_beta_may_be_rounded_to_float32_where_an_input_is_float32(rate
     assert (abs(off) <= X_new.limit) == accepted
 
 
-def test_a_float32_rate_may_meet_an_attribute_in_its_own_type():
+def test_attribute_may_be_rounded_to_the_type_of_a_float32_rate():
     R, alpha = np.float32(0.1), np.float32(0.3)
     X_new = bound(
         momentum(R, 0, 0.0, 0.0, 1.0, dtype=np.float64, rate=np.float32, alpha=float(alpha))
@@ -303,20 +303,20 @@ def test_a_float32_rate_may_meet_an_attribute_in_its_own_type():
     assert 0 < abs(np.longdouble(R * alpha) + X_new.value) <= X_new.error
 
 
-def test_a_quotient_may_be_the_product_with_a_reciprocal():
+def test_quotient_may_be_the_product_with_a_reciprocal():
     X, G = np.random.default_rng(0).uniform(0.5, 2, (2, 10_000)).astype(np.float32)
     derived_output = judged(lambda X, G: X / G, X, G)
     assert (np.abs(X * (1 / G) - derived_output.value) <= derived_output.error).all()
 
 
-def test_a_root_may_come_from_a_reciprocal_root():
+def test_root_may_be_computed_from_a_reciprocal_root():
     X = np.random.default_rng(0).uniform(0.5, 2, 10_000).astype(np.float32)
     derived_output = judged(lambda X, _: np.sqrt(X), X, X)
     for root in (root_by_reciprocal, root_by_newton):
         assert (np.abs(root(X) - derived_output.value) <= derived_output.error).all()
 
 
-def test_a_root_near_zero_may_be_off_by_as_much_as_its_radicand_allows():
+def test_error_of_a_root_near_zero_follows_from_its_radicand():
     def radicand(X, G):
         return X * 0.3 - G
 
@@ -332,7 +332,7 @@ def test_a_root_near_zero_may_be_off_by_as_much_as_its_radicand_allows():
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [(np.float32, False), (np.float64, True)])
-def test_a_count_that_the_type_cannot_hold_may_be_rounded(dtype, exact):
+def test_count_beyond_the_precision_of_a_type_may_be_rounded(dtype, exact):
     T = 2**24 + 1
     X_new = bound(
         call_of("Adagrad", 1, T, 0.0, 1.0, 0.0, decay_factor=1.0, epsilon=0.0, dtype=dtype)
@@ -341,7 +341,7 @@ def test_a_count_that_the_type_cannot_hold_may_be_rounded(dtype, exact):
     assert (abs(off) > X_new.limit) == exact
 
 
-def test_a_double_output_keeps_the_digits_of_its_input_beside_float32_tensors():
+def test_double_output_beside_float32_tensors_has_double_precision():
     V = np.float64(1 / 3)
     narrow = np.float32(0)
     X_new, V_new = bound(momentum(0.5, 1, narrow, narrow, V, alpha=1.0))
@@ -407,7 +407,7 @@ def test_powers_that_need_no_rounding_have_no_error():
     assert X_new.limit == 0
 
 
-def test_either_branch_is_right_where_rounding_decides_the_choice():
+def test_either_branch_is_right_if_rounding_decides_the_choice():
     def formula(X, G):
         return np.where(0.5 * X * 3 > G, X, -X)
 
@@ -421,7 +421,7 @@ def test_either_branch_is_right_where_rounding_decides_the_choice():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_each_of_three_numbers_is_right_where_a_product_underflows(dtype):
+def test_each_of_three_numbers_is_right_if_a_product_underflows(dtype):
     def formula(X, G):
         return X + G + np.where(X * G > 0, 1.2, np.where(X * G < 0, 0.5, 1.0))
 
@@ -441,7 +441,7 @@ def test_each_of_three_numbers_is_right_where_a_product_underflows(dtype):
         (lambda X, _: -(X * 0.5), 0.15),
     ],
 )
-def test_choosing_and_changing_signs_round_nothing(formula, value):
+def test_selections_and_sign_changes_are_exact(formula, value):
     derived_output = judged(formula, -0.3, 2.0)
     assert derived_output.value == pytest.approx(value)
     assert derived_output.error <= 2.001 * U * max(abs(value), 0.15)
@@ -456,7 +456,7 @@ def test_choosing_and_changing_signs_round_nothing(formula, value):
         (lambda X: np.sum(X, axis=0), "sum with axis"),
     ],
 )
-def test_a_function_that_is_not_in_the_vocabulary_is_named_and_what_there_is(function, name):
+def test_unknown_function_is_reported_with_the_vocabulary(function, name):
     with pytest.raises(
         NotImplementedError, match=rf"numpy\.{name}; on operands alone it can use .* sqrt, square"
     ):

@@ -60,7 +60,7 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
 @pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
 @each_training_operator
 @given(data=st.data())
-def test_the_wide_evaluation_is_within_its_own_bound_of_the_exact_value(operator, data):
+def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
     # In double, so that the same bound counted in the wide type's roundoff holds for it; of sizes
     # that neither type has to flush.
     call = data.draw(

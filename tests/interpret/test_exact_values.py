@@ -33,7 +33,7 @@ def test_mpmath_confirms_no_inverted_verdict(check, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_recorded_verdicts_are_reproduced():
+def test_recorded_verdicts_are_reproduced():
     rows = defaultdict(list)
     for row in RECORDED["rows"]:
         rows[row["case"]].append(row)

@@ -92,7 +92,7 @@ def test_own_types_are_those_of_the_operands():
     assert H_new.dtype == np.float32
 
 
-def test_a_fused_product_is_added_unrounded():
+def test_fused_product_is_added_unrounded():
     adagrad = registry().named("Adagrad")
     tiny = 2.0**-12
     inputs = [np.float32(1), np.int64(0), np.float32(0), np.float32(1 + tiny)]

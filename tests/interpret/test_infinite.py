@@ -45,7 +45,7 @@ def accepted(derived_output, output):
 
 @each_training_operator
 @given(data=st.data())
-def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator, data):
+def test_alternatives_exist_only_for_elements_that_depend_on_infinity(operator, data):
     call = data.draw(infinite_calls(operator))
     if not all(form.is_accurate(call.attributes) for form in operator.reformulations):
         usual = {"alpha": 0.9, "beta": 0.9, "epsilon": 1e-3, "norm_coefficient_post": 0.25}
@@ -68,7 +68,7 @@ def test_more_is_right_only_in_elements_that_an_infinite_input_reaches(operator,
 @pytest.mark.slow
 @each_training_operator
 @given(data=st.data())
-def test_no_right_implementation_is_rejected_for_what_it_makes_of_infinity(operator, data):
+def test_no_reformulation_is_rejected_for_infinite_inputs(operator, data):
     call = data.draw(infinite_calls(operator))
     derived_outputs = bound(call)
     for reformulation in reformulations(operator):
@@ -104,7 +104,7 @@ def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
 
 
 @pytest.mark.slow
-def test_nan_is_wrong_where_no_right_form_yields_it(onnxopt):
+def test_nan_that_no_reformulation_yields_is_wrong(onnxopt):
     arguments = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
     names = ("NanForInfinity", "NanForInfiniteGradient")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
@@ -135,7 +135,7 @@ cases:
 """
 
 
-def test_a_right_form_may_lose_a_gradient_that_is_small_beside_its_state(workplace, onnxopt):
+def test_reformulation_may_absorb_a_small_gradient(workplace, onnxopt):
     (workplace / "one.yaml").write_text(
         HARD.format(name="lost", alpha=0, epsilon=0.1, V=1e30, H=1e30)
     )
@@ -153,7 +153,7 @@ def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, 
     assert "X_new  float32[2]  1 of 2 off" in answer.out
 
 
-def test_it_may_beside_an_element_that_another_form_makes_nan_of(workplace, onnxopt):
+def test_reformulation_may_absorb_it_beside_a_nan_of_another(workplace, onnxopt):
     beside = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
     beside = beside.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
     (workplace / "one.yaml").write_text(beside.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
@@ -165,7 +165,7 @@ def test_it_may_beside_an_element_that_another_form_makes_nan_of(workplace, onnx
 
 
 @pytest.mark.slow
-def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
+def test_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt):
     (workplace / "one.yaml").write_text(ONE_STEP)
     assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:TensorFlow").code == 0
     answer = onnxopt(
@@ -177,7 +177,7 @@ def test_the_neighbour_of_an_infinite_element_must_not_be_nan(workplace, onnxopt
     assert "H_new  float32[2]  2 of 2 off" in answer.out
 
 
-def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace, onnxopt):
+def test_reported_expected_value_is_that_of_the_formula(workplace, onnxopt):
     (workplace / "one.yaml").write_text(ONE_STEP)
     answer = onnxopt("run", "one.yaml", "--no-explain", "-b", f"{REFORMULATED}:ZeroForInfinity")
     assert "[0] -inf 0.0" in " ".join(answer.out.split())
@@ -185,7 +185,7 @@ def test_what_is_expected_of_a_wrong_number_is_what_the_formula_yields(workplace
 
 
 @pytest.mark.slow
-def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, onnxopt):
+def test_trajectory_from_infinity_may_be_nan_as_in_a_reformulation(workplace, onnxopt):
     (workplace / "walk.yaml").write_text(
         ONE_STEP.replace("G: [0.5, 0.5], ", "")
         + "  steps: {count: 4, inputs: {G: {cycle: [[1, -0.5], [0.25, 2]]}}}\n"
@@ -200,7 +200,7 @@ def test_a_trajectory_from_infinity_may_be_nan_where_a_right_form_is(workplace, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("workplace")
-def test_fuzzing_finds_no_fault_in_nan_that_a_right_form_yields(onnxopt):
+def test_fuzzing_accepts_nan_of_a_reformulation(onnxopt):
     options = ("--operator", "Adam", "--examples", "300", "--isolation", "none")
     answer = onnxopt("fuzz", "-b", f"{REFORMULATED}:TensorFlowBesideInfinity", *options)
     assert answer.code == 0, answer.out
@@ -230,7 +230,7 @@ def judged(formula, form, X, G):
     return bound(bind(changed, inputs, complete_attributes(changed, {})))[0]
 
 
-def test_a_form_of_one_s_own_operator_says_what_is_right():
+def test_reformulations_of_user_operators_define_correct_results():
     derived_output = judged(
         difference, {"X * G - X": "X * (G - 1)"}, [np.inf, 1, np.nan], [2, 2, 2]
     )
@@ -239,7 +239,7 @@ def test_a_form_of_one_s_own_operator_says_what_is_right():
     assert not accepted(derived_output, np.float32([-np.inf, np.inf, np.inf])).any()
 
 
-def test_nan_that_a_form_yields_of_finite_inputs_is_wrong_beside_infinite_ones_too():
+def test_nan_from_finite_inputs_is_wrong_also_beside_infinite_inputs():
     form = {"X + G": "X + G * (X / X)"}
     derived_output = judged(sum_of_both, form, [np.inf, 0, 1], [1, 1, 1])
     assert accepted(derived_output, np.full(3, np.nan, np.float32)).tolist() == [True, False, False]
@@ -257,7 +257,7 @@ def unity(T, dtype=np.float32, **attributes):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("T", [1, 7, 10**6, 2**53])
-def test_a_zero_that_comes_from_cancellation_has_no_sign(T, dtype):
+def test_zero_from_cancellation_may_have_either_sign(T, dtype):
     (X, *_), (X_new, V_new, _) = unity(T, dtype)
     for zero in (0.0, -0.0):
         with np.errstate(all="ignore"):
@@ -270,7 +270,7 @@ def test_a_zero_that_comes_from_cancellation_has_no_sign(T, dtype):
     assert not accepted(V_new, -V_new.expected)[[0, 2]].any()
 
 
-def test_a_root_of_such_a_zero_moves_nothing():
+def test_root_of_such_a_zero_changes_nothing():
     for zero in (0.0, -0.0):
         (X, *_), (X_new, *_) = unity(3, alpha=0.5, beta=1.0)
         assert accepted(X_new, X - np.sqrt(np.float32(zero)) * X).all()
@@ -279,14 +279,14 @@ def test_a_root_of_such_a_zero_moves_nothing():
         assert not accepted(both, np.full(3, np.inf, np.float32)).any()
 
 
-def test_a_power_that_is_computed_by_a_logarithm_is_right_in_a_run(workplace, onnxopt):
+def test_power_computed_by_a_logarithm_passes(workplace, onnxopt):
     step = ONE_STEP.replace("alpha: 0.9", "alpha: 1").replace(".inf", "0.5")
     (workplace / "one.yaml").write_text(step)
     for name in ("Logarithmic", "PyTorch"):
         assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:{name}").code == 0
 
 
-def test_a_node_of_finite_inputs_asks_no_form(monkeypatch):
+def test_reformulations_are_not_evaluated_for_finite_inputs(monkeypatch):
     def asked(*_):
         raise AssertionError
 

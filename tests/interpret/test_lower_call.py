@@ -139,7 +139,7 @@ def assert_holds(model, inputs, results):
 
 @runtimes
 @given(node=nodes(), opset=st.integers(13, NEWEST), known=st.booleans())
-def test_a_lowered_node_is_off_by_no_more_than_its_roundings(runtime, node, opset, known):
+def test_error_of_a_lowered_node_is_within_its_roundings(runtime, node, opset, known):
     operator, inputs, attributes = node
     opset = min(opset, newest_opset(runtime))
     model = one_node_model(registry().named(operator), inputs, attributes, opset, known=known)
@@ -173,7 +173,7 @@ def test_float32_tensors_are_computed_in_float32(operator):
 
 
 @runtimes
-def test_what_only_scalars_decide_is_computed_once_for_all_groups(runtime):
+def test_scalar_expressions_are_computed_once_for_all_groups(runtime):
     R, T, *tensors = one_group("Adam", F)
     model, inputs = one_node("Adam", [R, T, *(tensor for tensor in tensors for _ in range(3))])
     lowered = lower(model).model
@@ -183,7 +183,7 @@ def test_what_only_scalars_decide_is_computed_once_for_all_groups(runtime):
     assert_holds(model, inputs, runtime(lowered, inputs))
 
 
-def test_no_constant_stands_twice_in_the_nodes_of_a_call():
+def test_constants_of_a_call_are_shared():
     model, _ = one_node("Adam", one_group("Adam", F))
     constants = [n for n in lower(model).model.graph.node if n.op_type == "Constant"]
     values = {n.attribute[0].t.raw_data + bytes([n.attribute[0].t.data_type]) for n in constants}
@@ -207,7 +207,7 @@ def test_outputs_without_a_name_are_not_computed(runtime):
 @runtimes
 @pytest.mark.parametrize("operator", ["Adam", "Adagrad", "Momentum"])
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_come_out_where_the_formula_puts_them(runtime, operator, special):
+def test_nan_and_infinity_are_as_in_the_formula(runtime, operator, special):
     base = one_group(operator, F)
     for place in range(2, len(base)):
         tensors = [value.copy() for value in base]
@@ -220,7 +220,7 @@ def test_nan_and_infinity_come_out_where_the_formula_puts_them(runtime, operator
 
 @runtimes
 @pytest.mark.parametrize("enlarging", [(3, 2), (1, 3), (3,)])
-def test_an_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
+def test_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
     X, G = np.ones((1, 2), F), np.ones(enlarging, F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
     lowered = lower(model).model
@@ -229,7 +229,7 @@ def test_an_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime,
 
 
 @runtimes
-def test_an_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runtime):
+def test_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runtime):
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
     for value in (model.graph.input[2], *model.graph.output):
@@ -240,7 +240,7 @@ def test_an_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runti
         runtime(lowered, inputs)
 
 
-def test_an_operand_that_enlarges_a_tensor_of_known_shape_is_refused():
+def test_operand_that_enlarges_a_tensor_of_known_shape_is_rejected():
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, _ = one_node("Momentum", [F(0.1), 3, X, G, X])
     with pytest.raises(NodeError, match="does not broadcast"):
@@ -249,7 +249,7 @@ def test_an_operand_that_enlarges_a_tensor_of_known_shape_is_refused():
 
 @runtimes
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
+def test_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
     values = one_group("Momentum", F)
     values[place] = np.resize(values[place], 2)
     model, inputs = one_node("Momentum", values, known=False)

@@ -37,7 +37,7 @@ def test_functions_called_in_a_subgraph_are_inlined_there(runtime):
     np.testing.assert_array_equal(got, sum(momentum(R, T, X, G, V, alpha=0.75)))
 
 
-def test_what_functions_import_is_imported_by_the_model_they_end_up_in():
+def test_model_imports_the_opsets_of_inlined_functions():
     model = parsed(CALLING)
     del model.opset_import[0], model.functions[3:]
     model.graph.node[0].CopyFrom(
@@ -48,14 +48,14 @@ def test_what_functions_import_is_imported_by_the_model_they_end_up_in():
     assert imports == {"": 15, "made.here": 1}
 
 
-def test_a_function_of_another_opset_is_refused_if_it_must_be_inlined():
+def test_function_of_another_opset_cannot_be_inlined():
     model = parsed(CALLING)
     model.functions[1].opset_import[0].version = 14
     with pytest.raises(NodeError, match=r"made\.here:inner imports version 14 of ai\.onnx.* 15"):
         lower(model)
 
 
-def test_a_function_of_another_opset_stays_if_it_need_not_be_inlined():
+def test_function_of_another_opset_stays_if_it_need_not_be_inlined():
     model = parsed(CALLING)
     model.functions[3].opset_import[0].version = 14
     assert checked(model).functions[0].opset_import[0].version == 14
@@ -88,7 +88,7 @@ def test_functions_that_grow_without_measure_are_refused():
         lower(model)
 
 
-def test_a_function_with_the_operators_own_name_is_refused():
+def test_function_with_the_name_of_the_operator_is_rejected():
     model = parsed(CALLING)
     model.functions[0].domain, model.functions[0].name = DOMAIN, "Momentum"
     with pytest.raises(NodeError, match=f"function named {DOMAIN}:Momentum"):
@@ -106,7 +106,7 @@ def test_operators_with_a_formula_are_found_wherever_they_hide():
 
 
 @runtimes
-def test_a_functions_own_default_reaches_the_node_inside(runtime):
+def test_default_of_a_function_attribute_is_passed_to_its_nodes(runtime):
     # 0.75 is the function's default of alpha; Adagrad's kin have another one, and Momentum none.
     model = parsed(f"""<ir_version: 9, opset_import: ["": 15, "made.here": 1]>
     g (INPUTS) => (float[2] Y) {{ Y = made.here.inner (R, T, X, G, V) }}

@@ -39,7 +39,7 @@ def test_nodes_in_the_branches_of_an_if_take_types_from_outside(runtime, conditi
 
 
 @runtimes
-def test_a_node_in_the_body_of_a_loop_carries_its_state(runtime):
+def test_node_in_a_loop_body_carries_its_state(runtime):
     model = parsed(f"""{HEADER} g (INPUTS, int64 N, bool C) => (float[2] Xn, float[2] Vn) {{
         Z = Identity (G)
         Xn, Vn = Loop (N, C, X, V) <body = body (int64 i, bool c, x, v) => (c_out, x_out, v_out) {{
@@ -55,7 +55,7 @@ def test_a_node_in_the_body_of_a_loop_carries_its_state(runtime):
 
 
 @runtimes
-def test_a_node_in_the_body_of_a_scan_takes_a_gradient_a_step(runtime):
+def test_node_in_a_scan_body_takes_a_gradient_in_each_step(runtime):
     model = parsed(f"""{HEADER}
     g (INPUTS, float[3, 2] Gs) => (float[2] Xn, float[2] Vn, float[3, 2] Xs) {{
         Xn, Vn, Xs = Scan <num_scan_inputs = 1,
@@ -107,7 +107,7 @@ def test_nodes_in_a_row_with_others_between_are_lowered_together(runtime):
 
 
 @runtimes
-def test_a_tensor_of_unknown_rank_keeps_its_shape(runtime):
+def test_tensor_of_unknown_rank_keeps_its_shape(runtime):
     model = parsed(f"""{HEADER} g (INPUTS, int64[N] S) => (float[A, B] Y) {{
         Z = Reshape (X, S)
         Y, W = MOMENTUM (R, T, Z, G, V)
@@ -136,7 +136,7 @@ def test_types_are_inferred_after_operators_without_a_schema_are_lowered(monkeyp
     np.testing.assert_array_equal(got, momentum(R, T, -A, G, B)[0])
 
 
-def test_a_tensor_whose_type_cannot_be_inferred_is_named():
+def test_tensor_whose_type_cannot_be_inferred_is_named():
     model = parsed(f"""<ir_version: 8, opset_import: ["": 15, "{DOMAIN}": 1, "made.here": 1]>
     g (INPUTS) => (float[2] Y) {{
         mystery = made.here.Unknown (X)
@@ -163,7 +163,7 @@ def test_initializers_may_be_operands(empty):
 
 
 @runtimes
-def test_an_output_of_the_graph_may_be_an_operand_too(runtime):
+def test_output_of_the_graph_may_be_an_operand(runtime):
     model = parsed(f"""{HEADER} g (INPUTS) => (float[2] A, float[2] B, float[2] Y) {{
         A, B = MOMENTUM (R, T, X, G, V)
         Y, W = MOMENTUM (R, T, A, G, B)
@@ -175,7 +175,7 @@ def test_an_output_of_the_graph_may_be_an_operand_too(runtime):
     )
 
 
-def test_everything_else_stays_as_it_was():
+def test_rest_of_the_model_is_unchanged():
     model = parsed(
         f"""{HEADER} g (INPUTS) => (float[2] Y) <float[2] Z, float[2] W, float[7] gone> {{
         Z, W = MOMENTUM (R, T, X, G, V)
@@ -195,7 +195,7 @@ def test_everything_else_stays_as_it_was():
     assert lowered == model
 
 
-def test_a_model_with_nothing_to_lower_comes_back_equal():
+def test_model_without_operators_to_lower_is_unchanged():
     model = parser.parse_model(
         '<ir_version: 4, opset_import: ["": 9]> g (float[2] X) => (float[2] Y) { Y = Neg (X) }'
     )
@@ -206,7 +206,7 @@ def test_a_model_with_nothing_to_lower_comes_back_equal():
 
 @pytest.mark.parametrize("ir_version", range(3, onnx.IR_VERSION + 1))
 @pytest.mark.parametrize("opset", [None, 13, NEWEST])
-def test_the_opset_stays_or_is_added_whatever_the_ir_version(ir_version, opset):
+def test_opset_is_kept_or_added_for_any_ir_version(ir_version, opset):
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.ir_version = ir_version
     if opset:
@@ -218,7 +218,7 @@ def test_the_opset_stays_or_is_added_whatever_the_ir_version(ir_version, opset):
     assert [(entry.domain, entry.version) for entry in lowered.opset_import] == [("", opset or 13)]
 
 
-def test_an_opset_too_old_is_refused_with_the_way_out():
+def test_too_old_opset_is_rejected_with_a_remedy():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.opset_import[0].version = 12
     with pytest.raises(NodeError, match=r"ai\.onnx version 12") as caught:
@@ -226,7 +226,7 @@ def test_an_opset_too_old_is_refused_with_the_way_out():
     assert "onnx.version_converter" in caught.value.hint
 
 
-def test_the_domain_stays_imported_where_another_node_of_it_is_left():
+def test_domain_of_remaining_nodes_stays_imported():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.graph.node.append(
         helper.make_node("Gradient", ["X"], ["dX"], domain=DOMAIN, xs=["X"], y="Y")
@@ -243,7 +243,7 @@ def test_the_domain_stays_imported_where_another_node_of_it_is_left():
         (f"{DOMAIN}.Adagrad (R, T, X, , V)", "left out"),
     ],
 )
-def test_a_node_that_breaks_its_signature_is_refused_by_name(node, message):
+def test_node_that_breaks_its_signature_is_named(node, message):
     text = f"{HEADER} g ({INPUTS}) => (float[2] Y) {{ Y, W = {node} }}"
     model = onnx.parser.parse_model(text)
     model.graph.node[0].name = "the culprit"
@@ -251,7 +251,7 @@ def test_a_node_that_breaks_its_signature_is_refused_by_name(node, message):
         lower(model)
 
 
-def test_a_node_in_training_info_is_refused_because_its_types_are_unknown():
+def test_node_in_training_info_is_rejected():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y = Neg (X) }}")
     node = parsed(
         f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}"

@@ -62,7 +62,7 @@ def test_new_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
     }
 
 
-def test_a_nodes_own_name_leads_the_names_of_what_replaces_it():
+def test_names_of_primitive_nodes_begin_with_that_of_the_node():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.graph.node[0].name = "update/weights"
     assert {node.name.split("_")[0] for node in lower(model).model.graph.node} == {"update/weights"}

@@ -80,7 +80,7 @@ def test_comparisons_and_logic_are_numpys_also_on_nan(runtime, dtype):
 
 
 @runtimes
-def test_a_truth_value_counts_as_zero_or_one(runtime):
+def test_truth_value_counts_as_zero_or_one(runtime):
     def formula(_T, X, Y):
         return ((X > Y) * 2 + (X > 0) * 4,)
 
@@ -88,7 +88,7 @@ def test_a_truth_value_counts_as_zero_or_one(runtime):
 
 
 @runtimes
-def test_integers_are_compared_exactly_beyond_what_a_double_holds(runtime):
+def test_integers_beyond_2_to_53_are_compared_exactly(runtime):
     def formula(T, X, _Y):
         return (X + np.where(T > 2**53, 1, 2),)
 
@@ -109,7 +109,7 @@ def test_one_value_is_rounded_to_two_types_where_two_types_meet_it(runtime):
 @runtimes
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 0), ()])
-def test_a_result_that_depends_on_no_tensor_fills_its_output(runtime, known, shape):
+def test_result_without_tensors_fills_its_output(runtime, known, shape):
     def formula(T, _X, Y):
         return T * 2, 5, np.sqrt(Y)
 
@@ -118,7 +118,7 @@ def test_a_result_that_depends_on_no_tensor_fills_its_output(runtime, known, sha
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0,), ()])
-def test_of_known_shapes_it_is_a_constant_how_many_are_sorted(shape):
+def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
     operator = operator_of(lambda _T, X, _Y: (X * 0 + percentile(X, 30),), 1)
     inputs = [np.array(3), np.ones(shape, np.float32), np.ones(shape, np.float32)]
     nodes = lowered(operator, inputs).graph.node
@@ -140,7 +140,7 @@ def test_inputs_and_repeated_results_may_be_handed_through(runtime):
 
 
 @pytest.mark.parametrize("function", [np.sinh, np.prod, np.add.reduce])
-def test_a_function_that_no_operator_is_known_for_is_named(function):
+def test_function_without_an_onnx_operator_is_named(function):
     operator = operator_of(lambda _T, X, _Y: (function(X),), 1)
     with pytest.raises(
         NotImplementedError, match=r"numpy\.(sinh|prod|add\.reduce); on operands alone it can use"
@@ -148,7 +148,7 @@ def test_a_function_that_no_operator_is_known_for_is_named(function):
         lowered(operator, every_pair("float32"))
 
 
-def test_a_formula_cannot_branch_on_a_value_that_is_not_known_yet():
+def test_formula_cannot_branch_on_a_symbolic_value():
     operator = operator_of(lambda T, X, Y: (X if T > 0 else Y,), 1)
     with pytest.raises(TypeError, match=r"np\.where instead of if"):
         lowered(operator, every_pair("float32"))

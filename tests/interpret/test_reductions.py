@@ -16,7 +16,7 @@ def pruned(weights, percent, dtype=np.float32):
     return bound(bind(operator, [np.asarray(weights, dtype)], attributes))[0]
 
 
-def test_a_threshold_that_float32_rounds_to_an_element_may_keep_that_element():
+def test_element_at_a_threshold_rounded_in_float32_may_stay():
     above_one = np.nextafter(np.float32(1), np.float32(2))
     derived_output = pruned([above_one, 69, 1], 25.0)
     assert derived_output.expected.tolist() == [above_one, 69, 0]
@@ -24,7 +24,7 @@ def test_a_threshold_that_float32_rounds_to_an_element_may_keep_that_element():
     assert derived_output.otherwise.expected[2] == 1
 
 
-def test_a_threshold_between_equal_elements_is_exact_at_any_rank():
+def test_threshold_between_equal_elements_is_exact_at_any_rank():
     assert pruned([1, 1, 69], 33.3).otherwise is None
 
 

@@ -85,7 +85,7 @@ def test_no_variant_leaves_the_carried_error_wherever_it_starts(
     )
 
 
-def test_an_error_that_a_gradient_multiplies_grows_and_then_says_that_it_is_of_no_use(tmp_path):
+def test_error_multiplied_by_a_gradient_grows_until_it_is_inconclusive(tmp_path):
     steep = "{quadratic: {curvature: 30, center: 1}}"
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
     steps, _ = contents(tmp_path, trajectory_text("Momentum", steep, 60, start=start))
@@ -97,7 +97,7 @@ def test_an_error_that_a_gradient_multiplies_grows_and_then_says_that_it_is_of_n
     assert not bound_trajectory(calm.trajectory)["X_new"].inconclusive
 
 
-def test_an_error_that_nothing_multiplies_grows_by_a_rounding_a_step(tmp_path):
+def test_error_that_is_not_multiplied_grows_by_one_rounding_per_step(tmp_path):
     steps, _ = contents(tmp_path, trajectory_text("Adagrad", GRADIENTS["list"], 60))
     derived_output = bound_trajectory(steps.trajectory)["H_new"]
     steps_taken = np.arange(1, 61)[:, np.newaxis]
@@ -128,7 +128,7 @@ def test_products_of_matrices_and_exponentials_stay_within_their_bound(seed, row
             assert np.all((distance <= power.error) | ~np.isfinite(power.error))
 
 
-def test_an_overflow_on_the_way_is_without_bound():
+def test_intermediate_overflow_has_an_infinite_bound():
     precision = precision_of(np.dtype(np.float32))
     large = exactly(np.array([3e38, 3e38, -3e38], np.float32), precision)
     assert np.isinf((np.ones((1, 3), np.float32) @ large).error).all()

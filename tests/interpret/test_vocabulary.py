@@ -77,7 +77,7 @@ def test_every_row_of_the_vocabulary_is_held_to_the_laws_of_this_file():
     assert set(EXPRESSIONS) == set(VOCABULARY)
 
 
-def test_the_document_names_every_function_that_has_no_sign_of_its_own():
+def test_document_names_every_function_without_an_operator_symbol():
     text = (REPOSITORY / "docs" / "operators.md").read_text()
     (listed,) = re.findall(r"bounded and lowered\.\n\n(.*?)\n\n", text, re.DOTALL)
     signs = "add subtract multiply divide negative greater greater_equal less less_equal equal"
@@ -106,7 +106,7 @@ def judged(function, X, Y):
 @each_function
 @given(values=pairs)
 @example(values=[])
-def test_quads_do_what_long_doubles_do(function, values):
+def test_quads_agree_with_long_doubles(function, values):
     X, Y = np.array(values).reshape(-1, 2).T
     call = bind(operator_of(formula_of(function), 1), [np.array(3), X, Y], {})
     (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
@@ -157,7 +157,7 @@ def test_computing_in_float32_stays_within_the_bound(function, rows):
 
 
 @each_function
-def test_what_is_off_by_a_ten_thousandth_is_not_within_the_bound(function):
+def test_relative_error_of_1e_4_exceeds_the_bound(function):
     X = np.array([3.7, -5.1, 6.3, 8.9], np.float32)
     Y = np.array([0.31, 0.72, -0.93, 1.14], np.float32)
     derived_output = judged(function, X, Y)
@@ -181,7 +181,7 @@ def test_lowered_it_stays_within_the_bound(runtime, function):
         assert within(judged(function, X, Y), output).all()
 
 
-def test_a_step_is_in_doubt_only_where_rounding_can_take_it():
+def test_choice_is_uncertain_only_if_rounding_can_change_it():
     X, Y = np.float32([10 / 3, 5, -5, 0]), np.float32([1, 1, 1, 0])
     derived_output = judged(EXPRESSIONS[np.sign], X, Y)
     assert (derived_output.error > 0).tolist() == [True, False, False, False]

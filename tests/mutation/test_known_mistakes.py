@@ -59,7 +59,7 @@ ADAGRAD_STEP = {"R": 0.1, "T": 0, "X": 0, "G": 1e-3, "H": 0}
 MOMENTUM_STEP = {"R": 0.1, "T": 1, "X": 1, "G": 1, "V": 2}
 
 
-def test_a_table_says_what_its_known_mistakes_say():
+def test_table_agrees_with_the_definitions_of_known_mistakes():
     table = """
     step with the old V
         V enters before its update.
@@ -79,7 +79,7 @@ def test_a_table_says_what_its_known_mistakes_say():
     )
 
 
-def test_a_table_says_what_its_forms_say():
+def test_table_agrees_with_the_definitions_of_reformulations():
     table = """
     step negated and added
         seen in PyTorch, capturable; here
@@ -182,7 +182,7 @@ PROBES = [
     PROBES,
     ids=[f"{probe[0].name}: {probe[1]}, {probe[2]}" for probe in PROBES],
 )
-def test_a_known_mistake_yields_what_its_implementations_yield(
+def test_known_mistake_agrees_with_its_implementations(
     operator, name, seen_in, attributes, inputs, right, wrong
 ):
     call = call_of(operator, inputs, attributes)
@@ -192,7 +192,7 @@ def test_a_known_mistake_yields_what_its_implementations_yield(
     assert seen_in is None or seen_in in implementation.seen_in
 
 
-def test_powers_rounded_to_float32_are_off_also_where_everything_is_double():
+def test_powers_rounded_to_float32_are_wrong_for_double_tensors():
     inputs = {"R": 0.1, "T": 3, "X": 0, "G": 1, "V": 1, "H": 1}
     call = call_of(ADAM, inputs, {"beta": 0.9999}, "float64")
     implementation = mistake(ADAM, "bias correction with powers rounded to float32")
@@ -200,7 +200,7 @@ def test_powers_rounded_to_float32_are_off_also_where_everything_is_double():
     assert abs(wrong - right) / abs(right) == pytest.approx(4.9e-5, rel=0.02)
 
 
-def test_decay_in_float32_is_off_where_everything_is_double():
+def test_decay_in_float32_is_wrong_for_double_tensors():
     inputs = {"R": 0.1, "T": 3, "X": 1, "G": 1, "H": 0}
     call = call_of(ADAGRAD, inputs, {"decay_factor": 0.1}, "float64")
     implementation = mistake(ADAGRAD, "decay in float32")
@@ -209,7 +209,7 @@ def test_decay_in_float32_is_off_where_everything_is_double():
     assert implementation.seen_in == ("onnx2fx",)
 
 
-def test_a_root_in_float32_is_off_where_everything_is_double():
+def test_root_in_float32_is_wrong_for_double_tensors():
     call = call_of(ADAGRAD, {"R": 0.1, "T": 0, "X": 0, "G": 1, "H": 1}, {}, "float64")
     implementation = mistake(ADAGRAD, "root taken in float32")
     right, wrong = evaluate(call)[0], implementation.run(call)[0]
@@ -219,7 +219,7 @@ def test_a_root_in_float32_is_off_where_everything_is_double():
 
 
 @each_training_operator
-def test_double_computed_in_float32_loses_what_float32_cannot_hold(operator):
+def test_double_computed_in_float32_has_float32_precision(operator):
     implementation = mistake(operator, "double computed in float32")
     large = float(2**24 + 1)
     inputs = {"R": 0.0, "T": 1, "X": large} | dict.fromkeys(operator.tensors[1:], 0.0)
@@ -230,7 +230,7 @@ def test_double_computed_in_float32_loses_what_float32_cannot_hold(operator):
     assert implementation.seen_in == ("tinygrad",)
 
 
-def test_one_float32_tensor_comes_back_in_double_after_the_first_step():
+def test_single_float32_tensor_is_returned_in_double_after_the_first_step():
     implementation = mistake(ADAM, "X_new comes back in double for T > 0")
     later = implementation.run(call_of(ADAM, ADAM_STEP))
     assert [output.dtype for output in later] == [np.float64, np.float32, np.float32]
@@ -239,7 +239,7 @@ def test_one_float32_tensor_comes_back_in_double_after_the_first_step():
     assert implementation.seen_in == ("onnx.reference",)
 
 
-def test_several_double_tensors_come_back_in_float32_and_one_does_not():
+def test_several_double_tensors_are_returned_in_float32():
     implementation = mistake(ADAM, "several tensors come back in float32")
     large = float(2**24 + 1)
     single_call = call_of(ADAM, ADAM_STEP | {"R": 0, "X": large}, dtype="float64")
@@ -252,7 +252,7 @@ def test_several_double_tensors_come_back_in_float32_and_one_does_not():
 
 
 @each_operator
-def test_there_are_many_each_with_a_name_and_a_description(operator):
+def test_known_mistakes_have_unique_names_and_descriptions(operator):
     mistakes = known_mistakes(operator)
     names = [item.name for item in mistakes]
     assert len(names) > (150 if operator.counts else 80)
@@ -261,19 +261,19 @@ def test_there_are_many_each_with_a_name_and_a_description(operator):
     assert all(item.about.endswith((".", ")")) for item in mistakes)
 
 
-def test_what_shows_in_large_tensors_alone_is_a_mistake_and_not_another_one():
+def test_mistake_that_shows_only_in_large_tensors_is_distinct():
     names = {item.name for item in known_mistakes(MOMENTUM)}
     assert {f"only the first {size} elements updated" for size in (1024, 65536)} <= names
 
 
 @each_operator
-def test_none_equals_the_formula(operator):
+def test_no_known_mistake_equals_the_formula(operator):
     assert [item.name for item in known_mistakes(operator) if equivalent(operator, item)] == []
 
 
 @pytest.mark.slow
 @each_operator
-def test_what_a_person_named_is_far_off_somewhere(operator):
+def test_named_mistakes_have_large_errors_for_some_input(operator):
     # These only round to float32, and show in doubles.
     rounding = {
         "attributes combined in float32",
@@ -295,7 +295,7 @@ def test_what_a_person_named_is_far_off_somewhere(operator):
 
 @each_training_operator
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_change_of_nothing_yields_what_the_formula_yields(operator, dtype):
+def test_unchanged_operator_agrees_with_the_formula(operator, dtype):
     inputs = dict.fromkeys(operator.input_names(1), 0.3) | {"T": 2}
     call = call_of(operator, inputs, STANDARD if operator is MOMENTUM else {}, dtype)
     same = Implementation("same", change=lambda formula: rewrite(formula, {"X": "X"}))
@@ -303,7 +303,7 @@ def test_a_change_of_nothing_yields_what_the_formula_yields(operator, dtype):
     assert equivalent(operator, same)
 
 
-def test_a_wrong_default_shows_only_where_the_attribute_is_left_out():
+def test_wrong_default_applies_only_to_an_omitted_attribute():
     implementation = mistake(ADAM, "epsilon defaults to 1e-2")
     call = call_of(ADAM, ADAM_STEP, {"epsilon": 1e-6})
     left_out = call_of(ADAM, ADAM_STEP)
@@ -311,7 +311,7 @@ def test_a_wrong_default_shows_only_where_the_attribute_is_left_out():
     assert implementation.run(left_out)[0] != evaluate(left_out)[0]
 
 
-def test_a_known_mistake_that_fails_on_an_input_gives_no_answer():
+def test_known_mistake_that_fails_on_an_input_has_no_outputs():
     implementation = mistake(ADAM, "broadcast operands refused")
     inputs = {"R": 0.1, "T": 1, "X": [1, 2], "G": [1, 2], "V": [0, 0], "H": [0, 0]}
     assert len(implementation.run(call_of(ADAM, inputs))) == 3
@@ -319,7 +319,7 @@ def test_a_known_mistake_that_fails_on_an_input_gives_no_answer():
 
 
 @each_training_operator
-def test_no_known_mistake_writes_into_its_inputs(operator):
+def test_known_mistakes_do_not_change_their_inputs(operator):
     random = np.random.RandomState(5)
     inputs = {name: random.uniform(0.1, 1, (2, 3)) for name in operator.input_names(2)}
     inputs |= {"R": 0.1, "T": 3}
@@ -351,7 +351,7 @@ TWO = {"R": 0.1, "T": 1, "X1": [1], "X2": [2], "G1": [3], "G2": [4], "V1": [5], 
         ("outputs X_new and V_new exchanged", [7.5, 9.4, 0.25, 1.06]),
     ],
 )
-def test_several_tensors_are_mixed_up(name, expected):
+def test_known_mistake_mixes_up_several_tensors(name, expected):
     call = momentum_call(TWO, "float64")
     outputs = evaluate(call) if name is None else mistake(MOMENTUM, name).run(call)
     assert [output.item() for output in outputs] == pytest.approx(expected, rel=1e-6)
@@ -368,19 +368,19 @@ def test_several_tensors_are_mixed_up(name, expected):
         ("empty results come back with an element", {"X": []}, (1,)),
     ],
 )
-def test_a_shape_is_lost(name, inputs, shape):
+def test_known_mistake_loses_a_shape(name, inputs, shape):
     call = momentum_call(MOMENTUM_STEP | inputs)
     (wrong, _), (right, _) = mistake(MOMENTUM, name).run(call), evaluate(call)
     assert wrong.shape == shape != right.shape
 
 
-def test_a_broadcast_state_comes_back_in_its_own_shape():
+def test_known_mistake_returns_a_broadcast_state_in_its_own_shape():
     call = momentum_call(MOMENTUM_STEP | {"X": [[1, 2], [3, 4]], "V": [5, 6]})
     outputs = mistake(MOMENTUM, "results have their operand's shape").run(call)
     assert [output.shape for output in outputs] == [(2, 2), (2,)]
 
 
-def test_the_tail_of_a_loop_is_left_out():
+def test_known_mistake_omits_the_tail_of_a_loop():
     call = momentum_call(MOMENTUM_STEP | {"X": [1.0] * 6, "V": [2.0] * 6, "G": [1.0] * 6})
     outputs = mistake(MOMENTUM, "tail of a loop by four left out").run(call)
     assert outputs[0].tolist() == pytest.approx([0.72] * 4 + [1.0] * 2)
@@ -400,7 +400,7 @@ def test_the_tail_of_a_loop_is_left_out():
         ("X clipped to [-1, 1]", -1.75, -1.0),
     ],
 )
-def test_values_are_lost_on_the_way(name, given, seen):
+def test_known_mistake_loses_values(name, given, seen):
     call = momentum_call({"R": 0, "T": 1, "X": given, "G": 0, "V": 0})
     outputs = mistake(MOMENTUM, name).run(call)
     assert outputs[0] == np.float32(seen)
@@ -424,7 +424,7 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
         ("magnitude of T", -3, 3),
     ],
 )
-def test_a_count_is_taken_for_another(name, count, seen):
+def test_known_mistake_confuses_counts(name, count, seen):
     # Adagrad's decay shows every count; for Momentum these are other names for a wrong comparison.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
@@ -432,7 +432,7 @@ def test_a_count_is_taken_for_another(name, count, seen):
     assert wrong != evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
 
 
-def test_what_computes_the_same_has_one_name():
+def test_equal_implementations_have_one_name():
     names = {item.name for item in known_mistakes(MOMENTUM)}
     assert "beta at T != 0" in names
     assert not names & {"magnitude of T", "T read as unsigned"}
@@ -445,7 +445,7 @@ def test_attributes_are_the_doubles_that_were_written():
     assert abs(evaluate(call)[2] / outputs[2] - 1) == pytest.approx(1.3e-5, rel=0.05)
 
 
-def test_two_known_mistakes_together_show_both_defects():
+def test_two_combined_known_mistakes_have_both_effects():
     first = mistake(ADAGRAD, "epsilon inside the square root")
     second = mistake(ADAGRAD, "decay_factor taken as 0")
     inputs = ADAGRAD_STEP | {"T": 1}
@@ -454,7 +454,7 @@ def test_two_known_mistakes_together_show_both_defects():
     assert both(first, second).run(call) == both(second, first).run(call) == together
 
 
-def test_a_known_mistake_of_operands_and_one_of_the_formula_go_together_in_any_order():
+def test_mistakes_of_operands_and_formula_combine_in_any_order():
     formula = mistake(MOMENTUM, "first step ignores V")
     operands = mistake(MOMENTUM, "R negated")
     node = mistake(MOMENTUM, "scalars come back with a dimension")
@@ -464,12 +464,12 @@ def test_a_known_mistake_of_operands_and_one_of_the_formula_go_together_in_any_o
         assert both(node, pair).run(call)[0].tolist() == pytest.approx([1.1])
 
 
-def test_two_known_mistakes_around_the_formula_do_not_go_together():
+def test_two_known_mistakes_around_the_formula_cannot_be_combined():
     first = mistake(ADAM, "scalars come back with a dimension")
     assert both(first, mistake(ADAM, "results rounded to TF32")) is None
 
 
-def test_a_known_mistake_that_changes_nothing_is_an_error():
+def test_known_mistake_without_an_effect_is_an_error():
     with pytest.raises(ValueError, match="Adam: known mistake 'nothing' changes nothing"):
         known_mistakes(replace(ADAM, known_mistakes=(KnownMistake("nothing", "Nothing."),)))
     seven = KnownMistake("seven", "Seven.", replace={"H_new + 7": "H_new"})
@@ -477,7 +477,7 @@ def test_a_known_mistake_that_changes_nothing_is_an_error():
         known_mistakes(replace(ADAM, known_mistakes=(seven,)))
 
 
-def test_a_changed_operator_does_not_travel_as_the_one_of_its_name():
+def test_changed_operator_is_not_sent_by_name_to_workers():
     assert pickle.loads(pickle.dumps(ADAM)) is ADAM  # noqa: S301 - our own bytes
     with pytest.raises(pickle.PicklingError, match="Adam differs from the registered"):
         pickle.dumps(replace(ADAM, formula=ADAGRAD.formula))

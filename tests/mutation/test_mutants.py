@@ -36,13 +36,13 @@ def statements(operator):
 
 
 @each_operator
-def test_there_are_many_with_names_of_their_own(operator):
+def test_mutants_are_many_and_have_unique_names(operator):
     names = [mutant.name for mutant in mutants(operator)]
     assert len(names) > (300 if operator.counts else 80)
     assert len(set(names)) == len(names)
 
 
-def test_they_are_the_same_in_every_process():
+def test_mutants_are_the_same_in_every_process():
     program = (
         "from onnxopt_cli.operators.registry import registry\n"
         "from onnxopt_cli.mutation.mutants import mutants\n"
@@ -83,23 +83,23 @@ def test_they_are_the_same_in_every_process():
         "return ((1 - norm_coefficient_post) * X_new, V, H_new)",
     ],
 )
-def test_each_kind_of_mistake_is_made(statement):
+def test_mutants_of_each_kind_exist(statement):
     assert statement in statements(ADAM)
 
 
-def test_the_branches_of_an_if_are_exchanged_and_changed():
+def test_branches_of_an_if_are_exchanged_and_changed():
     assert {"if mode != 'nesterov'", "if True", "if False", "if mode == 'standard'"} <= statements(
         MOMENTUM
     )
     assert "X_new = X - R / V_new" in statements(MOMENTUM)
 
 
-def test_a_name_is_not_used_before_it_is_assigned():
+def test_names_are_not_used_before_assignment():
     assert not any(text.startswith("G_regularized = V_new") for text in statements(ADAM))
 
 
 @each_operator
-def test_only_few_equal_the_formula(operator):
+def test_few_mutants_are_equivalent(operator):
     share = sum(equivalent(operator, mutant) for mutant in mutants(operator))
     assert 0 < share < len(mutants(operator)) / 20
 
@@ -115,7 +115,7 @@ def test_only_few_equal_the_formula(operator):
         {"T > 0": "T > 0.5"},
     ],
 )
-def test_another_way_to_write_the_formula_is_recognised_as_equal(replace):
+def test_equivalent_formula_is_recognised(replace):
     assert equivalent(ADAM, rewritten(replace))
     assert distinguishing_input(ADAM, rewritten(replace)) is None
 
@@ -133,19 +133,19 @@ def test_another_way_to_write_the_formula_is_recognised_as_equal(replace):
         {"1 - norm_coefficient_post": "1 - 1.000001 * norm_coefficient_post"},
     ],
 )
-def test_a_small_difference_is_not_taken_for_equal(replace):
+def test_small_difference_is_not_equivalent(replace):
     assert not equivalent(ADAM, rewritten(replace))
 
 
-def test_what_differs_only_where_the_formula_has_no_value_is_equal():
+def test_difference_outside_of_the_domain_is_equivalent():
     assert equivalent(ADAM, rewritten({"np.sqrt(H_new)": "np.sqrt(np.abs(H_new))"}))
 
 
-def test_an_implementation_that_fails_is_not_equal():
+def test_failing_implementation_is_not_equivalent():
     assert not equivalent(ADAM, rewritten({"np.sqrt(H_new)": "np.no_such_function(H_new)"}))
 
 
-def test_one_element_tells_a_wrong_formula_apart():
+def test_one_element_distinguishes_a_wrong_formula():
     wrong = rewritten({"T > 0": "T > 1"})
     attributes, inputs = distinguishing_input(MOMENTUM, wrong)
     assert list(inputs) == ["R", "T", "X", "G", "V"]
@@ -156,13 +156,13 @@ def test_one_element_tells_a_wrong_formula_apart():
     assert max(abs(a - b) / abs(b) for a, b in zip(wrong.run(call), right, strict=True)) > 0.01
 
 
-def test_a_whole_tensor_is_given_where_one_element_tells_nothing():
+def test_complete_tensor_is_used_if_one_element_is_not_enough():
     wrong = rewritten({"norm_coefficient * X + G": "norm_coefficient * X + np.mean(G)"})
     _, inputs = distinguishing_input(MOMENTUM, wrong)
     assert 1 < inputs["G"].size < 10
 
 
-def test_a_wrong_default_is_told_apart_by_leaving_the_attribute_out():
+def test_omitted_attribute_distinguishes_a_wrong_default():
     attributes, _ = distinguishing_input(
         ADAM, Implementation("wrong default", defaults={"epsilon": 1e-7})
     )
@@ -170,7 +170,7 @@ def test_a_wrong_default_is_told_apart_by_leaving_the_attribute_out():
 
 
 @each_operator
-def test_what_tells_a_mutant_apart_makes_its_results_differ(operator):
+def test_distinguishing_input_leads_to_different_results(operator):
     for mutant in mutants(operator)[::90]:
         example = distinguishing_input(operator, mutant)
         assert (example is None) == equivalent(operator, mutant)

@@ -33,21 +33,21 @@ def updated(W, U, percent):
     ]
 
 
-def test_the_penalty_is_half_rho_times_the_squared_norm():
+def test_penalty_is_half_rho_times_the_squared_norm():
     call = call_of("AdmmPenalty", 0.0, [3, 4], [0, 0], [0, 0], rho=0.01)
     assert evaluate(call)[0] == pytest.approx(0.125)
     assert deviating(call, "norm not squared")[0] == pytest.approx(0.025)
     assert deviating(call, "root of the norm")[0] == pytest.approx(0.005 * math.sqrt(5))
 
 
-def test_the_gradient_is_rho_times_the_residual():
+def test_gradient_is_rho_times_the_residual():
     call = call_of("AdmmGradient", [0, 0], [3, 4], [0, 0], [0, 0], rho=0.01)
     assert evaluate(call)[0] == pytest.approx([0.03, 0.04])
     wrong = deviating(call, "gradient of the norm not squared")[0]
     assert wrong == pytest.approx([0.003, 0.004])
 
 
-def test_the_penalties_of_all_layers_are_added_to_one_loss():
+def test_penalties_of_all_layers_are_added_to_one_loss():
     layers = [[1, 2], [3.0], [], [0, 0], [1.0], [], [0, 0], [-1.0], []]
     (loss,) = evaluate(call_of("AdmmPenalty", np.float64([[10]]), *layers, rho=2))
     # The residuals are 1, 2; 1; and none.
@@ -57,7 +57,7 @@ def test_the_penalties_of_all_layers_are_added_to_one_loss():
 
 
 @given(st.integers(1, 200), st.floats(0, 100, width=32), st.integers(0, 2**32))
-def test_without_ties_as_many_become_zero_as_the_rank_says(size, percent, seed):
+def test_number_of_zeros_follows_from_the_rank_without_ties(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
     W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
     # Not what rounding decides: ranks that are whole but for their last bits.
@@ -68,7 +68,7 @@ def test_without_ties_as_many_become_zero_as_the_rank_says(size, percent, seed):
 
 
 @given(st.data())
-def test_pruning_is_what_numpy_s_percentile_says(data):
+def test_pruning_agrees_with_the_percentile_of_numpy(data):
     call = data.draw(calls(PRUNE, dtypes=("float64",)))
     percents = call.attributes["percent"] * len(call.groups)
     outputs = evaluate(call)
@@ -81,7 +81,7 @@ def test_pruning_is_what_numpy_s_percentile_says(data):
 
 
 @given(st.data())
-def test_an_update_is_what_the_published_code_computes(data):
+def test_update_agrees_with_the_published_code(data):
     call = data.draw(calls(UPDATE, dtypes=("float64",)))
     percents = call.attributes["percent"] * len(call.groups)
     outputs, count = evaluate(call), len(call.groups)
@@ -99,7 +99,7 @@ def test_an_update_is_what_the_published_code_computes(data):
 
 
 @given(st.data())
-def test_projection_is_idempotent_and_percent_0_zeroes_nothing(data):
+def test_projection_is_idempotent_and_percent_0_prunes_nothing(data):
     call = data.draw(calls(UPDATE, dtypes=("float64",)))
     zeros = [np.zeros_like(W) for W, _, _ in call.groups]
     percent = list(call.attributes["percent"])
@@ -112,7 +112,7 @@ def test_projection_is_idempotent_and_percent_0_zeroes_nothing(data):
         assert np.array_equal(first, second)
 
 
-def test_an_element_at_a_whole_rank_stays():
+def test_element_at_an_integer_rank_stays():
     W = [1, 2, 3, 4, 5, 10]
     assert pruned(W, 80)[0] == [0, 0, 0, 0, 5, 10]
     call = call_of("MagnitudePrune", W, percent=80)
@@ -127,7 +127,7 @@ def test_ties_at_the_threshold_stay():
     assert np.count_nonzero(top_k[0] == 0) == 3
 
 
-def test_a_threshold_of_zero_masks_nothing():
+def test_threshold_of_zero_masks_nothing():
     W = [0, 0, 0, 0, 2]
     assert pruned(W, 60) == [W, [1] * 5]
     call = call_of("MagnitudePrune", W, percent=60)
@@ -138,13 +138,13 @@ def test_percent_100_keeps_the_largest_magnitude():
     assert pruned([1, -5, 3], 100) == [[0, -5, 0], [0, 1, 0]]
 
 
-def test_one_element_stays_and_no_element_is_no_error():
+def test_single_element_stays_and_an_empty_layer_is_valid():
     assert pruned([-3], 100) == [[-3], [1]]
     assert pruned([], 50) == [[], []]
     assert updated([], [], 50) == [[], []]
 
 
-def test_nan_in_a_layer_prunes_nothing_in_it():
+def test_nan_in_a_layer_prevents_pruning():
     W_new, mask = pruned([math.nan, 1, 2], 60)
     assert W_new[1:] == [1, 2]
     assert mask == [1, 1, 1]
@@ -158,7 +158,7 @@ def test_infinite_elements_are_the_largest():
     assert pruned([math.inf, -math.inf], 30) == [[math.inf, -math.inf], [1, 1]]
 
 
-def test_the_dual_variable_takes_up_what_the_new_z_lost():
+def test_dual_variable_accumulates_the_pruned_part():
     Z_new, U_new = updated([1, -4, 2, 3], [0.5, 0, 0, 0], 50)
     assert Z_new == [0, -4, 0, 3]
     assert U_new == [1.5, 0, 2, 0]
@@ -173,7 +173,7 @@ def worst_share(call, place, output):
     return element_shares(derived_output.expected, output, derived_output.error_bound).max()
 
 
-def test_the_residual_may_be_that_of_z_as_it_is_returned():
+def test_residual_may_use_the_rounded_z():
     W = np.array([0.1, -0.4, 2.3, 1e44])
     call = call_of("AdmmUpdate", W, np.zeros(4, np.float32), np.zeros(4), percent=50)
     with np.errstate(over="ignore"):
@@ -184,7 +184,7 @@ def test_the_residual_may_be_that_of_z_as_it_is_returned():
     assert worst_share(call, 1, np.array([0.1 + 1e-9, -0.4, 0, 0])) > 1
 
 
-def test_the_residual_may_be_added_up_in_any_order():
+def test_residual_may_be_summed_in_any_order():
     W, U = np.float32([2, -3]), np.float32([1e-12, 1e-12])
     gradient = call_of("AdmmGradient", np.zeros(2, np.float32), W, W, U, rho=0.5)
     for residual in (W - W + U, W + U - W, U - W + W):
@@ -203,7 +203,7 @@ def test_the_residual_may_be_added_up_in_any_order():
         ("exactly floor(n * percent / 100) pruned", [0, -6, 2, 0]),
     ],
 )
-def test_known_mistakes_of_the_projection_prune_others(name, expected):
+def test_known_mistakes_of_the_projection_prune_other_elements(name, expected):
     call = call_of("MagnitudePrune", [1, -6, 2, 0.5], percent=50)
     assert evaluate(call)[0].tolist() == [0, -6, 2, 0]
     assert deviating(call, name)[0].tolist() == expected
@@ -217,7 +217,7 @@ def test_each_layer_has_its_own_threshold():
     assert [output.tolist() for output in together[:2]] == [[0, 0, 0], [10, 20, 30]]
 
 
-def test_the_mask_is_that_of_w_and_not_of_w_plus_u():
+def test_mask_is_that_of_w_and_not_of_w_plus_u():
     W, U = np.float32([1, -4, 2]), np.float32([5, 3, 0])
     mask, other = (
         evaluate(call_of("MagnitudePrune", layer, percent=50))[1].tolist() for layer in (W, W + U)
@@ -226,7 +226,7 @@ def test_the_mask_is_that_of_w_and_not_of_w_plus_u():
     assert other == [1, 0, 1]
 
 
-def test_one_percent_stands_for_all_layers_or_one_for_each():
+def test_percent_is_common_to_all_layers_or_one_for_each():
     layers = [[1, 2, 3], [10, 20, 30]]
     first = evaluate(call_of("MagnitudePrune", *layers, percent=[0, 100]))
     assert [output.tolist() for output in first[:2]] == [[1, 2, 3], [0, 0, 30]]
@@ -235,7 +235,7 @@ def test_one_percent_stands_for_all_layers_or_one_for_each():
 
 
 @pytest.mark.parametrize("percent", [-0.5, 100.5, math.nan, math.inf])
-def test_percents_out_of_range_are_refused(percent):
+def test_percents_out_of_range_are_rejected(percent):
     with pytest.raises(NodeError, match="it must lie between 0 and 100"):
         call_of("MagnitudePrune", [1, 2], percent=percent)
 
@@ -251,7 +251,7 @@ def test_percentiles_of_finite_numbers_are_those_of_numpy(values, percent):
     )
 
 
-def test_percentiles_beside_infinity_are_numbers_where_nothing_is_interpolated():
+def test_percentiles_at_integer_ranks_beside_infinity_are_finite():
     array = np.array([1, 2, math.inf])
     assert percentile(array, 50) == 2
     assert percentile(array, 100) == math.inf
@@ -260,12 +260,12 @@ def test_percentiles_beside_infinity_are_numbers_where_nothing_is_interpolated()
         percentile(array, 101)
 
 
-def test_what_the_published_code_does_wrong_has_a_name():
+def test_defects_of_the_published_code_are_known_mistakes():
     named = {item.name for operator in PRUNING for item in known_mistakes(operator) if item.seen_in}
     assert {"norm not squared", "gradient of the norm not squared"} <= named
 
 
-def test_torch_agrees_where_it_is_installed():
+def test_torch_agrees():
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(3)
     W, Z, U = random.normal(size=(3, 101)).astype(np.float32)

@@ -108,7 +108,7 @@ CASES = [(operator, *row) for operator in TABLES for row in rows(operator)]
 @pytest.mark.parametrize(
     ("name", "mistake", "inputs", "results"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES]
 )
-def test_a_mistake_returns_what_its_sentence_says(name, mistake, inputs, results):
+def test_mistake_agrees_with_its_example(name, mistake, inputs, results):
     operator = registry().named(name)
     if "G_regularized" in results:
         inputs = inputs | {"alpha": 0.0, "beta": 1.0 if name == "Momentum" else 0.0}
@@ -152,7 +152,7 @@ OF_TYPES_CASES = [
     ("name", "mistake", "shape", "step", "rate", "dtype", "number_of_tensors", "kind"),
     OF_TYPES_CASES,
 )
-def test_a_mistake_in_types_returns_what_its_sentence_says(
+def test_mistake_in_types_agrees_with_its_example(
     name, mistake, shape, step, rate, dtype, number_of_tensors, kind
 ):
     operator = registry().named(name)

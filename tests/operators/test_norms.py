@@ -43,7 +43,7 @@ def test_no_order_of_summation_is_rejected_at_a_hundred_thousand_elements():
 
 
 @pytest.mark.slow
-def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_is_rejected():
+def test_relative_error_of_1e_4_in_a_norm_of_100000_elements_is_rejected():
     names = ("weight_norm", "update_norm")
     done = run_large(*(f"{name}_wrong" for name in names))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -53,7 +53,7 @@ def test_a_norm_of_a_hundred_thousand_elements_that_is_off_by_a_ten_thousandth_i
 
 
 @pytest.mark.slow
-def test_a_norm_compared_with_another_number_than_zero_is_rejected():
+def test_norm_may_be_compared_with_zero_only():
     (lamb,) = read_operators(LAMB, [])
     calls = [
         bind(lamb, list(template.inputs.values()), complete_attributes(lamb, template.attributes))

@@ -36,7 +36,7 @@ def call(place, command, **settings):
 
 
 @pytest.mark.slow
-def test_every_command_of_the_document_works_on_the_operator_of_the_document(place):
+def test_commands_of_the_document_work_on_its_operator(place):
     assert len(COMMANDS) == 8
     outputs = {}
     for command in COMMANDS:
@@ -63,7 +63,7 @@ class Backend:
 """
 
 
-def test_a_wrong_backend_is_told_the_name_of_its_mistake(place):
+def test_known_mistake_of_a_backend_is_named(place):
     (place / "wrong.py").write_text(WRONG)
     done = call(
         place, "run company -k orders -b python:wrong.py:Backend -q --operators lion.py",
@@ -72,7 +72,7 @@ def test_a_wrong_backend_is_told_the_name_of_its_mistake(place):
     assert "step by the blend" in done.stdout
 
 
-def test_a_formula_that_fails_on_some_inputs_only_is_named_with_its_line(place):
+def test_formula_that_fails_on_some_inputs_is_named_with_its_line(place):
     fails = '    if beta1 == 0:\n        raise ValueError("no beta1")\n    blend = '
     (place / "lion.py").write_text(LION.replace("    blend = ", fails))
     done = call(place, "list company --operators lion.py")
@@ -80,14 +80,14 @@ def test_a_formula_that_fails_on_some_inputs_only_is_named_with_its_line(place):
     assert re.search(r"error: .*lion.py:16: Lion: ValueError: no beta1", done.stderr), done.stderr
 
 
-def test_a_file_of_the_variable_is_checked_like_one_of_the_option(place):
+def test_file_of_the_variable_is_checked_like_one_of_the_option(place):
     (place / "lion.py").write_text(LION.replace("return X_new, M_new", "raise SystemExit(0)"))
     done = call(place, "list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert done.returncode == 2
     assert "lion.py:18: Lion: SystemExit" in done.stderr
 
 
-def test_the_variable_names_files_and_another_command_knows_nothing_of_them(place):
+def test_files_of_the_variable_are_loaded_for_one_command(place):
     done = call(place, "list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert "company/lion/" in done.stdout
     assert call(place, "show Lion").returncode == 2
@@ -141,7 +141,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('name="Lion"', 'name="Lion", suite="../x"', r"the suite '../x' is not words"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
+def test_error_in_a_file_is_reported_with_its_line(place, old, new, says):
     assert old in LION
     text = LION.replace(old, new)
     if "sinh" in new:
@@ -153,14 +153,14 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(place, old, new, says):
 
 
 @pytest.mark.parametrize(("added", "code"), [("np.log(1 - X)", 0), ("np.log(X * 0 - 1)", 2)])
-def test_what_is_not_finite_at_one_is_fuzzed_and_what_never_is_is_said(place, added, code):
+def test_formula_that_is_never_finite_is_reported(place, added, code):
     (place / "lion.py").write_text(LION.replace("blend = ", f"blend = 0 * {added} + "))
     done = call(place, "fuzz -b numpy --operator Lion --examples 20 --operators lion.py")
     assert done.returncode == code, done.stderr
     assert code == 0 or "found no inputs of Lion with a finite result" in done.stderr
 
 
-def test_attributes_have_limits_and_may_decide_and_loops_may_run(place):
+def test_formulas_may_have_limits_branches_and_loops(place):
     text = LION.replace('("decay", 0.0)', '("decay", 0.1, limits=(0.0, 1.0))')
     text = text.replace("np.sign(blend)", "np.sign(blend) * min(decay, 0.3)")
     loop = "    for _ in range(2):\n        M_new = M_new * 0.5 if beta2 > 0.5 else M_new\n"
@@ -173,7 +173,7 @@ def test_attributes_have_limits_and_may_decide_and_loops_may_run(place):
     assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
 
 
-def test_a_path_with_a_colon_is_refused_before_workers_split_it(place):
+def test_path_with_a_colon_is_rejected(place):
     (place / "a:b").mkdir()
     (place / "a:b" / "lion.py").write_text(LION)
     done = call(place, "list company --operators a:b/lion.py")
@@ -219,7 +219,7 @@ class Backend:
 """
 
 
-def test_two_rates_limits_and_what_depends_on_signs_alone(place):
+def test_operator_with_two_rates_that_depends_on_signs_is_supported(place):
     (place / "signs.py").write_text(SIGNS)
     (place / "backend.py").write_text(NO_LIMITS)
     for command in ("run company -q", "fuzz -b numpy --operator Signs --examples 100"):
@@ -261,7 +261,7 @@ CLIPPED = Operator(
 """
 
 
-def test_an_output_may_be_carried_beside_tensors(place):
+def test_output_may_be_a_carried_scalar(place):
     (place / "clipped.py").write_text(CLIPPED)
     for command in ("generate company -o mine", "run mine -b numpy -b onnxruntime -q"):
         done = call(place, f"{command} --operators clipped.py")
@@ -282,7 +282,7 @@ SCALE = Operator(
 """
 
 
-def test_cases_whose_names_differ_in_case_alone_are_directories_of_their_own(place):
+def test_names_that_differ_only_in_case_have_separate_directories(place):
     (place / "capitals.py").write_text(CAPITALS)
     operators = "--operators capitals.py"
     done = call(place, f"generate capitals --format onnx -o mine {operators}")
@@ -294,7 +294,7 @@ def test_cases_whose_names_differ_in_case_alone_are_directories_of_their_own(pla
     assert f"{len(names)} pass" in call(place, f"run mine {operators}").stdout
 
 
-def test_a_mean_of_nothing_is_what_numpy_says_it_is(place):
+def test_mean_of_an_empty_tensor_agrees_with_numpy(place):
     (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
     done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -314,7 +314,7 @@ AVERAGE = Operator(
 """
 
 
-def test_a_state_beside_one_other_tensor_is_asked_in_double_beside_zeros(place):
+def test_suite_contains_a_double_state_beside_zeros(place):
     (place / "average.py").write_text(AVERAGE)
     done = call(place, "audit company --operators average.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -329,13 +329,13 @@ def test_commands_that_are_proposed_name_the_file_of_the_operator(place):
     assert re.search(r"onnxopt show Lion --mistake .* --operators lion.py", done.stdout)
 
 
-def test_what_numpy_says_of_an_empty_mean_is_not_shown(place):
+def test_warning_of_numpy_for_an_empty_mean_is_hidden(place):
     (place / "lion.py").write_text(LION.replace("np.sign(blend)", "(blend - np.mean(blend))"))
     done = call(place, "run company -q --operators lion.py")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_maximum_of_nothing_and_a_division_by_no_decay_are_right(place):
+def test_empty_maximum_and_division_by_zero_decay_are_correct(place):
     step = "(blend * (1 / beta1) - np.max(blend))"
     (place / "lion.py").write_text(LION.replace("np.sign(blend)", step))
     for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
@@ -345,7 +345,7 @@ def test_a_maximum_of_nothing_and_a_division_by_no_decay_are_right(place):
     assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
 
 
-def test_an_operator_may_have_the_name_of_one_of_onnx_in_its_own_domain(place):
+def test_operator_of_another_domain_may_have_the_name_of_one_of_onnx(place):
     (place / "lion.py").write_text(LION.replace('name="Lion"', 'name="Shrink"'))
     backends = "-b numpy -b onnxruntime -b onnx-reference"
     done = call(place, f"run onnx-node -k shrink -q {backends} --operators lion.py")
@@ -380,14 +380,14 @@ LOOKAHEAD = Operator(
 """
 
 
-def test_what_computes_in_some_steps_only_is_asked_in_one_of_them_before_it_may_refuse(place):
+def test_probe_uses_a_step_in_which_the_operator_computes(place):
     (place / "lookahead.py").write_text(EVERY_FEW_STEPS)
     done = call(place, "run company -k refuses -q --operators lookahead.py")
     assert done.returncode == 0, done.stdout
     assert re.search(r"[1-9]\d* pass in", done.stdout)
 
 
-def test_a_formula_without_a_docstring_is_shown_whole(place):
+def test_formula_without_a_docstring_is_shown_completely(place):
     docstring = re.search(r'    """.*"""\n', LION).group()
     (place / "lion.py").write_text(LION.replace(docstring, "    # Blended first.\n"))
     done = call(place, "show Lion --operators lion.py")
@@ -396,13 +396,13 @@ def test_a_formula_without_a_docstring_is_shown_whole(place):
     assert "blend = beta1" in done.stdout
 
 
-def test_a_file_that_is_not_there_is_named(place):
+def test_missing_file_is_named(place):
     done = call(place, "run --operators nowhere.py")
     assert done.returncode == 2
     assert "no operator file nowhere.py" in done.stderr
 
 
-def test_a_log_of_another_formula_is_not_resumed(place):
+def test_log_of_another_formula_is_not_resumed(place):
     command = "run company -k double --operators lion.py"
     assert call(place, f"{command} --log run.jsonl").returncode == 0
     assert call(place, f"{command} --resume run.jsonl").returncode == 0
@@ -412,7 +412,7 @@ def test_a_log_of_another_formula_is_not_resumed(place):
     assert "lion.py" in done.stderr
 
 
-def test_a_package_brings_operators(place):
+def test_entry_point_of_a_package_adds_operators(place):
     folder = place / "site"
     (folder / "lions-1.dist-info").mkdir(parents=True)
     (folder / "lions-1.dist-info" / "METADATA").write_text("Name: lions\nVersion: 1\n")
@@ -436,7 +436,7 @@ def test_a_package_brings_operators(place):
         ("blend.sum()", "a formula calls functions: np.sum(...)"),
     ],
 )
-def test_a_function_that_no_formula_can_use_is_named(place, expression, message):
+def test_function_that_a_formula_cannot_use_is_named(place, expression, message):
     text = LION.replace("M_new = beta2", f"M_new = 0 * {expression} + beta2", 1)
     assert text != LION
     (place / "lion.py").write_text(text)

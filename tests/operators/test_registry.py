@@ -69,18 +69,18 @@ def run_program(text, file):
 
 
 @pytest.mark.slow
-def test_importing_every_module_registers_and_runs_nothing(file):
+def test_importing_a_module_registers_and_runs_nothing(file):
     run_program(IMPORT_ALL + REGISTER, file)
     assert not ran(file)
 
 
 @pytest.mark.slow
-def test_the_registry_of_the_environment_runs_the_files_it_names(file):
+def test_registry_loads_the_files_of_the_environment(file):
     run_program(IMPORT_ALL + USE, file)
     assert ran(file)
 
 
-def test_a_registry_in_use_ends_with_its_variable_and_schemas(file, monkeypatch):
+def test_registry_in_use_restores_variable_and_schemas(file, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     made = Registry.builtin()
     (half,) = made.add_file(file)
@@ -97,7 +97,7 @@ def test_a_registry_in_use_ends_with_its_variable_and_schemas(file, monkeypatch)
         pickle.dumps(half)
 
 
-def test_a_file_is_added_once_and_invalid_files_are_rejected(file, tmp_path):
+def test_file_is_added_once_and_invalid_files_are_rejected(file, tmp_path):
     made = Registry.builtin()
     count = len(made.operators)
     assert len(made.add_file(file)) == 1
@@ -109,7 +109,7 @@ def test_a_file_is_added_once_and_invalid_files_are_rejected(file, tmp_path):
     assert (len(made.operators), made.files) == (count + 1, [file])
 
 
-def test_a_command_forgets_the_operators_of_its_files(file, onnxopt):
+def test_command_removes_the_operators_of_its_files(file, onnxopt):
     assert onnxopt("show", "Half", "--operators", file).code == 0
     assert onnxopt("show", "Half").code == 2
     assert str(file) not in os.environ.get(VARIABLE, "")

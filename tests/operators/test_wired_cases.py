@@ -47,7 +47,7 @@ def run(model, inputs):
 """
 
 
-def test_a_case_says_how_the_graph_around_its_node_is_wired(tmp_path):
+def test_case_defines_the_wiring_of_its_graph(tmp_path):
     content = only_case(tmp_path, WIRED)
     graph, (node,) = content.model.graph, content.model.graph.node
     assert [value.name for value in graph.input] == ["G", "T", "weights"] == list(content.inputs)
@@ -63,7 +63,7 @@ def test_a_case_says_how_the_graph_around_its_node_is_wired(tmp_path):
     ]
 
 
-def test_a_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
+def test_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
     (workplace / "mine.yaml").write_text(WIRED)
     (workplace / "by_place.py").write_text(BY_PLACE)
     assert onnxopt("run", "mine.yaml", "-b", "numpy", "-b", "onnxruntime").code == 0
@@ -71,15 +71,15 @@ def test_a_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("V: [1.0]", "V: [2.0, 1.0]", "expected equal inputs"),
         ("inputs: [G, T]", "inputs: [G, Q]", "Q"),
         ("X_new: after", "X_new: G", "expected another for the output"),
     ],
 )
-def test_a_wrong_wiring_is_told(tmp_path, old, new, said):
-    assert said in "".join(problems_of(tmp_path, WIRED.replace(old, new)))
+def test_wrong_wiring_is_reported(tmp_path, old, new, message):
+    assert message in "".join(problems_of(tmp_path, WIRED.replace(old, new)))
 
 
 def test_values_of_one_name_must_be_equal(onnxopt, workplace):
@@ -89,7 +89,7 @@ def test_values_of_one_name_must_be_equal(onnxopt, workplace):
     assert "found V unlike X" in " ".join(answer.text.split())
 
 
-def test_the_suites_reject_a_backend_that_goes_by_place(onnxopt, workplace):
+def test_suites_reject_a_backend_that_ignores_names(onnxopt, workplace):
     (workplace / "by_place.py").write_text(BY_PLACE)
     wired = ("run", "conformance", "-k", "*/momentum/wired*", "--no-explain")
     answer = onnxopt(*wired, "-b", "python:by_place.py:run")
@@ -98,7 +98,7 @@ def test_the_suites_reject_a_backend_that_goes_by_place(onnxopt, workplace):
     assert onnxopt(*wired).code == 0
 
 
-def test_the_last_elements_of_drawn_data_may_be_said():
+def test_last_elements_of_random_data_may_be_given():
     drawn = RandomTensor("normal", 7, (2, 3), np.dtype(np.float32))
     tail = RandomTensor("normal", 7, (2, 3), np.dtype(np.float32), tail=(5.0, -6.0))
     assert tail.make().reshape(-1)[-2:].tolist() == [5.0, -6.0]
@@ -108,7 +108,7 @@ def test_the_last_elements_of_drawn_data_may_be_said():
 
 
 @pytest.mark.parametrize("count", [1, 4, 2**20])
-def test_a_zero_of_exact_operands_is_judged(count):
+def test_zero_of_exact_operands_is_judged(count):
     author = Author(registry().named("Adagrad"))
     template = author.template("", "", count=count, changed={"decay_factor": -1 / count})
     new = derived_outputs(template)[0]
@@ -120,7 +120,7 @@ def test_a_zero_of_exact_operands_is_judged(count):
 
 
 @pytest.mark.slow
-def test_each_dimension_is_asked_of_every_operator_as_the_document_says():
+def test_every_documented_dimension_is_tested_for_every_operator():
     script = runpy.run_path(str(REPOSITORY / "scripts/count_dimensions.py"))
     table = script["table"]()
     assert table in (REPOSITORY / "docs/mutation-analysis.md").read_text()

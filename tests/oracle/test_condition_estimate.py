@@ -488,7 +488,7 @@ def test_correct_output_passes(name):
     assert node_passes(operator, inputs, output, **extra)
 
 
-def test_a_fused_difference_of_squares_passes_and_a_wrong_one_fails():
+def test_fused_difference_of_squares_passes_and_a_wrong_one_fails():
     x, z = f32(1.0000001), f32(1)
     nodes = [("Mul", ["x", "x"], {}), ("Mul", ["z", "z"], {}), ("Sub", ["t0", "t1"], {})]
     inputs = {"x": x, "z": z}
