@@ -819,7 +819,7 @@ class Backend:
 
 
 def test_mistake_that_fails_passing_cases_is_not_named(onnxopt, workplace):
-    """No order of operations makes roots in float32 right doubles."""
+    """No order of operations makes roots in float32 correct in double."""
     (workplace / "vendor.py").write_text(SUBTRACTED)
     patterns = [word for name in ("T_*_near_one", "double") for word in ("-k", f"*/adam/{name}")]
     answer = onnxopt("run", "conformance/adam", *patterns, "-b", "python:vendor.py:Backend")

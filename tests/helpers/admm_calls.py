@@ -1,4 +1,4 @@
-"""Nodes of the ADMM operators, from plain numbers or drawn from all over their inputs."""
+"""Nodes of the ADMM operators, from given numbers or drawn at random."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def deviating(call, name):
 
 @st.composite
 def calls(draw, operator, *, special=False, dtypes=FLOATS):
-    """Draw a node of one to three layers, with ties and whole ranks among them."""
+    """Draw a node of one to three layers, some with ties and integer ranks."""
     groups = draw(st.integers(1, 3))
     attributes = {}
     for attribute in operator.attributes:

@@ -1,4 +1,4 @@
-"""How to ask for the command of tests/plugins, and for others in Python."""
+"""Specifications of the command of tests/plugins, and of other commands in Python."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ COMMAND = PLUGINS / "exec" / "command.py"
 
 
 def spec(*arguments, command=COMMAND, **options):
-    """A backend's specification."""
+    """Return the specification of a backend."""
     words = shlex.join(map(str, (sys.executable, command, *arguments)))
     return f"exec:{words}" + "".join(f",{name}={value}" for name, value in options.items())

@@ -1,4 +1,4 @@
-"""Where things are."""
+"""Paths of the repository and of the plugins for tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Records of runs to be rendered: an ordinary one, and one in which every name is hostile."""
+"""Records of runs for tests of reports: ordinary ones, and one with hostile names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
 from onnxopt_cli.errors import Fault
 
-#: What names, messages and values may hold.
+#: Texts that names, messages and values may contain.
 HOSTILE = (
     "<script>document.title='owned'</script>",
     '"><img src=x onerror="document.title=\'owned\'">',
@@ -44,7 +44,7 @@ HOSTILE = (
 
 
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
-    """An output of two elements, held against an error bound; by default the second is off."""
+    """Return the diff of an output of two elements; by default the second is wrong."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
     error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
     got = np.array(actual, dtype=np.float32)
@@ -52,7 +52,7 @@ def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
 
 
 def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):
-    """A result of Adam; its outputs are wrong if it fails."""
+    """Return a result of Adam, with wrong outputs if it fails."""
     right = [diff(name, actual=(1.0, 2.0)) for name in ("V_new", "H_new")]
     diffs = ()
     if outcome in (Outcome.PASS, Outcome.FAIL):
@@ -67,7 +67,7 @@ def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fiel
 
 
 def record(*results, **fields):
-    """A run that gave these results."""
+    """Return the record of a run with these results."""
     names = dict.fromkeys(result.backend for result in results)
     usual = {
         "versions": {"onnxopt": "1.2.3", "python": "3.11"},
@@ -79,7 +79,7 @@ def record(*results, **fields):
 
 
 def every_outcome():
-    """A run with a result of each outcome, and each standing."""
+    """Return the record of a run with a result of each outcome and standing."""
     results = [
         result(
             f"demo/adam/{outcome.value}",
@@ -96,7 +96,7 @@ def every_outcome():
 
 
 def hostile():
-    """A run on three backends in which every text of external origin is hostile."""
+    """Return the record of a run in which every text of external origin is hostile."""
     results = []
     for number, text in enumerate(HOSTILE):
         for backend in ("numpy", HOSTILE[0], HOSTILE[4]):

@@ -1,4 +1,4 @@
-"""The formula on PyTorch's tensors: correct, and rounded by independent code."""
+"""Formulas on tensors of PyTorch: correct results, rounded by independent code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes drawn from all over an operator's inputs, and the shares of error bounds that are used."""
+"""Nodes drawn at random, and error / tolerance of their outputs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
 
 
 def shares(derived_output, output):
-    """Return how much of the error bound each element uses; inf where NaN or Inf is not met."""
+    """Return error / bound of each element; inf if an expected NaN or Inf is missing."""
     assert output.dtype == derived_output.expected.dtype
     assert output.shape == derived_output.expected.shape
     met = (output == derived_output.expected) | (
@@ -102,7 +102,7 @@ def _tensor(random, dtype, shape, exponent, positive):
 
 
 def _nearly_cancelled(call):
-    """Return the call with an X that the step about takes away."""
+    """Return the call with an X that approximately equals the step, so that X_new cancels."""
     groups = []
     for group, moved in zip(call.groups, evaluate(call), strict=False):
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Trajectories for tests: as case files, and as they are read from these."""
+"""Trajectories for tests: case files, and the cases that are read from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trajectory_text(operator: str, gradient: str, count: int, *, start: str = ""
 
 
 def contents(folder, text):
-    """Return what the case asks step by step, and in a loop."""
+    """Return the problems of the case as steps and as a loop."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]

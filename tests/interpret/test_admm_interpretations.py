@@ -1,4 +1,4 @@
-"""The ADMM operators lowered and bounded: nothing right is rejected, and only doubt is doubted."""
+"""The ADMM operators, lowered and bounded: correct results pass, and wrong ones are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator
 
 
 def judge_of(call, factor=1.0):
-    """Return what tells whether outputs of a call are right by the derived tolerance."""
+    """Return a function that tells whether outputs of a call are within the derived tolerance."""
     derived_outputs = {f"output {index}": it for index, it in enumerate(bound(call, factor))}
     expected = {name: it.expected for name, it in derived_outputs.items()}
     error_bounds = {name: it.error_bound for name, it in derived_outputs.items()}
@@ -68,7 +68,7 @@ def test_exact_percent_and_tensors_leave_no_choice(operator, data):
 
 
 def test_element_at_a_threshold_may_be_pruned_or_kept():
-    # The rank, 80 % of 5, is whole; in float32 it may be off by its last bit, to either side.
+    # The rank, 80 % of 5, is an integer; in float32 it may be an ulp smaller or larger.
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
     right = evaluate(call)
@@ -121,7 +121,7 @@ def test_bound_of_a_sum_grows_with_the_root_of_its_length():
         (loss,) = bound(call_of("AdmmPenalty", 0.0, W, 0 * W, 0 * W, rho=2))
         errors.append(float(loss.error) / size)
     assert 2.0**-24 * 9 < errors[0] < 2.0**-24 * 20
-    # Of ten terms, no order rounds more than nine times.
+    # Any order of ten terms rounds at most nine times.
     assert 10 < errors[1] / errors[0] < 25
     assert 9 < errors[2] / errors[1] < 11
 

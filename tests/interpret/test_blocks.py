@@ -1,4 +1,4 @@
-"""Large tensors are computed and judged in blocks, with the verdict that they would have whole."""
+"""Large tensors are computed and judged in blocks, with the same verdict as complete tensors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Backend:
 
 @pytest.fixture
 def large(workplace):
-    """A case of two tensors, with operands that broadcast, and NaN, Inf and the like among them."""
+    """Return a case of two tensors, with broadcast operands and special values."""
     random = np.random.default_rng(5)
     special = np.float32([np.nan, np.inf, -np.inf, 0, 1e-42, 3e38])
     shapes = {"1": (COUNT,), "2": (8, COUNT // 7)}
@@ -118,23 +118,23 @@ def test_elementwise_formulas_are_recognised():
     assert not elementwise & {"AdmmUpdate", "AdmmPenalty"}
 
 
-def compare_looks(expected, actual, error_bound, agrees, location):
-    """See that one look at an output, and at one just beyond its limits, tells as all looks do.
+def compare_fast_verdict(expected, actual, error_bound, agrees, location):
+    """Check that the fast comparison has the verdict of the complete one.
 
-    Those at the output have been taken.
+    The output, whose complete comparison is given, and one just beyond its limits are compared.
     """
     if not isinstance(error_bound, ErrorBound):
         return
     limit = error_bound.at(np.arange(expected.size)).limit.reshape(expected.shape)
     with np.errstate(all="ignore"):
         beyond = np.asarray(expected + 1.5 * limit, expected.dtype)
-    (diff,) = compare.compare_outputs({"it": expected}, [beyond], {"it": error_bound}.get)
+    (diff,) = compare.compare_outputs({"Y": expected}, [beyond], {"Y": error_bound}.get)
     for outputs, right in ((actual, agrees), (beyond, diff.agrees)):
         assert compare.surely_agrees(expected, outputs, error_bound) == right, location
 
 
 def compare_parts(content, location, random, monkeypatch):
-    """Judge wrong outputs as a whole and in parts; yield the pairs of diffs, compared already."""
+    """Judge wrong outputs completely and in blocks, compare the diffs, and yield them in pairs."""
     call = None if content.must_reject else sole_call(content.model, content.inputs)
     if content.trajectory is not None or call is None:
         return
@@ -144,7 +144,7 @@ def compare_parts(content, location, random, monkeypatch):
             with np.errstate(over="ignore"):
                 magnitude = np.abs(np.float64(derived_output.value))
             normal = np.isfinite(magnitude)
-            # Half a subnormal number is rounded down in one, up in the other.
+            # Half of a subnormal number is rounded down in one tensor and up in the other.
             enough = (
                 derived_output.error + np.finfo(np.float64).smallest_subnormal >= share * magnitude
             )
@@ -163,7 +163,7 @@ def compare_parts(content, location, random, monkeypatch):
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
         for diff, actual in zip(diffs[-1], outputs, strict=True):
             expected, error_bound = key.outputs[diff.name], key.tolerances[diff.name]
-            compare_looks(expected, actual, error_bound, diff.agrees, location)
+            compare_fast_verdict(expected, actual, error_bound, diff.agrees, location)
     for unsplit, parts in zip(*diffs, strict=True):
         assert parts.tolerance_used == pytest.approx(unsplit.tolerance_used, rel=1e-6), location
         assert parts.tolerance_used_median >= unsplit.tolerance_used_median * (1 - 1e-6)
@@ -181,7 +181,7 @@ def compare_parts(content, location, random, monkeypatch):
 
 @pytest.mark.slow
 def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
-    """Whole tensors in the widest type are the oracle, for right outputs and for wrong ones."""
+    """Compare with complete tensors in the widest type, for correct and for wrong outputs."""
     random = np.random.default_rng(3)
     outcomes = set()
     for case in collect([str(CASES)]).cases[::5]:
@@ -251,7 +251,7 @@ def test_reductions_of_blocks_equal_those_of_complete_tensors(name, formula, mon
     random = np.random.default_rng(2)
     tensors = [random.standard_normal(COUNT).astype(np.float32) for _ in operator.tensors]
     for tensor in tensors:
-        # Some are alike, others as near the threshold as can be.
+        # Some elements are equal, others are as near to the threshold as possible.
         tensor[::3] = np.round(tensor[::3], 2)
     call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
     assert evaluate_module.has_blocks(call)

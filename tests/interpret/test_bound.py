@@ -45,7 +45,7 @@ def momentum(*inputs, alpha=0.5, beta=1.0, mode="standard", norm_coefficient=0.0
 
 
 def judged(formula, *tensors, dtype=np.float32):
-    """Judge a formula of one's own, of two tensors."""
+    """Return the bounds of a formula of two tensors."""
     operator = replace(
         ADAM,
         formula=lambda _, X, G: (formula(X, G),),
@@ -88,14 +88,14 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
     tensors = [random.choice(special, shape).astype("f4") for _ in ADAM.tensors for shape in shapes]
-    # One that broadcasts.
+    # A tensor that broadcasts.
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
     call = bind(ADAM, inputs, complete_attributes(ADAM, {}) | {"epsilon": epsilon})
     single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
-        # Beside another tensor's choice, the same once more.
+        # The same beside the choice of another tensor.
         wanted += wanted[-1:] * (len(several) - len(wanted))
         for output, expected_output in zip(several, wanted, strict=True):
             for actual_part, expected_part in zip(output, expected_output, strict=True):
@@ -135,7 +135,7 @@ def test_zeros_that_no_rounding_can_reach_are_exact_and_not_inconclusive():
 
 def test_cancellation_makes_an_element_inconclusive_and_leaves_its_neighbours():
     X = np.float32([1, 1, 3])
-    # R * V_new is 1 but for its last bits.
+    # R * V_new differs from 1 only in its last bits.
     G = np.float32([3.0000002, 3, 3])
     V = np.zeros(3, np.float32)
     X_new = bound(momentum(1 / 3, 1, X, G, V))[0]
@@ -229,8 +229,8 @@ def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_one_inconclusive()
 
 
 def test_root_of_a_cancelled_mean_is_inconclusive():
-    # H is -1 and -3 before G's square is added; moved by a share of the difference, its error is
-    # that of H and of the difference, which are a million times as large.
+    # H is -1 and -3 before G's square is added. If H moves by a share of the difference, its error
+    # is that of H and of the difference, which are a million times as large.
     X_new, _, H_new = bound(
         call_of("Adam", 0.1, 0, [1.0] * 2, [1.0] * 2, [1.0] * 2, [-1e6, -3e6], beta=1e-6)
     )
@@ -268,7 +268,7 @@ def test_double_in_a_float32_node_may_be_rounded_first():
 
 
 def test_double_tensors_beside_float32_scalars_may_not_be_rounded():
-    # With T = 0 nothing is computed from R alone.
+    # With T = 0, no result is computed from R alone.
     X = np.float64(2**24 + 1)
     X_new = bound(momentum(0.5, 0, X, 1.0, 0.0, dtype=np.float64, rate=np.float32))[0]
     assert X_new.limit < 1e-6
@@ -353,7 +353,7 @@ def test_float32_results_may_be_computed_in_float32_from_double_inputs():
     X = np.float32([1])
     V = np.float64([1 + 2**-30])
     X_new = bound(momentum(1, 1, X, np.float32([0]), V, alpha=1.0))[0]
-    # Computed in float32 the step is 1, and nothing is left.
+    # Computed in float32, the step is 1, and X_new is 0.
     assert abs(X_new.value) <= X_new.error
 
 

@@ -1,4 +1,4 @@
-"""No right implementation leaves the error bound; nor does the wide evaluation leave its own."""
+"""Reformulations stay within the error bound, and the wide evaluation within its own bound."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
         assert derived_output.expected.tobytes() == expected.tobytes()
 
 
-@pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="nothing is wider here")
+@pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="no wider type")
 @each_training_operator
 @given(data=st.data())
 def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
-    # In double, so that the same bound counted in the wide type's roundoff holds for it; of sizes
-    # that neither type has to flush.
+    # In double, so that the same bound holds for it in roundoffs of the wide type, and with
+    # magnitudes that are normal numbers in both types.
     call = data.draw(
         calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
     )
@@ -82,7 +82,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):
-            # Of a limit as wide as the value some digits are of what long doubles lose on the way.
+            # A limit as large as the value includes intermediate roundings of long doubles.
             lost = float(np.finfo(WIDE).eps / np.finfo(np.float64).eps) * wide.error
             allowed = wide.limit * (1e-9 + lost / np.abs(wide.expected))
             alike = np.abs(quad.limit - wide.limit) <= allowed
@@ -94,7 +94,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
 
 
 def exact_outputs(call):
-    """Compute every element of every output with 60 digits, infinite and NaN where it must be."""
+    """Compute every output with 60 digits, with infinities and NaN."""
     outputs = []
     with localcontext(prec=60, traps=[]):
         for group in call.groups:

@@ -1,4 +1,4 @@
-"""Right implementations: each is right, and rounds in its own way."""
+"""Reformulations are correct, and each one rounds differently."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_forms_round_differently_from_the_formula(operator):
         for mode in modes
         for dtype in (np.float32, np.float64)
         for count in range(1, 12)
-        # Some forms are as accurate as the formula only where averages are slow.
+        # Some reformulations are as accurate as the formula only for slow averages.
         for weights in ({}, {"alpha": 0.9, "beta": 0.9} if operator.name == "Adam" else {})
     ]
     same = set()
@@ -80,7 +80,7 @@ def test_forms_round_differently_from_the_formula(operator):
             for first, second in zip(reformulation.run(call), plain(call), strict=True)
         ):
             same.add(reformulation.name.partition(",")[0])
-    # Signs, and a multiplication by itself, round nothing.
+    # Changes of sign, and a product with itself, do not add roundings.
     assert same <= {"step negated and added", "power less one", "square by a power"}
 
 

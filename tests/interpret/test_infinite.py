@@ -1,4 +1,4 @@
-"""Infinite inputs: NaN is right where a right form subtracts infinity from itself, nowhere else."""
+"""Infinite inputs: NaN is correct only where a reformulation subtracts infinity from itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFORMULATED = f"python:{PLUGINS / 'reformulated.py'}"
 
 @st.composite
 def infinite_calls(draw, operator):
-    """Draw a node of which some elements, or R, are infinite."""
+    """Draw a node in which some elements, or R, are infinite."""
     call = draw(calls(operator, exponents=(0, -3, 6)))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
 
@@ -39,7 +39,7 @@ def infinite_calls(draw, operator):
 
 
 def accepted(derived_output, output):
-    """Tell of each element whether it is accepted."""
+    """Return for each element whether it is accepted."""
     return element_shares(derived_output.expected, output, derived_output.error_bound) <= 1
 
 
@@ -84,7 +84,7 @@ def test_no_reformulation_is_rejected_for_infinite_inputs(operator, data):
     ids=lambda item: item[0],
 )
 def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
-    # One of ten of the pairs: all of them take minutes.
+    # A tenth of the pairs, because all of them take minutes.
     names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
     answer = onnxopt("run", *cases, "--isolation", "none", *backends)
@@ -215,7 +215,7 @@ def sum_of_both(_, X, G):
 
 
 def judged(formula, form, X, G):
-    """Judge a formula of one's own that has one other form."""
+    """Return the bound of a formula with one reformulation."""
     adam = registry().named("Adam")
     changed = replace(
         adam,
@@ -247,7 +247,7 @@ def test_nan_from_finite_inputs_is_wrong_also_beside_infinite_inputs():
 
 
 def unity(T, dtype=np.float32, **attributes):
-    """Expected results of Adam without any decay of its averages."""
+    """Return the tensors and bounds of Adam without decay of its averages."""
     adam = registry().named("Adam")
     group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]
@@ -264,7 +264,7 @@ def test_zero_from_cancellation_may_have_either_sign(T, dtype):
             rate = 0.5 * np.sqrt(1 - np.float32(0.999) ** np.float64(T)) / np.float64(zero)
             step = X - rate * V_new.expected / 1
         assert accepted(X_new, step.astype(dtype)).all()
-    # Only the quotient by zero is in doubt, and it is not finite.
+    # Only the quotient by zero may differ, and it is not finite.
     for wrong in (X, np.zeros_like(X), np.full_like(X, 3e38)):
         assert not accepted(X_new, wrong).any()
     assert not accepted(V_new, -V_new.expected)[[0, 2]].any()

@@ -1,4 +1,4 @@
-"""A lowered node computes what the formula says, on every runtime, within its roundings."""
+"""A lowered node computes the formula on every runtime, within its roundings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bound_call(model, inputs):
 
 
 def enclosures(call):
-    """Return, for every output, what results of rounded evaluations lie in."""
+    """Return intervals that contain the results of all rounded evaluations, for every output."""
 
     def scalar(value):
         return Interval.exactly(value.reshape(()), value.dtype if value.dtype.kind == "f" else None)

@@ -1,4 +1,4 @@
-"""Operators with a formula inside model-local functions: those are inlined, no others."""
+"""Model-local functions are inlined only if they contain operators with a formula."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_operators_with_a_formula_are_found_wherever_they_hide():
 
 @runtimes
 def test_default_of_a_function_attribute_is_passed_to_its_nodes(runtime):
-    # 0.75 is the function's default of alpha; Adagrad's kin have another one, and Momentum none.
+    # 0.75 is the function's default of alpha; Adagrad has another default, and Momentum none.
     model = parsed(f"""<ir_version: 9, opset_import: ["": 15, "made.here": 1]>
     g (INPUTS) => (float[2] Y) {{ Y = made.here.inner (R, T, X, G, V) }}
     {FUNCTIONS.split("<domain", 2)[0]}<domain: "made.here", opset_import: ["": 15, "{DOMAIN}": 1]>

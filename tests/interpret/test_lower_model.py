@@ -1,4 +1,4 @@
-"""Whatever model an operator with a formula stands in, lowering replaces it there."""
+"""Lowering replaces operators with a formula in any part of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that lowering makes up: new to the whole model, and telling where they come from."""
+"""Names that lowering generates are unique in the model and show their origin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_new_names_keep_clear_of_every_name_in_the_model():
         {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
     )
     text = onnx.printer.to_text(plain)
-    # Take every name that was free: as an input, in an inner scope, and as a mere annotation.
+    # Use every name that was free: as an input, in an inner scope, and as an annotation.
     taken, inner, annotated = made[::3], made[1::3], made[2::3]
     chain = "".join(f"{b} = Neg ({a})\n" for a, b in zip(["Z", *inner], [*inner, "b"], strict=True))
     text = text.replace(

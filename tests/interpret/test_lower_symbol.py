@@ -1,4 +1,4 @@
-"""Any NumPy that a formula may use becomes ONNX operators that mean the same."""
+"""Every NumPy function of formulas is lowered to equivalent ONNX operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.operators.percentile import percentile
 
 SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
-#: Every pair of these.
+#: Every pair of these numbers is tested.
 X, Y = np.array(list(itertools.product(SPECIAL, SPECIAL))).T
 
 
 def assert_unchanged(runtime, formula, outputs, inputs, **options):
-    """Assert that a lowered formula yields to the bit what the formula does."""
+    """Assert that a lowered formula is bitwise equal to the formula."""
     operator = operator_of(formula, outputs)
     expected = evaluate(bind(operator, inputs, {}))
     got = runtime(lowered(operator, inputs, **options), inputs)
@@ -126,7 +126,7 @@ def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
         node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"
     }
     (sort,) = (node for node in nodes if node.op_type == "TopK")
-    # One more is sorted, for a tensor that is empty.
+    # One more element is sorted, in case the tensor is empty.
     assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
     assert "Size" not in {node.op_type for node in nodes}
 

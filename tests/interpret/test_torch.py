@@ -1,4 +1,4 @@
-"""PyTorch computes the formulas, too, where it is installed; no tolerance may reject that."""
+"""Formulas computed with PyTorch, if it is installed, are within all tolerances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The carried bound: no right implementation leaves it, however it rounds on the way."""
+"""The propagated bound of trajectories: every reformulation stays within it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
 
 def walked(trajectory, implementation):
-    """Yield the outputs of each step of an implementation that is fed its own outputs."""
+    """Yield the outputs of each step of an implementation, which are the inputs of the next one."""
     names = [value.name for value in trajectory.model.graph.output]
     state = trajectory.state
     for step in range(1, trajectory.count + 1):

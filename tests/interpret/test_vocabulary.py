@@ -1,4 +1,4 @@
-"""Every NumPy function that a formula may use: bounded, lowered, and the two in agreement."""
+"""Every NumPy function of formulas has a bound and a lowering, which agree."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from onnxopt_cli.operators.percentile import percentile
 #: The wide type of machines where long double is double.
 QUAD = QuadPrecDType()
 
-#: A number that float32 holds, as attributes are.
+#: A number that is exact in float32, as attributes are.
 SHARE = float(np.float32(0.3))
 
-#: By function: an expression with it, of one rounded operand and another, as a formula writes it.
+#: For each function, an expression of a rounded operand and a second one.
 EXPRESSIONS = {
     np.add: lambda x, y: x + y,
     np.subtract: lambda x, y: x - y,
@@ -94,7 +94,7 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)
 
 
 def formula_of(function):
-    # The operand has been rounded once, and may lie near a step.
+    # The operand has been rounded once, and may be near a discontinuity.
     return lambda _T, X, Y: (function(X * SHARE - Y, Y),)
 
 
@@ -128,7 +128,7 @@ def test_quads_are_multiplied_as_matrices_wherever_they_lie(shape):
 
 
 def within(derived_output, output):
-    """Tell for each element whether an output is right in one of the ways that it may be."""
+    """Return for each element whether an output matches one of the correct values."""
     accepted = False
     with np.errstate(all="ignore"):
         for each in filter(None, (derived_output, derived_output.otherwise)):
@@ -170,7 +170,7 @@ def test_relative_error_of_1e_4_exceeds_the_bound(function):
 @each_function
 def test_lowered_it_stays_within_the_bound(runtime, function):
     rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
-    # Where a step may go either way, and none.
+    # A point at which either side of the discontinuity is correct, and one at which only one is.
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
     inputs = [np.array(3), X, Y]

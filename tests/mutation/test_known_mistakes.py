@@ -1,4 +1,4 @@
-"""Named wrong implementations: what each yields on inputs that show its defect."""
+"""Known mistakes: their outputs for inputs that show the defect."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_decay_in_float32_is_wrong_for_double_tensors():
     inputs = {"R": 0.1, "T": 3, "X": 1, "G": 1, "H": 0}
     call = call_of(ADAGRAD, inputs, {"decay_factor": 0.1}, "float64")
     implementation = mistake(ADAGRAD, "decay in float32")
-    # r is 0.1 / 1.3, and the denominator's last float32 digit is worth 1.2e-7.
+    # r is 0.1 / 1.3, and an ulp of the denominator is 1.2e-7.
     assert 1e-9 < abs(implementation.run(call)[0] - evaluate(call)[0]) < 0.1 / 1.3**2 * 1.2e-7
     assert implementation.seen_in == ("onnx2fx",)
 
@@ -274,7 +274,7 @@ def test_no_known_mistake_equals_the_formula(operator):
 @pytest.mark.slow
 @each_operator
 def test_named_mistakes_have_large_errors_for_some_input(operator):
-    # These only round to float32, and show in doubles.
+    # These mistakes only round to float32, which shows in double tensors.
     rounding = {
         "attributes combined in float32",
         "bias correction with powers rounded to float32",
@@ -340,7 +340,7 @@ TWO = {"R": 0.1, "T": 1, "X1": [1], "X2": [2], "G1": [3], "G2": [4], "V1": [5], 
         (None, [0.25, 1.06, 7.5, 9.4]),
         ("tensors returned in reverse order", [1.06, 0.25, 9.4, 7.5]),
         ("outputs of several tensors interleaved", [0.25, 7.5, 1.06, 9.4]),
-        # X1, G1, V1 are taken to be X1, X2 and G1, and so on.
+        # X1, X2 and G1 are used as X1, G1 and V1, and so on.
         ("inputs of several tensors interleaved", [0.53, 2.96, 4.7, 10.4]),
         ("only the first tensor updated", [0.25, 2, 7.5, 6]),
         ("last of several tensors not updated", [0.25, 2, 7.5, 6]),
@@ -425,7 +425,7 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
     ],
 )
 def test_known_mistake_confuses_counts(name, count, seen):
-    # Adagrad's decay shows every count; for Momentum these are other names for a wrong comparison.
+    # The decay of Adagrad shows every wrong count. For Momentum they are wrong comparisons.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
     assert wrong == evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": seen}, decay))

@@ -1,4 +1,4 @@
-"""Wrong formulas that are made automatically, and which of them equal the right one."""
+"""Generated mutants of formulas, and the detection of equivalent mutants."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mutants_are_the_same_in_every_process():
         check=True,
         env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)},
     ).stdout
-    # Other tests may have brought operators of their own.
+    # Other tests may have registered operators.
     ours = [operator for operator in registry().operators if operator.file not in registry().files]
     descriptions = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
     assert printed.splitlines() == descriptions

@@ -217,7 +217,7 @@ gradient averaged over the elements | X=[0,0] G=[2,4] | G_regularized=[1,2]
 sign of the gradient | X=[0,0] G=[-3,5] | G_regularized=[-1,1]
 """
 
-#: Of formulas with the adaptive denominator, where V_new is G and H_new its square.
+#: Formulas with the adaptive denominator, in which V_new is G and H_new its square.
 ROOT_AND_EPSILON = """
 epsilon squared inside the square root | G=3 epsilon=4 | X_new=-3/5
 epsilon inside and outside the square root | G=2 epsilon=5 | X_new=-1/4

@@ -1,4 +1,4 @@
-"""The ADMM operators, held to hand-computed numbers, NumPy's percentile and PyTorch."""
+"""The ADMM operators agree with numbers computed by hand, NumPy's percentile and PyTorch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_gradient_is_rho_times_the_residual():
 def test_penalties_of_all_layers_are_added_to_one_loss():
     layers = [[1, 2], [3.0], [], [0, 0], [1.0], [], [0, 0], [-1.0], []]
     (loss,) = evaluate(call_of("AdmmPenalty", np.float64([[10]]), *layers, rho=2))
-    # The residuals are 1, 2; 1; and none.
+    # The residuals are 1 and 2, 1, and empty.
     assert loss == 16
     assert loss.dtype == np.float64
     assert loss.shape == (1, 1)
@@ -60,7 +60,7 @@ def test_penalties_of_all_layers_are_added_to_one_loss():
 def test_number_of_zeros_follows_from_the_rank_without_ties(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
     W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
-    # Not what rounding decides: ranks that are whole but for their last bits.
+    # Exclude ranks that rounding decides: those within an ulp of an integer.
     rank = (size - 1) * np.longdouble(percent) / 100
     if abs(rank - np.rint(rank)) > 1e-12 or percent in (0, 100):
         assert np.count_nonzero(W_new == 0) == math.ceil(rank)
@@ -91,7 +91,7 @@ def test_update_agrees_with_the_published_code(data):
         near = np.abs(np.abs(z) - threshold) <= 1e-13 * threshold
         z[np.abs(z) < threshold] = 0
         Z_new, U_new = outputs[index], outputs[count + index]
-        # Rounded to the wide type first, a sum may come out in the double beside.
+        # A sum that is first rounded to the wide type may be an ulp of double different.
         assert np.array_equal(Z_new[~near] == 0, z[~near] == 0)
         assert np.allclose(Z_new[~near], z[~near], rtol=2.0**-52, atol=0)
         scale = np.max(np.abs(W), initial=0) + np.max(np.abs(U), initial=0)
@@ -168,7 +168,7 @@ def test_dual_variable_accumulates_the_pruned_part():
 
 
 def worst_share(call, place, output):
-    """Return the largest share of its limit that an element of an output of the call uses."""
+    """Return the largest error / tolerance of the outputs of a call."""
     derived_output = bound(call)[place]
     return element_shares(derived_output.expected, output, derived_output.error_bound).max()
 

@@ -1,4 +1,4 @@
-"""Every known mistake does what its sentence says, by an example that was worked out by hand."""
+"""Every known mistake agrees with its description, by an example worked out by hand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TABLES = {
     "MagnitudePrune": examples.MAGNITUDE_PRUNE + examples.THRESHOLDS,
 }
 F4, F8 = np.dtype("float32"), np.dtype("float64")
-#: Of mistakes in types and shapes: R's and T's shapes, T, types of R and of each tensor, their
-#: number, and the type and shape in which X_new comes back of a tensor without dimensions.
+#: Mistakes in types and shapes: the shapes of R and T, T, the types of R and of each tensor, their
+#: number, and the type and shape of X_new for a scalar tensor.
 OF_TYPES = {
     "X_new comes back in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
@@ -93,7 +93,7 @@ def node(operator, given):
 
 
 def expected(operator, results):
-    """Return results by output; the part of a formula that is shared has its own name."""
+    """Return results by output; a shared part of a formula has its own name."""
     if "G_regularized" in results:
         value = np.array(results["G_regularized"])
         return {"H_new": value * value} if operator.name == "Adagrad" else {"V_new": value}

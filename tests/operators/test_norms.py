@@ -1,4 +1,4 @@
-"""Operators whose step depends on norms of whole tensors, as LAMB's."""
+"""Operators whose step depends on norms of tensors, such as LAMB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators in files of the user's: what docs/operators.md says, and what goes wrong."""
+"""Operator files of users: the examples of docs/operators.md, and errors."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_operator_with_two_rates_that_depends_on_signs_is_supported(place):
         assert "Warning" not in done.stderr
     done = call(place, "audit company --operators signs.py")
     assert re.search(r"wrong, named +(\d+) of \1 ", done.stdout), done.stdout
-    # A backend that checks no limits fails exactly the refusals of limits.
+    # A backend that does not check limits fails exactly the rejection cases of limits.
     done = call(
         place,
         "run company -b python:backend.py:Backend --no-explain --operators signs.py"

@@ -1,4 +1,4 @@
-"""The graph around a node: names, orders, shared values and initializers; what suites ask."""
+"""The graph around a node: names, orders, shared values and initializers, also in suites."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ cases:
       initializers: [R]
       attributes: [mode, beta]
 """
-# Takes inputs by their place in the graph, and returns outputs in the node's order.
+# Assigns inputs by their position in the graph, and returns outputs in the node's order.
 BY_PLACE = """\
 import onnx
 from onnxopt_cli.backends.reference import NumpyBackend
@@ -114,7 +114,7 @@ def test_zero_of_exact_operands_is_judged(count):
     new = derived_outputs(template)[0]
     assert np.isinf(new.value).all()
     assert not new.branch.inconclusive.any()
-    # A third is rounded, and so are its results.
+    # 1/3 is rounded, and so are the results.
     template = author.template("", "", count=3, changed={"decay_factor": -1 / 3})
     assert derived_outputs(template)[0].branch.inconclusive.all()
 

@@ -1,4 +1,4 @@
-"""Backends with known and unknown mistakes, and one that refuses every model."""
+"""Backends with known and unknown mistakes, and one that rejects every model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Right:
 
 
 class Refusing:
-    """Refuses every model."""
+    """Rejects every model."""
 
     def run(self, _model, _inputs):
         raise ValueError("nothing runs here")
@@ -66,7 +66,7 @@ class OnlyAtTwo(InsideTheRoot):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """Has one mistake, and refuses the cases that would distinguish it from another."""
+    """Has one mistake, and rejects the cases that would distinguish it from another."""
 
     def run(self, model, inputs):
         if len({inputs[name].shape for name in "XGVH"}) > 1:

@@ -83,7 +83,7 @@ class SaysSkip:
 
 
 class WrongAdam:
-    """PyTorch's Adam: it computes wrong numbers, and rejects the right models."""
+    """PyTorch's Adam: it computes wrong numbers, but rejects exactly the invalid models."""
 
     def run(self, model, inputs):
         node = model.graph.node[0]

@@ -66,7 +66,7 @@ def travel(frame, chunk=1 << 20):
     assert reader.empty
     with pytest.raises(EOFError):
         reader.receive(connection.recv_into)
-    # Conversation removes these fields.
+    # The conversation removes these fields.
     message.pop("id", None)
     message.pop("bytes", None)
     return message, payload
