@@ -403,6 +403,7 @@ def audit(
     cases: Iterable[Case],
     *,
     judging: Judging = _JUDGING,
+    operators: Sequence[str] = (),
     jobs: int = 1,
     thorough: bool = True,
     progress: Callable[[int, int], None] = _ignore,
@@ -419,6 +420,7 @@ def audit(
     Args:
         cases: from :func:`load_cases`.
         judging: how outputs are judged.
+        operators: names of the operators to audit without a formula; empty for all in the cases.
         jobs: number of processes.
         thorough: whether to find redundant cases, too, which takes many times as long.
         progress: called with the number of finished implementations and of all.
@@ -438,7 +440,7 @@ def audit(
 
     cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
-    node_trials, contradictions = find_node_trials(cases, judging, jobs, preparing)
+    node_trials, contradictions = find_node_trials(cases, judging, jobs, preparing, operators)
     problems += contradictions
     if problems:
         invalid(problems)

@@ -146,7 +146,11 @@ def _excess(expected: Expected, outputs: Sequence[Value]) -> float:
 
 
 def find_node_trials(
-    cases: Sequence[Case], judging: Judging, jobs: int, progress: Callable[[int, int], None]
+    cases: Sequence[Case],
+    judging: Judging,
+    jobs: int,
+    progress: Callable[[int, int], None],
+    operators: Sequence[str] = (),
 ) -> tuple[dict[str, list[NodeTrial]], list[Fault]]:
     """Read the cases of one node of an operator without a formula, by the operator's name.
 
@@ -158,6 +162,7 @@ def find_node_trials(
         judging: how outputs are judged.
         jobs: number of processes that estimate conditions.
         progress: called with the numbers of finished and of all cases.
+        operators: names of operators, in any case, to which the audit is limited; empty for all.
 
     Returns:
         The trials of each operator, the smallest first, and the faults of cases whose stored
@@ -168,6 +173,7 @@ def find_node_trials(
     trials: dict[str, list[NodeTrial]] = {}
     faults: list[Fault] = []
     pending: deque[Callable[[], NodeTrial | Fault | None]] = deque()
+    names = frozenset(name.lower() for name in operators)
 
     def finish() -> None:
         trial = pending.popleft()()
@@ -178,7 +184,7 @@ def find_node_trials(
 
     with open_executors((), execution, Interruption(), reference_oracle):
         for count, case in enumerate(cases, start=1):
-            pending.extend(_submitted(case, judging, reference_oracle))
+            pending.extend(_submitted(case, judging, reference_oracle, names))
             if len(pending) > 2 * jobs:
                 finish()
             progress(count, len(cases))
@@ -190,7 +196,7 @@ def find_node_trials(
 
 
 def _submitted(
-    case: Case, judging: Judging, reference_oracle: ReferenceOracle
+    case: Case, judging: Judging, reference_oracle: ReferenceOracle, names: frozenset[str]
 ) -> Iterator[Callable[[], NodeTrial | Fault | None]]:
     """Submit a case to the reference oracle; yield a function that waits and returns its trial."""
     if case.operators and all(map(registry().named, case.operators)):
@@ -198,6 +204,9 @@ def _submitted(
     try:
         problem = case.load()
         if not _is_single_node(problem):
+            return
+        # The model of a loop contains the operators of its body, too.
+        if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
         expected = expected_result(problem, case.location, judging)
     except InvalidCase:

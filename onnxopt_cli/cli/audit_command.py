@@ -100,14 +100,17 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
             raise click.UsageError("--injected excludes --cluster, --shard and --join")
         wrong, document = _injected(chosen, options)
     else:
-        wrong, document = _scored(chosen, options, problems)
+        wrong, document = _scored(chosen, operators, options, problems)
     if options["json_path"] is not None:
         write_atomically(options["json_path"], document.encode())
     return 2 if problems else wrong
 
 
 def _scored(
-    chosen: Sequence[Case], options: Mapping[str, Any], problems: list[Fault]
+    chosen: Sequence[Case],
+    operators: Sequence[str],
+    options: Mapping[str, Any],
+    problems: list[Fault],
 ) -> tuple[int, str]:
     """Print the mutation scores; return the exit code and the JSON document."""
     from onnxopt_cli import _api as api
@@ -130,6 +133,7 @@ def _scored(
         scores = api.audit(
             chosen,
             judging=Judging.of(options),
+            operators=operators,
             jobs=options["jobs"],
             thorough=verbose,
             progress=tick,
