@@ -370,7 +370,7 @@ def node_outcome(
     killed = any(ratio is not None and ratio > 1 for ratio in ratios)
     if not is_mutant or killed or stillborn:
         return outcome
-    distinguishing = _distinguishing(trials, {k: v for k, v in by_version.items() if v is not None})
+    distinguishing = _distinguishing(name, trials)
     return replace(outcome, equivalent=distinguishing is None, distinguishing=distinguishing)
 
 
@@ -433,10 +433,16 @@ def _run(
 
 
 def _distinguishing(
-    trials: Sequence[NodeTrial], by_version: Mapping[int, NodeImplementation]
+    name: str, trials: Sequence[NodeTrial]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """Return attributes and inputs that distinguish a mutant from the operator; None if none do."""
     candidates, evaluators = _operator_variations(tuple(trials))
+    operator = trials[0].operator
+    # Generated nodes have versions that the cases lack.
+    by_version = {
+        opset: operator_mutants(operator.domain, operator.name, opset).get(name)
+        for opset in {variation.opset for variation in candidates}
+    }
     compute = _compute(evaluators, by_version)
 
     def search() -> Iterator[int | None]:

@@ -18,7 +18,7 @@ import onnx
 from onnx import defs
 
 from onnxopt_cli.cases.onnx.model_check import model_fault
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import choices
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
@@ -37,9 +37,6 @@ _MAX_DIMENSION = 40
 _SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
 _SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
 _LENGTHS = (1, 2, 3, 4, 5, 7)
-_FLOAT_TYPES = (np.float16, np.float32, np.float64)
-# Integers up to this are exact in float16.
-_SMALL_INTEGER = 100
 # Inputs of at most this many integers are usually parameters: axes, sizes or indices.
 _MAX_PARAMETERS = 16
 
@@ -232,9 +229,10 @@ def _floats(random: Random, draw: np.random.RandomState, array: Array) -> Array:
         values = array.astype(np.float64) * draw.uniform(0.5, 1.5, array.shape)
     if (array >= 0).all() and random.random() < 0.6:  # noqa: PLR2004 - variances, boxes, scales
         values = np.abs(values)
-    if random.randrange(5) == 0 and values.size:
+    if random.randrange(3) == 0 and values.size:
         flat = np.array(values, np.float64).reshape(-1)
-        flat[draw.randint(flat.size)] = random.choice(_SPECIAL_VALUES)
+        for _ in range(random.randint(1, 3)):
+            flat[draw.randint(flat.size)] = random.choice(_SPECIAL_VALUES)
         values = flat.reshape(array.shape)
     return np.asarray(values).astype(array.dtype)
 
@@ -268,16 +266,48 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _types(random: Random, node: BoundNode) -> BoundNode:
-    """Give all inputs of one type of floats another one."""
-    own = [v.dtype for v in node.operands if isinstance(v, np.ndarray) and v.dtype in _FLOAT_TYPES]
-    if not own:
+    """Give all inputs of one type another one that the schema allows, with new values.
+
+    Values of the narrower type would hide that a wider one is rounded.
+    """
+    indices = [index for index in _tensors(node) if node.names[index]]
+    allowed = [(index, _allowed_types(node, index)) for index in indices]
+    allowed = [(index, types) for index, types in allowed if len(types) > 1]
+    if not allowed:
         return node
-    old, new = random.choice(own), random.choice(_FLOAT_TYPES)
-    for index in _tensors(node):
+    chosen, types = random.choice(allowed)
+    like = node.operand(chosen)
+    assert like is not None  # noqa: S101 - its index is that of a tensor
+    new = random.choice(types)
+    for index in indices:
         array = node.operand(index)
-        if array is not None and array.dtype == old:
-            node = node.with_operand(index, array.astype(new))
+        if array is None or array.dtype != like.dtype or new not in _allowed_types(node, index):
+            continue
+        values = array.astype(np.float64) if array.dtype != object else np.zeros(array.shape)
+        if new.kind in "iu":
+            limits = np.iinfo(new)
+            values = np.clip(values, limits.min, limits.max)
+        converted = values.astype(new)
+        drawn = _redrawn(random, converted, index) if converted.size else converted
+        node = node.with_operand(index, np.asarray(drawn, new))
     return node
+
+
+def _allowed_types(node: BoundNode, index: int) -> list[np.dtype[Any]]:
+    """Return the numeric types that the schema allows for an input."""
+    formals = list(node.schema.inputs)
+    if not formals:
+        return []
+    type_str = formals[min(index, len(formals) - 1)].type_str
+    return [
+        dtype
+        for constraint in node.schema.type_constraints
+        if constraint.type_param_str == type_str
+        for name in constraint.allowed_type_strs
+        if name.startswith("tensor(")
+        and (dtype := dtype_named(name[len("tensor(") : -1])) is not None
+        and dtype.kind in "fiub"
+    ]
 
 
 def _inputs(random: Random, node: BoundNode) -> BoundNode:
@@ -362,5 +392,5 @@ def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[
 
 _Change = Callable[[Random, BoundNode], BoundNode]
 _CHANGES: tuple[_Change, ...] = (
-    *(_values,) * 4, *(_shape,) * 3, _types, *(_inputs,) * 2, *(_attributes,) * 5,
+    *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
 )  # fmt: skip
