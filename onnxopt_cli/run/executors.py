@@ -155,8 +155,10 @@ def open_executors(
             never = LoweringMode.NEVER
             if not HAS_WORKERS:
                 return InProcess(REFERENCE_WORKER, never, interruption, None).submit
-            how = replace(execution, lowering=never, limits=_reference_limits(execution.limits))
-            return pool(REFERENCE_WORKER, how, closed=True).submit
+            reference_execution = replace(
+                execution, lowering=never, limits=_reference_limits(execution.limits)
+            )
+            return pool(REFERENCE_WORKER, reference_execution, closed=True).submit
 
         if reference_oracle is not None:
             reference_oracle.workers = reference_submit

@@ -58,9 +58,9 @@ def test_command_has_stated_version_and_specified_name():
 
 
 def test_request_has_model_inputs_and_output_declarations(tmp_path):
-    seen = tmp_path / "seen.json"
-    ask(resolve_backend(spec("records", seen)))
-    request = json.loads(seen.read_text())
+    request_file = tmp_path / "request.json"
+    ask(resolve_backend(spec("records", request_file)))
+    request = json.loads(request_file.read_text())
     assert list(request)[:3] == ["id", "request", "bytes"]
     assert request["device"] == "CPU"
     assert request["model"] == request["bytes"] - X.nbytes
@@ -70,9 +70,9 @@ def test_request_has_model_inputs_and_output_declarations(tmp_path):
 
 
 def test_device_option_is_passed_on(tmp_path):
-    seen = tmp_path / "seen.json"
-    ask(resolve_backend(spec("records", seen, device="GPU:0")))
-    assert json.loads(seen.read_text())["device"] == "GPU:0"
+    request_file = tmp_path / "request.json"
+    ask(resolve_backend(spec("records", request_file, device="GPU:0")))
+    assert json.loads(request_file.read_text())["device"] == "GPU:0"
 
 
 def test_discarded_backend_leaves_no_process():

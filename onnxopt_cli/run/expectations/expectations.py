@@ -223,7 +223,7 @@ def _duplicates(layer: Layer) -> Iterator[Fault]:
 def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
     for backend in backends:
         if entry.version and not version_number(backend):
-            message = f"limited to {entry.version}, but {backend.name} does not say its version"
+            message = f"limited to {entry.version}, but {backend.name} does not report its version"
             yield Fault(entry.where, printable(message))
 
 

@@ -113,7 +113,7 @@ def test_entry_with_a_version_range_needs_a_known_version(run, demo):
     text = (demo / "vendor.py").read_text().replace('__version__ = "1.5.0"', "")
     (demo / "vendor.py").write_text(text)
     answer = run("Right", HEAD + "  - {case: demo/demo/a, outcome: pass, version: '>=1'}\n")
-    assert (answer.code, "does not say its version" in answer.out) == (1, True)
+    assert (answer.code, "does not report its version" in answer.out) == (1, True)
 
 
 @pytest.mark.parametrize("filters", [["-k", "demo/demo/c"], ["--shard", "1/3"]])
