@@ -300,7 +300,7 @@ def _implementations(
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """What became of an implementation on the trials of its operator.
+    """The result of an implementation on the trials of its operator.
 
     Attributes:
         about: its description.
@@ -435,7 +435,7 @@ def _run(
 def _distinguishing(
     name: str, trials: Sequence[NodeTrial]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return attributes and inputs that distinguish a mutant from the operator; None if none do."""
+    """Return attributes and inputs that distinguish a mutant from the operator, or None."""
     candidates, evaluators = _operator_variations(tuple(trials))
     operator = trials[0].operator
     # Generated nodes have versions that the cases lack.

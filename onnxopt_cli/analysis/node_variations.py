@@ -110,7 +110,7 @@ def variations(
 def _generated(
     nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], count: int, seconds: float
 ) -> list[Variation]:
-    """Return nodes that the operator's generator draws; empty if there is no generator."""
+    """Return nodes that the operator's generator draws; empty without a generator."""
     op_type = nodes[0][0].graph.node[0].op_type
     if generator(op_type) is None:
         return []

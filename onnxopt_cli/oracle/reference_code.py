@@ -60,7 +60,7 @@ def reference_functions(domain: str, op_type: str, opset: int) -> tuple[Function
 
 
 def _implementation(domain: str, op_type: str, opset: int) -> type | None:
-    """Return the class that computes an operator; None if there is none."""
+    """Return the class that computes an operator, or None."""
     for corrected in operators():
         if corrected.__name__ == op_type and getattr(corrected, "op_domain", "") == domain:
             return corrected
