@@ -17,6 +17,7 @@ from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.suites import catalogue
 from onnxopt_cli.suites.catalogue import (
     NAMED_ONLY,
     distinct_files,
@@ -42,22 +43,22 @@ def node_cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_cases, name):
+def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_cases):
     assert onnxopt("generate", "spec", "--format", "onnx", "-o", "out").code == 0
-    cases, problems = find_directories(workplace / "out" / "spec" / f"test_{name}")
-    content = cases[0].load()
-    node_case = node_cases[f"test_{name}"]
-    assert not problems
-    assert content.model == node_case.model
-    inputs, outputs = node_case.data_sets[0]
-    for actual, expected in zip(content.inputs.values(), inputs, strict=True):
-        assert actual.dtype == expected.dtype
-        assert actual.tobytes() == np.asarray(expected).tobytes()
-    for actual, expected in zip(content.stored.values(), outputs, strict=True):
-        assert actual.dtype == expected.dtype
-        # The only difference is rounding: onnx computes in float32, from attributes in double.
-        np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
+    for name in PUBLISHED:
+        cases, problems = find_directories(workplace / "out" / "spec" / f"test_{name}")
+        content = cases[0].load()
+        node_case = node_cases[f"test_{name}"]
+        assert not problems
+        assert content.model == node_case.model
+        inputs, outputs = node_case.data_sets[0]
+        for actual, expected in zip(content.inputs.values(), inputs, strict=True):
+            assert actual.dtype == expected.dtype
+            assert actual.tobytes() == np.asarray(expected).tobytes()
+        for actual, expected in zip(content.stored.values(), outputs, strict=True):
+            assert actual.dtype == expected.dtype
+            # The only difference is rounding: onnx computes in float32, from attributes in double.
+            np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
 
 
 def test_committed_files_are_up_to_date(onnxopt, monkeypatch):
@@ -92,9 +93,7 @@ def test_different_file_is_overwritten_only_with_force(workplace, onnxopt):
     assert "0 files" in onnxopt("generate", "spec").out
 
 
-@pytest.mark.parametrize(
-    "name", ["spec", "conformance", "pruning", pytest.param("pairwise", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["spec", "conformance", "pruning"])
 def test_suite_is_written_as_one_directory_per_case(name):
     cases, written = suite_cases(name), suite_files(name, "onnx")
     directories = {path.split("/")[1] for path in written.files if path.endswith("model.onnx")}
@@ -102,13 +101,32 @@ def test_suite_is_written_as_one_directory_per_case(name):
     assert len({directory.casefold() for directory in directories}) == len(directories)
 
 
-def test_written_directories_contain_every_case_of_the_suite(workplace, onnxopt):
-    answer = onnxopt("generate", "pruning", "trajectories", "--format", "onnx", "-o", "out")
+@pytest.fixture
+def use_part(monkeypatch):
+    """Return a function that makes ``some_NAME`` a suite of every nth case of a suite.
+
+    Writing and reading all cases of the large suites takes half a minute.
+    """
+
+    def add(name, step):
+        known = dict(catalogue.suites())
+        suite = known[name]
+        part = suite._replace(templates=lambda operator: [*suite.templates(operator)][::step])
+        known[f"some_{name}"] = part
+        monkeypatch.setattr(catalogue, "suites", lambda: known)
+        return f"some_{name}"
+
+    return add
+
+
+def test_written_directories_contain_every_case_of_the_suite(workplace, onnxopt, use_part):
+    names = use_part("trajectories", 3), use_part("pruning", 10)
+    answer = onnxopt("generate", *names, "--format", "onnx", "-o", "out")
     assert answer.code == 0
     assert " refusals, which" in answer.out
     written = sum(map(int, re.findall(r"; (\d+) cases", answer.out)))
     left_out = sum(map(int, re.findall(r"left out: (\d+)", answer.out)))
-    assert written + left_out == len(suite_cases("pruning")) + len(suite_cases("trajectories"))
+    assert written + left_out == sum(len(suite_cases(name)) for name in names)
     assert f"{written} pass" in onnxopt("run", "out").out
 
 
@@ -118,14 +136,13 @@ def test_two_files_with_one_path_are_an_error(path):
         distinct_files([("a/one.yaml", b"1"), (path, b"2")])
 
 
-@pytest.mark.parametrize("name", list(suites()))
-def test_suite_by_name_equals_its_files(workplace, onnxopt, monkeypatch, name):
-    if name == "pairwise":
-        # A tenth of the cases, because writing and reading all of them takes half a minute.
-        pairwise, name = suites()["pairwise"], "some_pairwise"
-        small = pairwise._replace(templates=lambda operator: pairwise.templates(operator)[::10])
-        by_name = {**suites(), name: small}
-        monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: by_name)
+@pytest.mark.parametrize(
+    ("suite", "step"),
+    [("spec", 1), ("conformance", 4), ("pruning", 4), ("trajectories", 1), ("pairwise", 40),
+     ("large", 4)],
+)  # fmt: skip
+def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, step):
+    name = use_part(suite, step)
     assert onnxopt("generate", name).code == 0
     named = suite_cases(name)
     from_files = [

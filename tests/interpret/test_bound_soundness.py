@@ -39,15 +39,6 @@ def test_no_variant_exceeds_the_bound(operator, data):
     assert {name: share for name, share in used.items() if share > 1} == {}
 
 
-@pytest.mark.slow
-@each_training_operator
-@given(data=st.data())
-def test_no_variant_exceeds_the_bound_in_hundreds_of_nodes(operator, data):
-    call = data.draw(calls(operator))
-    used = largest_shares(call)
-    assert {name: share for name, share in used.items() if share > 1} == {}
-
-
 @each_training_operator
 @given(data=st.data())
 def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
