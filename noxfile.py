@@ -22,6 +22,9 @@ SUPPORTED_PYTHONS = nox.project.python_versions(PROJECT)
 PLUGIN_PYTHON = "3.9"
 PLUGIN_PACKAGES = ("numpy==1.24.*", "onnx==1.14.*", "onnxruntime==1.16.*")
 
+#: pytest's options for all processors: idle processes take tests from the others.
+PARALLEL = ("-n", "auto", "--dist", "worksteal")
+
 nox.options.sessions = ["lint", "types", "tests", "docs"]
 nox.options.reuse_existing_virtualenvs = True
 
@@ -75,8 +78,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests; arguments after ``--`` replace ``-n auto``."""
-    run_module(session, "pytest", *(session.posargs or ["-n", "auto"]))
+    """Run the tests; arguments after ``--`` replace ``-n auto --dist worksteal``."""
+    run_module(session, "pytest", *(session.posargs or PARALLEL))
 
 
 @nox.session(venv_backend="none")
@@ -149,7 +152,7 @@ def coverage(session: nox.Session) -> None:
     """Measure which lines of the package the tests reach, in all processes that they start."""
     run_module(session, "coverage", "erase")
     run_module(
-        session, "coverage", "run", "-m", "pytest", *(session.posargs or ["-n", "auto"]),
+        session, "coverage", "run", "-m", "pytest", *(session.posargs or PARALLEL),
         success_codes=[0, 1],
     )  # fmt: skip
     run_module(session, "coverage", "combine", "--quiet")
