@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from onnxopt_cli.cli import main
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.run import executors
 from onnxopt_cli.suites import catalogue
 
 # A broken property usually fails for most inputs of a class, and every class is drawn often. CI
@@ -65,40 +66,12 @@ _QUICK_PACKAGES = frozenset(
     }
 )
 
-# Packages with the longest tests, which run first and in this order.
-_LONGEST_PACKAGES = {"cluster": 0, "isolation": 1}
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Do not collect packages without quick tests, because that takes seconds."""
-    is_module = collection_path.suffix == ".py"
-    has_quick_tests = collection_path.parent.name in _QUICK_PACKAGES
-    is_ignored = is_module and not has_quick_tests and config.option.markexpr == "quick"
-    return True if is_ignored else None
-
 
 def pytest_collection_modifyitems(items):
-    """Mark quick tests, for runs after every edit, and run the longest tests first.
-
-    Quick tests take a minute and start no processes. The longest tests run first, so that no
-    worker of xdist is left with them at the end while the others are idle.
-    """
-    items.sort(
-        key=lambda item: _LONGEST_PACKAGES.get(item.path.parent.name, len(_LONGEST_PACKAGES))
-    )
+    """Mark quick tests, for runs after every edit: they take a minute and start no processes."""
     for item in items:
         if item.path.parent.name in _QUICK_PACKAGES and not item.get_closest_marker("slow"):
             item.add_marker("quick")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Keep tests of a file in one worker, which shares fixtures, until a worker would be idle."""
-    if config.option.dist != "load":
-        return None
-    from xdist.scheduler import WorkStealingScheduling
-
-    return WorkStealingScheduling(config, log)
 
 
 @dataclass(frozen=True)
@@ -158,12 +131,17 @@ def _same_path_afterwards(monkeypatch):
 
 
 @pytest.fixture
-def onnxopt(capsys, monkeypatch):
+def onnxopt(request, capsys, monkeypatch):
     """Return a function that calls ``onnxopt`` with arguments and returns exit code and output.
 
-    Without ``-j`` there is one worker, because starting a second one would take most of the time.
+    Backends run in this process, as on a system without workers, because starting workers takes
+    most of the time of a run. With the marker ``isolated`` or the option ``--isolation process``
+    they run in workers: in one, unless ``-j`` is given.
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
+    if not request.node.get_closest_marker("isolated"):
+        # Not by its dotted name: onnxopt_cli.run is also a function.
+        monkeypatch.setattr(executors, "HAS_WORKERS", False)
 
     def call(*arguments: str | Path) -> Answer:
         capsys.readouterr()
@@ -171,7 +149,7 @@ def onnxopt(capsys, monkeypatch):
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         answer = Answer(int(exit_info.value.code or 0), captured.out, captured.err)
-        assert "Traceback" not in answer.text
+        assert "Traceback (most recent call last)" not in answer.text
         assert "internal error" not in answer.text
         return answer
 

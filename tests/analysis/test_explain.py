@@ -199,6 +199,7 @@ def test_fuzzing_a_backend_with_only_errors_explains_nothing(workplace, onnxopt)
     assert "known mistakes" not in answer.out
 
 
+@pytest.mark.isolated
 def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
     refusal = "  - {name: refused, rejects: true, attributes: {}, inputs: {R: 1, T: 1, X: [1, 2], "
     refusal += "G: [1, 2, 3], V: 0, H: 0}}\n"

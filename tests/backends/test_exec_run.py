@@ -85,6 +85,7 @@ def test_failing_command_costs_one_case(mode, outcome, words, isolation, identit
     assert results["second"]["outcome"] == "pass"
 
 
+@pytest.mark.isolated
 def test_late_second_response_costs_no_other_case(identity, onnxopt):
     backend = spec("answers-late", identity / "marker")
     results = outcomes(onnxopt, backend, "-j", "1", code=1)
@@ -94,6 +95,7 @@ def test_late_second_response_costs_no_other_case(identity, onnxopt):
     assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
+@pytest.mark.isolated
 @pytest.mark.parametrize("mode", ["answers-and-dies", "answers-and-dies-slowly"])
 def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
     results = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
@@ -181,6 +183,7 @@ def test_command_that_does_not_start_exits_with_4(identity, onnxopt):
         assert "does not start" in answer.err
 
 
+@pytest.mark.isolated
 def test_last_output_of_command_is_shown(identity, onnxopt, workplace):
     script = workplace / "adapter.sh"
     script.write_text("#!/bin/sh\necho libmine.so: no such file >&2\nexit 127\n")

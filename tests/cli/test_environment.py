@@ -255,6 +255,7 @@ def test_limits_of_the_system_are_reported_as_usage_errors(place, script, code, 
     assert message in b" ".join(done.stderr.split())
 
 
+@pytest.mark.isolated
 def test_error_says_that_python_cannot_be_started(place, onnxopt, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "executable", str(place / "demo.yaml"))

@@ -119,6 +119,7 @@ def test_known_mistake_is_named_and_reported_once(fuzz, onnxopt):
     assert onnxopt(*run).code == 0
 
 
+@pytest.mark.isolated
 def test_crash_is_shrunk_to_its_cause(fuzz, onnxopt):
     backend = injected("DiesOfEmptiness")
     answer = fuzz(backend, "--examples", "60")
@@ -131,6 +132,7 @@ def test_crash_is_shrunk_to_its_cause(fuzz, onnxopt):
     assert "crash" in again.out
 
 
+@pytest.mark.isolated
 def test_hang_is_shrunk_with_a_timeout_for_each_attempt(fuzz, onnxopt):
     backend = injected("HangsAtThree")
     answer = fuzz(backend, "--examples", "60", "--timeout", "1")
@@ -141,6 +143,7 @@ def test_hang_is_shrunk_with_a_timeout_for_each_attempt(fuzz, onnxopt):
     assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "1", "--no-explain").code == 1
 
 
+@pytest.mark.isolated
 def test_crash_at_nan_is_shrunk_to_nan(fuzz):
     answer = fuzz(injected("DiesAtNaN"), "--examples", "60")
     assert answer.code == 1, answer.text
@@ -148,6 +151,7 @@ def test_crash_at_nan_is_shrunk_to_nan(fuzz):
     assert sorted(map(str, case["inputs"].values())) == ["0", "0.0", "0.0", "1.0", "nan"]
 
 
+@pytest.mark.isolated
 def test_crash_at_one_element_is_shrunk_to_that_element(fuzz, onnxopt):
     backend = injected("DiesAtLargeElements")
     answer = fuzz(backend, "--examples", "30")
@@ -183,6 +187,7 @@ def test_accepted_invalid_node_is_kept_as_a_case_to_reject(fuzz, onnxopt):
     assert onnxopt("run", "fuzz").code == 0
 
 
+@pytest.mark.isolated
 def test_crash_at_an_invalid_node_is_reported(fuzz):
     answer = fuzz(injected("DiesAtUnknownMode"), "--examples", "7")
     assert "crash Momentum  the worker was killed by SIGABRT: mode has an unknown" in answer.out
@@ -191,6 +196,7 @@ def test_crash_at_an_invalid_node_is_reported(fuzz):
     assert case["attributes"]["mode"] == "bogus"
 
 
+@pytest.mark.isolated
 def test_hanging_backend_is_not_tried_with_every_invalid_node(fuzz):
     answer = fuzz(injected("NeverReturns"), "--examples", "7", "--timeout", "0.5")
     (case,) = kept_cases("fuzz").values()
@@ -270,6 +276,7 @@ def test_reported_number_of_examples_is_the_number_of_runs(fuzz, workplace):
     assert int(count) == len((workplace / "count").read_text()), answer.text
 
 
+@pytest.mark.isolated
 def test_hang_is_ended_soon_after_the_time_limit(fuzz):
     began = monotonic()
     answer = fuzz(injected("HangsAtThree"), "--time", "1")

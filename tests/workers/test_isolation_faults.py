@@ -14,7 +14,10 @@ from onnx_directories import identity, make_directory, tensor, tensor_type
 
 from onnxopt_cli.workers.worker_process import Printed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = [
+    pytest.mark.isolated,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+]
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ from onnxopt_cli.report.saved_run import read_saved_run
 from onnxopt_cli.run import session
 from onnxopt_cli.run.runner import run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = [
+    pytest.mark.isolated,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+]
 
 FORGERS = PLUGINS / "forgers.py"
 RATES = {"first": 0.25, "bad": 0.5, "last": 0.125}

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 from isolated import HOSTILE, run_to_end, start, write_cases
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = [
+    pytest.mark.isolated,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+]
 
 
 @pytest.fixture

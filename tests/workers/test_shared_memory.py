@@ -15,7 +15,10 @@ from onnx_directories import identity, make_directory, tensor, tensor_type
 
 from onnxopt_cli.workers import worker_messages, worker_process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory")
+pytestmark = [
+    pytest.mark.isolated,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs files in memory"),
+]
 
 COUNT = worker_messages.MIN_SHARED_BYTES // 4 + 5
 LARGE_VALUES = np.arange(COUNT, dtype=np.float32)

@@ -176,6 +176,7 @@ def test_incomplete_run_writes_no_file(demo, onnxopt, options, code):
     assert not (demo / FILE).exists()
 
 
+@pytest.mark.isolated
 def test_failure_at_teardown_can_be_expected(demo, onnxopt):
     run = ("run", "demo.yaml", "-b", f"python:{PLUGINS}/hostile.py:DiesAtTeardown")
     assert onnxopt(*run, "--update-expect", FILE).code == 1

@@ -211,6 +211,7 @@ class Backend:
 """
 
 
+@pytest.mark.isolated
 @pytest.mark.parametrize(
     ("change", "name"),
     [
