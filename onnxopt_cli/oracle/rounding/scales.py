@@ -21,9 +21,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
 
-# A tolerance of 16 units is 4 standard deviations of Winograd's error if each rounding is as large
+# A tolerance of 16 units is 3 standard deviations of Winograd's error if each rounding is as large
 # as possible. Roundings are spread evenly, so their actual deviation is about 0.4 of that.
-_STANDARD_DEVIATIONS = 4 / 16
+_STANDARD_DEVIATIONS = 3 / 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE, _CONVOLUTION_STAGE = 1 / 3, 1 / 6
 # A transform that is computed as sums of n terms has an error of sqrt(n) / 10 roundings of the root
