@@ -8,7 +8,7 @@ handled when they enter an operation: a choice by an undecided comparison has tw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -265,16 +265,49 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     if any(operand.precision is not precision for operand in highest):
         precisions = (operand.precision for operand in highest)
         finest = min(precisions, key=attrgetter("unit_roundoff"))
-        return Mixed(result, _computed(function, row, coarse, finest))
+        fine_result = _computed(function, row, coarse, finest)
+        return Mixed(_beyond_range(result, fine_result, coarse), fine_result)
     mixed = [
         operand
         for operand in operands
-        if isinstance(operand, Mixed) and operand.coarse is highest[0]
+        if isinstance(operand, Mixed) and any(operand.coarse is other for other in highest)
     ]
-    if mixed and len(highest) == 1:
+    if not mixed:
+        return result
+    if len(highest) == 1:
         fine = [mixed[0].fine if operand is highest[0] else operand for operand in coarse]
-        return Mixed(result, _computed(function, row, fine, mixed[0].fine.precision))
-    return result
+        fine_result = _computed(function, row, fine, mixed[0].fine.precision)
+        return Mixed(_beyond_range(result, fine_result, coarse), fine_result)
+    if not _somewhere(np.isinf(result.error)):
+        return result
+    fine = [operand.fine if isinstance(operand, Mixed) else operand for operand in operands]
+    fine_result = _computed(function, row, fine, mixed[0].fine.precision)
+    within_range = _beyond_range(result, fine_result, coarse)
+    return result if within_range is result else Mixed(within_range, fine_result)
+
+
+def _beyond_range(result: Bounded, fine: Bounded, operands: Sequence[Bounded]) -> Bounded:
+    """Return a result with the errors of the finer type beyond the range of the coarser one.
+
+    The coarser type may cost digits, but a finite number that it cannot represent is not rounded by
+    it. For example, an implementation must not convert a double of 1e100 to float32.
+
+    Args:
+        result: the result in the coarser type.
+        fine: the result in the finer type.
+        operands: the operands of both.
+    """
+    largest = result.precision.largest
+    beyond: Any = result.magnitude > largest
+    for operand in operands:
+        beyond = beyond | (operand.magnitude > largest)
+    beyond = beyond & np.isinf(result.error) & np.isfinite(fine.error)
+    if not _somewhere(beyond):
+        return result
+    error = np.where(beyond, fine.error, result.error)
+    doubt = None if result.doubt is None else np.where(beyond, fine.doubtful, result.doubt)
+    may_cross = np.where(beyond, fine.may_cross, result.may_cross)
+    return replace(result, error=error, may_cross=may_cross, doubt=doubt)
 
 
 def _of_all(
@@ -295,7 +328,8 @@ def _of_all(
     assert isinstance(row, Reduction | Percentile)  # noqa: S101 - the remaining kinds of rows
     reduced = _reduced(row, *coarse)
     if isinstance(operands[0], Mixed):
-        return Mixed(reduced, _reduced(row, operands[0].fine, *coarse[1:]))
+        fine = _reduced(row, operands[0].fine, *coarse[1:])
+        return Mixed(_beyond_range(reduced, fine, ()), fine)
     return reduced
 
 
