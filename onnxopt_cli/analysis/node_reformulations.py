@@ -16,6 +16,7 @@ import onnx
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import Compute
+from onnxopt_cli.operators.nodes import subgraphs
 
 #: Computes the outputs of a node, by the operator itself or alone; returns None for a node that the
 #: reformulation does not cover.
@@ -70,6 +71,9 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
         if isinstance(value, np.ndarray) and (value.dtype.kind in "fV")
     }
     if len(own) != 1 or not own <= {*narrow}:
+        return None
+    # The types within a subgraph would have to change, too.
+    if any(True for _ in subgraphs(node.node)):
         return None
     # A type that an attribute states is that of an output.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
@@ -175,7 +179,7 @@ _SINGLE_AXIS_VERSION = 13
 def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
     """Update mean and variance with each element."""
     x, scale, bias = node.operand(0), node.operand(1), node.operand(2)
-    if x is None or scale is None or not x.size or len(node.node.output) > 1:
+    if x is None or scale is None or not x.size or x.dtype == np.float64:
         return None
     axis = node.attribute("axis") % x.ndim
     rows = _work(x).reshape(*x.shape[:axis], -1)
@@ -188,7 +192,9 @@ def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
     root = np.sqrt(variance + rows.dtype.type(node.attribute("epsilon")))
     normal = ((rows - mean[..., None]) / root[..., None]).reshape(x.shape)
     result = normal * _work(scale) + (0 if bias is None else _work(bias))
-    return [result.astype(x.dtype)]
+    shape = (*x.shape[:axis], *[1] * (x.ndim - axis))
+    outputs = (result.astype(x.dtype), mean.reshape(shape), (1 / root).reshape(shape))
+    return outputs[: len(node.node.output)]
 
 
 def _folded(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -96,6 +95,9 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
 def _limit_memory(memory: int) -> None:
     """Limit the address space of this process to its size and some further bytes."""
+    # Not available on every system.
+    import resource
+
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a real file
             pages = int(file.read().split()[0])

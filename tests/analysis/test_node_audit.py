@@ -8,6 +8,11 @@ import time
 import numpy as np
 import pytest
 
+import onnxopt_cli
+from onnxopt_cli.analysis.node_audit import find_node_trials, node_outcome
+from onnxopt_cli.analysis.node_reformulations import node_reformulations
+from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.workers.isolated import (
     ProcessLostError,
     TimeLimitError,
@@ -75,6 +80,29 @@ def test_joined_shards_of_a_node_equal_the_complete_audit(workplace, onnxopt):
     joined = onnxopt("audit", "weak.yaml", "-v", *parts, "--json", "joined.json")
     assert joined.out == complete.out
     assert (workplace / "joined.json").read_text() == (workplace / "complete.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("operator", "form"),
+    [
+        ("BatchNormalization", "folded"),
+        ("Conv", "im2col"),
+        ("FlexAttention", "float32 in double"),
+        ("LayerNormalization", "Welford"),
+        ("ReduceSum", "terms in reverse order"),
+        ("Softmax", "online"),
+    ],
+)
+def test_published_cases_accept_reformulations(operator, form):
+    cases = onnxopt_cli.load_cases("onnx-node", operators=[operator])
+    trials, faults = find_node_trials(cases, Judging(), 1, lambda *_: None, [operator])
+    assert not faults
+    verdict = node_outcome(form, "right", trials[operator], thorough=True)
+    assert max(verdict.excess) <= 1
+    (entry,) = [entry for entry in node_reformulations(operator) if entry.name == form]
+    outputs = [entry.outputs(t.model, t.inputs, native_outputs) for t in trials[operator]]
+    assert any(output is not None for output in outputs)
 
 
 def hang():
