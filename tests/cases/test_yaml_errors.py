@@ -95,7 +95,7 @@ def other(fields):
         (
             adam(atributes="{alpha: 1}"),
             [
-                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, graph, steps, tolerance, rejects; did you mean attributes?"
+                "4: case c: atributes: found an unknown field, expected one of name, about, source, tags, operator, domain, version, opset, model, attributes, inputs, outputs, graph, steps, tolerance, rejects, node_outputs; did you mean attributes?"
             ],
         ),
         (adam(about="[1]"), ["4: case c: about: found a list of 1, expected text"]),
@@ -110,6 +110,12 @@ def other(fields):
         (
             adam(rejects="true", outputs="{X_new: 1}"),
             ["4: case c: outputs: found outputs, expected none in a case with rejects: true"],
+        ),
+        (
+            adam(node_outputs="[X_new]"),
+            [
+                "4: case c: node_outputs: found node_outputs, expected none in a case without rejects: true"
+            ],
         ),
         (
             "onnxopt: 1\nsuite: s\ncases: [{name: c}]",

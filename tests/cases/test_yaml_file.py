@@ -11,8 +11,10 @@ import onnx
 import pytest
 from yaml_files import ADAM, ADAM_INPUTS, identity, only_case, read_text, save_model
 
+import onnxopt_cli as onnxopt
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.tolerance import (
     Provenance,
     Relative,
@@ -175,6 +177,26 @@ def test_a_case_that_must_be_refused_may_break_the_signature(tmp_path):
     assert kinds == {"epsilon": "FLOAT", "momentum": "INT", "modes": "STRINGS", "odd": "FLOATS"}
     assert content.inputs["T"].dtype == np.int64
     assert content.inputs["Y"].dtype == np.float32
+
+
+@pytest.mark.parametrize("names", [["X_new"], ["X_new", "V_new", "extra"]])
+def test_a_rejected_case_may_state_the_outputs_of_its_node(tmp_path, names):
+    text = f"""
+        onnxopt: 1
+        suite: s
+        operator: Momentum
+        cases:
+          - name: c
+            inputs: {{R: 0.1, T: 1, X: [1, 2], G: [3, 4], V: [5, 6]}}
+            attributes: {{alpha: 0.9, beta: 1, mode: standard, norm_coefficient: 0}}
+            rejects: true
+            node_outputs: [{", ".join(names)}]
+    """
+    model = only_case(tmp_path, text).model
+    assert list(model.graph.node[0].output) == names
+    assert [output.name for output in model.graph.output] == names
+    (result,) = onnxopt.run(onnxopt.load_cases(tmp_path), "numpy")
+    assert result.outcome is Outcome.PASS
 
 
 def test_integers_are_floats_where_the_operator_of_a_refused_case_has_floats(tmp_path):

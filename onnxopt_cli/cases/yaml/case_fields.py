@@ -318,7 +318,8 @@ def rejected_case(
         operator: the node's operator, from onnxopt or onnx.
         version: the domain's version that the model imports.
         fields: the case.
-        output_names: the node's outputs; they get the element type of its last input.
+        output_names: the node's outputs unless the case states others; they get the element type
+            of its last input.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
         choice_of: returns, by input name, how the element type is chosen if the case omits it.
         input_names: the inputs of a valid node in order; empty to use the order of the case.
@@ -327,6 +328,9 @@ def rejected_case(
         Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
     fields.forbid(["outputs"], ", expected none in a case with rejects: true")
+    stated_outputs = fields.node.field("node_outputs")
+    if stated_outputs is not None and id(stated_outputs) not in fields.broken:
+        output_names = [str(item.scalar) for item in stated_outputs.items or ()]
     input_nodes = fields.mapping("inputs")
     ordered = {
         name: input_nodes[name] for name in (*input_names, *input_nodes) if name in input_nodes

@@ -274,7 +274,10 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         from onnxopt_cli.cases.yaml.model_case import model_case
 
         fields.forbid(["steps", "graph"], f", {only_formula}")
+        fields.forbid(["node_outputs"], ", expected none in a case with model")
         return model_case(fields)
+    if not fields.rejects:
+        fields.forbid(["node_outputs"], ", expected none in a case without rejects: true")
     inherited = ("operator", "domain", "version", "opset")
     named = {name: fields.node.field(name) or file.field(name) for name in inherited}
     if any(id(node) in fields.broken for node in named.values()):
