@@ -294,19 +294,19 @@ class AnswersAgainMuchLater(Well):
     """Repeats the response to the bad case during a later one, from a thread started before."""
 
     def __init__(self):
-        self.told = threading.Event()
+        self.bad_case_ran = threading.Event()
         threading.Thread(target=self.speak_late, daemon=True).start()
 
     def speak_late(self):
-        self.told.wait()
+        self.bad_case_ran.wait()
         time.sleep(0.3)
         speak(frame(answer(self.number)))
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
             self.number = ASKED_IDS[-1]
-            self.told.set()
-        elif self.told.is_set():
+            self.bad_case_ran.set()
+        elif self.bad_case_ran.is_set():
             time.sleep(0.2)
         return super().run(model, inputs)
 
