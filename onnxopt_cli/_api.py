@@ -9,7 +9,7 @@ import atexit
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -134,6 +134,8 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
+# A model with fewer operators needs no search for the wrong one.
+_MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
 
@@ -393,6 +395,33 @@ def locate(
         for executor in plan.backends:
             executor.ready()
         return locate(case, plan, execution.limits.memory, telling)
+
+
+def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:
+    """Yield a failing model of several nodes, and its first wrong node, for each backend.
+
+    Args:
+        session: a session whose cases have run.
+        seconds: the time limit for each backend.
+    """
+    from onnxopt_cli.analysis.locate import first_wrong_node
+
+    config, plan = session.config, session.plan
+    cases = {case.id: case for case in plan.cases}
+    for backend in config.backends:
+        for result in session.results.values():
+            is_failing = result.backend == backend and result.outcome is Outcome.FAIL
+            case = cases.get(result.case)
+            if not is_failing or case is None or len(result.operators) < _MIN_OPERATORS:
+                continue
+            # The workers of the session have ended.
+            opened = open_plan([backend], config.execution, plan.judging, plan.interruption)
+            with suppress(OnnxoptError), opened as restarted:
+                restarted.backends[0].ready()
+                node = first_wrong_node(case, restarted, seconds)
+                if node is not None:
+                    yield result, f"{node.node} ({node.operator}): {node.cause}"
+            break
 
 
 def _formula_names() -> list[str]:

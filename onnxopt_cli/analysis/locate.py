@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic
 
 import numpy as np
 import onnx
@@ -62,7 +63,7 @@ class LocatedNode:
         output: the output with the largest error.
         error_over_tolerance: the largest error, as a multiple of its tolerance; infinite if an
             output has another structure, or is missing.
-        cause: what is wrong.
+        cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
         problem: the case that reproduces the failure.
         result: the result of that case.
@@ -131,7 +132,7 @@ class NotJudged:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What is wrong in a model.
+    """The result of a search for the wrong nodes of a model.
 
     Attributes:
         nodes: the number of nodes that ran.
@@ -173,6 +174,22 @@ def locate(case: Case, plan: Plan, memory: int = 0, telling: Telling = silently)
         return _Search(case, problem, plan, store, telling).locate()
 
 
+def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
+    """Return the first wrong node of a model in the order of the graph, if it is found in time.
+
+    Args:
+        case: the model with its inputs.
+        plan: the backend, which has started, and the reference oracle.
+        seconds: the time limit.
+
+    Raises:
+        InvalidCase: if the case cannot be loaded.
+    """
+    problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
+    with ValueStore(_USUAL_BYTES) as store:
+        return _Search(case, problem, plan, store, silently).first_wrong(monotonic() + seconds)
+
+
 class _Search:
     def __init__(
         self, case: Case, problem: Problem, plan: Plan, store: ValueStore, telling: Telling
@@ -212,6 +229,20 @@ class _Search:
         if located.wrong or located.subgraph or located.interrupted:
             return located
         return replace(located, contributions=self._contributions())
+
+    def first_wrong(self, end: float) -> LocatedNode | None:
+        """Judge nodes in the order of the graph until one is wrong or the time has passed."""
+        for node_run in self._walk.walk(self._problem.inputs):
+            if monotonic() > end or self._plan.interruption.signal:
+                return None
+            if not node_run.missing:
+                problem_of = partial(self._problem_of, [node_run])
+                (result,) = run_case(
+                    self._plan, Case(self._case.id, self._case.location, problem_of)
+                )
+                if result.outcome is Outcome.FAIL:
+                    return self._wrong_node(node_run, result)
+        return None
 
     def _contributions(self) -> tuple[NodeContribution, ...]:
         """Return the largest contributions of nodes to the tolerances of the outputs."""
@@ -290,14 +321,14 @@ class _Search:
             for holder in node_run.holders
         }
         order = {id(node_run): index for index, node_run in enumerate(self._walk.runs)}
-        kept = [
+        ordered_findings = [
             (order[id(node_run)], finding)
             for node_run, finding in wrong.values()
             if (id(node_run), finding.backend) not in blamed
         ]
         return Located(
             len(self._walk.runs),
-            tuple(finding for _, finding in sorted(kept, key=lambda pair: pair[0])),
+            tuple(finding for _, finding in sorted(ordered_findings, key=lambda pair: pair[0])),
             tuple(entry for key, entry in not_judged.items() if key not in wrong),
             disagreements=tuple(self._disagreements(results)),
             interrupted=bool(self._plan.interruption.signal),
@@ -336,7 +367,7 @@ class _Search:
         )
 
     def _cause(self, result: Result, problem: Problem) -> str:
-        """Return what is wrong with a node: a known mistake of an operator with a formula, too."""
+        """Return the wrong elements, and for an operator with a formula a known mistake."""
         if sole_operator(problem.model) is None or result.outcome is not Outcome.FAIL:
             return result.message
         case = Case(result.case, result.location, lambda: replace(problem, stored=None))
@@ -434,7 +465,7 @@ class _Search:
         model: onnx.ModelProto,
         inputs: Mapping[str, Value],
     ) -> Sequence[Value] | str:
-        """Return the outputs of a model, or why there are none."""
+        """Return the outputs of a model, or why they are missing."""
         sent = onnx.ModelProto()
         sent.CopyFrom(model)
         response = submit(Request(sent, inputs))()

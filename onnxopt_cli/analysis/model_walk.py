@@ -321,11 +321,11 @@ class ModelWalk:
             else:
                 inputs[key] = value
                 graph.input.append(self._info(key, value))
-        wanted = {*outputs, *(produced - read.keys())}
+        output_keys = {*outputs, *(produced - read.keys())}
         graph.node.extend(run.node for run in runs)
         for run in runs:
             for key in run.outputs:
-                if key in wanted:
+                if key in output_keys:
                     value = self.store.get(key) if typed else None
                     graph.output.append(
                         self._info(key, value) if typed else onnx.ValueInfoProto(name=key)

@@ -63,21 +63,28 @@ def command(target: str, **options: Any) -> int:
 
 
 def _case(target: str, config: LocateConfig) -> Case:
-    """Return the only case of a target.
+    """Return the only selected case of a target.
 
     Raises:
         InvalidCase: if the target has faults.
-        UsageError: if it has several cases.
+        NothingSelected: if no case is selected.
+        UsageError: if several are.
     """
-    from onnxopt_cli.errors import InvalidCase, UsageError
+    from onnxopt_cli.cases.select import choose
+    from onnxopt_cli.cli.console import note
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
     from onnxopt_cli.suites.collect import collect
 
     collection = collect([target], model_inputs=config.model_inputs)
     if collection.problems:
         raise InvalidCase(collection.problems)
-    if len(collection.cases) > 1:
+    cases, _ = choose(collection.cases, config.filters, note)
+    if not cases:
+        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+    if len(cases) > 1:
         raise UsageError(
-            f"{target} has {len(collection.cases)} cases, expected one",
-            hint=f"name one of them, as in {collection.cases[0].id}",
+            f"{printable(target)} has {len(cases)} cases, expected one",
+            hint=f"choose one of them, as with -k {cases[0].id}",
         )
-    return collection.cases[0]
+    return cases[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -39,6 +39,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.causes import group_failures, reasons_alike
+from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.report_files import (
     SUMMARY,
     parse_reports,
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 _EXAMPLES = 3
 _REASONS = 5
 _BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+# Limit of the search for the first wrong node of a model.
+_LOCATE_SECONDS = 10.0
 # These outcomes do not show whether the backend knows the operator.
 _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
@@ -341,7 +344,30 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         writes.append(session.require_log)
     if writes:
         write_all(writes)
+    if failing and not session.cluster:
+        for line in _located(session):
+            display.print(line)
     return record.exit_code or 0
+
+
+def _located(session: api.Session) -> Iterator[Text]:
+    """Yield lines that name the first wrong node of failing models of several operators."""
+    interruption, config = session.plan.interruption, session.config
+    seconds = _LOCATE_SECONDS if config.explain_time is None else config.explain_time
+    if interruption.signal or not config.explain or seconds == 0:
+        return
+    found: list[tuple[Result, str]] = []
+    with (
+        suppress(KeyboardInterrupt),
+        interruption.at_once(),
+        stderr().status("looking for the first wrong node"),
+    ):
+        found += api.first_wrong_nodes(session, seconds)
+    options = config.to_json()
+    for result, node in found:
+        yield Text(f"first wrong node of {printable(result.case)}: {printable(node)}", "yellow")
+        command = repeat_command(result, options).replace("onnxopt run", "onnxopt locate", 1)
+        yield Text(f"all wrong nodes: {printable(command)}", "dim")
 
 
 def _explanations(session: api.Session) -> list[Explanation]:

@@ -586,6 +586,7 @@ class LocateConfig(Settings):
 
     Attributes:
         backends: the backends under test.
+        filters: which of the target's cases is examined; it must be one.
         model_inputs: the inputs of a model file without test data.
         execution: how backends are run.
         judging: how outputs are judged.
@@ -600,6 +601,7 @@ class LocateConfig(Settings):
         Text("backend"),
         many=True,
     )
+    filters: Filters = group(Filters)
     model_inputs: ModelInputs = group(ModelInputs)
     execution: Execution = group(Execution)
     judging: Judging = group(Judging)

@@ -115,8 +115,8 @@ def contributions(
         np.fill_diagonal(gram, 0.0)
         squares = np.einsum("ki,kl,li->i", signs, gram, signs) / (_RUNS * (_RUNS - 1))
         estimates += [(squares[i] / (totals[-1] or 1.0), output, i) for i in rounding]
-    alone = dict.fromkeys(index for _, _, index in sorted(estimates, reverse=True))
-    for index in [*alone][:_MAX_ALONE]:
+    by_estimate = dict.fromkeys(index for _, _, index in sorted(estimates, reverse=True))
+    for index in [*by_estimate][:_MAX_ALONE]:
         factors = [float(place == index) for place in range(len(sites))]
         for info, movement, total in zip(
             model.graph.output, movements(factors), totals, strict=True

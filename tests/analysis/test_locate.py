@@ -149,6 +149,21 @@ def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
     assert onnxopt(*again, "python:backend.py:Right").code == 0
 
 
+def test_run_names_the_first_wrong_node_of_a_failing_model(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    nodes = [node("MatMul", "x w", "a"), node("LeakyRelu", "a", "b"), node("Exp", "b", "y")]
+    onnx.save(model_of(nodes, w=W), "model.onnx")
+    backend = ("-b", "python:backend.py:Leaky", "--isolation", "none")
+    ran = onnxopt("run", "model.onnx", *backend)
+    assert ran.code == 1
+    assert "the_b (LeakyRelu): b:" in ran.out
+    (command,) = (line for line in ran.out.splitlines() if "onnxopt locate" in line)
+    words = command.partition("onnxopt ")[2].split()
+    assert onnxopt(*words).code == 1
+    assert "the_b" not in onnxopt("run", "model.onnx", *backend, "--no-explain").out
+
+
 def test_right_backend_conforms(locate):
     ran, found = locate(model_of(CHAIN, w=W), "Right")
     assert ran.code == 0

@@ -124,8 +124,8 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
             element = info.type.tensor_type.elem_type
             dtype = _dtype(element) if element else None
             # NumPy's files do not name the types that NumPy itself lacks.
-            given = dtype if dtype is not None and dtype.kind == "V" else None
-            values[info.name] = declare_file(real, keys[info.name], given).make()
+            stored_dtype = dtype if dtype is not None and dtype.kind == "V" else None
+            values[info.name] = declare_file(real, keys[info.name], stored_dtype).make()
             check_type(values[info.name], info.type, info.name)
     except Malformed as error:
         raise InvalidCase([Fault(str(path), printable(str(error)))]) from None
@@ -205,9 +205,9 @@ def _shapes(
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
     if unknown := [name for name in stated if name not in every]:
-        known = ", ".join(every) or "none"
+        symbol_names = ", ".join(every) or "none"
         raise InvalidCase(
-            [Fault(where, f"has no symbolic dimension {unknown[0]}; it has {known}")],
+            [Fault(where, f"has no symbolic dimension {unknown[0]}; it has {symbol_names}")],
             hint="--dim takes a name, or INPUT:AXIS for a dimension without a name",
         )
     usual: dict[str, int] = {}

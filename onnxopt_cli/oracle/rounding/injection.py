@@ -82,6 +82,8 @@ _SUBNORMAL_ERRORS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
+# The error of a larger number, in errors of rounding a subnormal number, hides such an error.
+_VISIBLE = 2.0**60
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
@@ -399,11 +401,17 @@ def _output_error(
     output: Array, moves: Array, roundoff: float, scale: Any, subnormal_error: float
 ) -> Array:
     """Return the movement of each element. That of a subnormal element does not cross zero."""
-    magnitude: Array = np.abs(output)
+    magnitude: Array = np.asarray(np.abs(output))
     size = magnitude + abs(scale)
-    size = np.where(np.isfinite(size), size, 0.0)
-    subnormal = np.clip(moves * subnormal_error, -magnitude, magnitude)
-    return np.asarray(moves * roundoff * size + subnormal)
+    if not np.isfinite(size).all():
+        size = np.where(np.isfinite(size), size, 0.0)
+    error = np.asarray(moves * roundoff * size)
+    # Rounding a subnormal number adds nothing that is visible beside the error of a larger one.
+    small = (magnitude < _VISIBLE * subnormal_error) & (magnitude > 0)
+    if small.any():
+        limit = magnitude[small]
+        error[small] += np.clip(moves[small] * subnormal_error, -limit, limit)
+    return error
 
 
 def _moves_activations(node: Any, roundoff: float) -> bool:

@@ -8,6 +8,7 @@ numbers.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -56,6 +57,14 @@ def _sizes() -> Array:
 
 
 _ROWS = _signs(), _sizes()
+# Places whose roundings are computed at once.
+_BLOCK_PLACES = 1 << 17
+
+
+@cache
+def _repeated_rows() -> list[Array]:
+    """Return the rows, repeated so that a block may begin at any place of the first period."""
+    return [np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))) for rows in _ROWS]
 
 
 def roundings(run: int, first: int, count: int) -> Array:
@@ -66,13 +75,11 @@ def roundings(run: int, first: int, count: int) -> Array:
         first: the index of the first place.
         count: the number of places.
     """
-    signs, sizes = (_cyclic(rows[run], first, count) for rows in _ROWS)
-    return np.asarray(signs * sizes)
-
-
-def _cyclic(row: Array, first: int, count: int) -> Array:
-    """Return consecutive numbers of a row that repeats."""
-    first %= row.size
-    end = first + count
-    repeated = row if end <= row.size else np.tile(row, -(-end // row.size))
-    return repeated[first:end]
+    values = np.empty(count)
+    for start in range(0, count, _BLOCK_PLACES):
+        block = values[start : start + _BLOCK_PLACES]
+        block[:] = 1.0
+        for rows, repeated in zip(_ROWS, _repeated_rows(), strict=True):
+            place = (first + start) % rows.shape[1]
+            block *= repeated[run, place : place + block.size]
+    return values
