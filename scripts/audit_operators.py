@@ -11,6 +11,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +53,16 @@ def row(score: Mapping[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def survivors_by_kind(scores: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Return the number of surviving mutants by kind."""
+    return Counter(
+        mutant["kind"]
+        for score in scores
+        for mutant in score["automatic"]
+        if mutant["name"] in score["survivors"]
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of the operators that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,11 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}")
     print("| operator | cases | killed | score | equivalent | stillborn | accepted |")
     print("|---|---:|---:|---:|---:|---:|---:|")
+    scores = []
     for operator in options.operators:
         path = options.folder / f"{operator}.json"
         score = audited(options.suite, operator, path, options.jobs)
         if score is not None:
+            scores.append(score)
             print(row(score), flush=True)
+    for kind, count in survivors_by_kind(scores).most_common():
+        print(f"{count} survivors: {kind}")
 
 
 if __name__ == "__main__":
