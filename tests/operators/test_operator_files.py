@@ -28,21 +28,29 @@ def place(tmp_path):
     return tmp_path
 
 
-def call(place, command, **settings):
-    env = {**os.environ, "COLUMNS": "80", **settings}
-    done = run_command(*shlex.split(command), cwd=place, env=env)
-    assert "Traceback" not in done.stderr
-    return done
+@pytest.fixture
+def call(place, onnxopt, monkeypatch):
+    """Return a function that runs a command in the folder, with variables of the environment."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(command, **variables):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return onnxopt(*shlex.split(command))
+
+    return run
 
 
-@pytest.mark.slow
-def test_commands_of_the_document_work_on_its_operator(place):
+@pytest.mark.isolated
+def test_commands_of_the_document_work_on_its_operator(place, call):
     assert len(COMMANDS) == 8
     outputs = {}
     for command in COMMANDS:
-        done = call(place, command)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        outputs[command.partition(" --operators")[0]] = done.stdout
+        done = call(command)
+        assert done.code == 0, f"{command}\n{done.out}{done.err}"
+        outputs[command.partition(" --operators")[0]] = done.out
     assert "company/lion/defaults" in outputs["list company"]
     assert "sign(blend)" in outputs["show Lion"]
     assert " lowered" in outputs["run company -b onnxruntime --lower always"]
@@ -63,43 +71,43 @@ class Backend:
 """
 
 
-def test_known_mistake_of_a_backend_is_named(place):
+@pytest.mark.isolated
+def test_known_mistake_of_a_backend_is_named(place, call):
     (place / "wrong.py").write_text(WRONG)
-    done = call(
-        place, "run company -k orders -b python:wrong.py:Backend -q --operators lion.py",
+    done = call("run company -k orders -b python:wrong.py:Backend -q --operators lion.py",
     )  # fmt: skip
-    assert done.returncode == 1
-    assert "step by the blend" in done.stdout
+    assert done.code == 1
+    assert "step by the blend" in done.out
 
 
-def test_formula_that_fails_on_some_inputs_is_named_with_its_line(place):
+def test_formula_that_fails_on_some_inputs_is_named_with_its_line(place, call):
     fails = '    if beta1 == 0:\n        raise ValueError("no beta1")\n    blend = '
     (place / "lion.py").write_text(LION.replace("    blend = ", fails))
-    done = call(place, "list company --operators lion.py")
-    assert done.returncode == 2
-    assert re.search(r"error: .*lion.py:16: Lion: ValueError: no beta1", done.stderr), done.stderr
+    done = call("list company --operators lion.py")
+    assert done.code == 2
+    assert re.search(r"error: .*lion.py:16: Lion: ValueError: no beta1", done.err), done.err
 
 
-def test_file_of_the_variable_is_checked_like_one_of_the_option(place):
+def test_file_of_the_variable_is_checked_like_one_of_the_option(place, call):
     (place / "lion.py").write_text(LION.replace("return X_new, M_new", "raise SystemExit(0)"))
-    done = call(place, "list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
-    assert done.returncode == 2
-    assert "lion.py:18: Lion: SystemExit" in done.stderr
+    done = call("list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
+    assert done.code == 2
+    assert "lion.py:18: Lion: SystemExit" in done.err
 
 
-def test_files_of_the_variable_are_loaded_for_one_command(place):
-    done = call(place, "list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
-    assert "company/lion/" in done.stdout
-    assert call(place, "show Lion").returncode == 2
+def test_files_of_the_variable_are_loaded_for_one_command(place, call):
+    done = call("list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
+    assert "company/lion/" in done.out
+    assert call("show Lion").code == 2
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "lamb"])
-def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name):
+def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(call, name):
     file = PLUGINS / "operators" / f"{name}.py"
     for options in ("", "-b onnxruntime --lower always"):
-        done = call(place, f"run optimizers -q {options} --operators {shlex.quote(str(file))}")
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "Warning" not in done.stderr
+        done = call(f"run optimizers -q {options} --operators {shlex.quote(str(file))}")
+        assert done.code == 0, done.out + done.err
+        assert "Warning" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -141,43 +149,43 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(place, name)
         ('name="Lion"', 'name="Lion", suite="../x"', r"the suite '../x' is not words"),
     ],
 )  # fmt: skip
-def test_error_in_a_file_is_reported_with_its_line(place, old, new, says):
+def test_error_in_a_file_is_reported_with_its_line(place, call, old, new, says):
     assert old in LION
     text = LION.replace(old, new)
     if "sinh" in new:
         text = text.replace("np.sign(blend)", "np.sinh(blend)")
     (place / "lion.py").write_text(text)
-    done = call(place, "show Lion --operators lion.py")
-    assert done.returncode == 2
-    assert re.search(says, " ".join(done.stderr.split())), done.stderr
+    done = call("show Lion --operators lion.py")
+    assert done.code == 2
+    assert re.search(says, " ".join(done.err.split())), done.err
 
 
 @pytest.mark.parametrize(("added", "code"), [("np.log(1 - X)", 0), ("np.log(X * 0 - 1)", 2)])
-def test_formula_that_is_never_finite_is_reported(place, added, code):
+def test_formula_that_is_never_finite_is_reported(place, call, added, code):
     (place / "lion.py").write_text(LION.replace("blend = ", f"blend = 0 * {added} + "))
-    done = call(place, "fuzz -b numpy --operator Lion --examples 20 --operators lion.py")
-    assert done.returncode == code, done.stderr
-    assert code == 0 or "found no inputs of Lion with a finite result" in done.stderr
+    done = call("fuzz -b numpy --operator Lion --examples 20 --operators lion.py")
+    assert done.code == code, done.err
+    assert code == 0 or "found no inputs of Lion with a finite result" in done.err
 
 
-def test_formulas_may_have_limits_branches_and_loops(place):
+def test_formulas_may_have_limits_branches_and_loops(place, call):
     text = LION.replace('("decay", 0.0)', '("decay", 0.1, limits=(0.0, 1.0))')
     text = text.replace("np.sign(blend)", "np.sign(blend) * min(decay, 0.3)")
     loop = "    for _ in range(2):\n        M_new = M_new * 0.5 if beta2 > 0.5 else M_new\n"
     (place / "lion.py").write_text(text.replace("    return X_new", f"{loop}    return X_new"))
     for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
-        done = call(place, f"{options} --operators lion.py")
-        assert done.returncode == 0, done.stdout + done.stderr
-    done = call(place, "audit company/lion --operators lion.py")
-    assert "internal error" not in done.stderr
-    assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
+        done = call(f"{options} --operators lion.py")
+        assert done.code == 0, done.out + done.err
+    done = call("audit company/lion --operators lion.py")
+    assert "internal error" not in done.err
+    assert re.search(r"right +(\d+) of \1  accepted", done.out), done.out
 
 
-def test_path_with_a_colon_is_rejected(place):
+def test_path_with_a_colon_is_rejected(place, call):
     (place / "a:b").mkdir()
     (place / "a:b" / "lion.py").write_text(LION)
-    done = call(place, "list company --operators a:b/lion.py")
-    assert (done.returncode, "the path must not contain :" in done.stderr) == (2, True)
+    done = call("list company --operators a:b/lion.py")
+    assert (done.code, "the path must not contain :" in done.err) == (2, True)
 
 
 SIGNS = """\
@@ -219,18 +227,17 @@ class Backend:
 """
 
 
-def test_operator_with_two_rates_that_depends_on_signs_is_supported(place):
+def test_operator_with_two_rates_that_depends_on_signs_is_supported(place, call):
     (place / "signs.py").write_text(SIGNS)
     (place / "backend.py").write_text(NO_LIMITS)
     for command in ("run company -q", "fuzz -b numpy --operator Signs --examples 100"):
-        done = call(place, f"{command} --operators signs.py")
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "Warning" not in done.stderr
-    done = call(place, "audit company --operators signs.py")
-    assert re.search(r"wrong, named +(\d+) of \1 ", done.stdout), done.stdout
+        done = call(f"{command} --operators signs.py")
+        assert done.code == 0, done.out + done.err
+        assert "Warning" not in done.err
+    done = call("audit company --operators signs.py")
+    assert re.search(r"wrong, named +(\d+) of \1 ", done.out), done.out
     # A backend that does not check limits fails exactly the rejection cases of limits.
     done = call(
-        place,
         "run company -b python:backend.py:Backend --no-explain --operators signs.py"
         " --report json=out.json",
     )
@@ -242,7 +249,7 @@ def test_operator_with_two_rates_that_depends_on_signs_is_supported(place):
         for name_of_limit in limits
         for name in ("low", "high", "share")
     }
-    assert {name for name in wrong if name.startswith("refuses")} >= names, done.stdout
+    assert {name for name in wrong if name.startswith("refuses")} >= names, done.out
 
 
 CLIPPED = """\
@@ -261,11 +268,11 @@ CLIPPED = Operator(
 """
 
 
-def test_output_may_be_a_carried_scalar(place):
+def test_output_may_be_a_carried_scalar(place, call):
     (place / "clipped.py").write_text(CLIPPED)
     for command in ("generate company -o mine", "run mine -b numpy -b onnxruntime -q"):
-        done = call(place, f"{command} --operators clipped.py")
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = call(f"{command} --operators clipped.py")
+        assert done.code == 0, done.out + done.err
 
 
 CAPITALS = """
@@ -282,22 +289,22 @@ SCALE = Operator(
 """
 
 
-def test_names_that_differ_only_in_case_have_separate_directories(place):
+def test_names_that_differ_only_in_case_have_separate_directories(place, call):
     (place / "capitals.py").write_text(CAPITALS)
     operators = "--operators capitals.py"
-    done = call(place, f"generate capitals --format onnx -o mine {operators}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = call(f"generate capitals --format onnx -o mine {operators}")
+    assert done.code == 0, done.out + done.err
     names = [path.name for path in (place / "mine/capitals").iterdir()]
-    assert f"; {len(names)} cases" in done.stdout
+    assert f"; {len(names)} cases" in done.out
     assert len({name.lower() for name in names}) == len(names)
     assert {"test_scale_gain_zero", "test_scale_GAIN_zero_2"} < set(names)
-    assert f"{len(names)} pass" in call(place, f"run mine {operators}").stdout
+    assert f"{len(names)} pass" in call(f"run mine {operators}").out
 
 
-def test_mean_of_an_empty_tensor_agrees_with_numpy(place):
+def test_mean_of_an_empty_tensor_agrees_with_numpy(place, call):
     (place / "clipped.py").write_text(CLIPPED.replace("np.sum", "np.mean"))
-    done = call(place, "run company -q -b onnxruntime --lower always --operators clipped.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = call("run company -q -b onnxruntime --lower always --operators clipped.py")
+    assert done.code == 0, done.out + done.err
 
 
 AVERAGE = """\
@@ -314,44 +321,46 @@ AVERAGE = Operator(
 """
 
 
-def test_suite_contains_a_double_state_beside_zeros(place):
+def test_suite_contains_a_double_state_beside_zeros(place, call):
     (place / "average.py").write_text(AVERAGE)
-    done = call(place, "audit company --operators average.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = call("audit company --operators average.py")
+    assert done.code == 0, done.out + done.err
 
 
-def test_commands_that_are_proposed_name_the_file_of_the_operator(place):
+@pytest.mark.isolated
+def test_commands_that_are_proposed_name_the_file_of_the_operator(place, call):
     (place / "backend.py").write_text(WRONG)
     options = "-b python:backend.py:Backend --operators lion.py"
-    done = call(place, f"fuzz --operator Lion --examples 60 {options} --no-explain")
-    assert "-b python:backend.py:Backend --operators lion.py" in done.stdout
-    done = call(place, f"run company {options}")
-    assert re.search(r"onnxopt show Lion --mistake .* --operators lion.py", done.stdout)
+    done = call(f"fuzz --operator Lion --examples 60 {options} --no-explain")
+    assert "-b python:backend.py:Backend --operators lion.py" in done.out
+    done = call(f"run company {options}")
+    assert re.search(r"onnxopt show Lion --mistake .* --operators lion.py", done.out)
 
 
-def test_warning_of_numpy_for_an_empty_mean_is_hidden(place):
+def test_warning_of_numpy_for_an_empty_mean_is_hidden(place, call):
     (place / "lion.py").write_text(LION.replace("np.sign(blend)", "(blend - np.mean(blend))"))
-    done = call(place, "run company -q --operators lion.py")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = call("run company -q --operators lion.py")
+    assert (done.code, done.err) == (0, "")
 
 
-def test_empty_maximum_and_division_by_zero_decay_are_correct(place):
+@pytest.mark.isolated
+def test_empty_maximum_and_division_by_zero_decay_are_correct(place, call):
     step = "(blend * (1 / beta1) - np.max(blend))"
     (place / "lion.py").write_text(LION.replace("np.sign(blend)", step))
     for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
-        done = call(place, f"{options} --operators lion.py")
-        assert done.returncode == 0, done.stdout + done.stderr
-    done = call(place, "audit company/lion/empty company/lion/beta2_alone --operators lion.py")
-    assert re.search(r"right +(\d+) of \1  accepted", done.stdout), done.stdout
+        done = call(f"{options} --operators lion.py")
+        assert done.code == 0, done.out + done.err
+    done = call("audit company/lion/empty company/lion/beta2_alone --operators lion.py")
+    assert re.search(r"right +(\d+) of \1  accepted", done.out), done.out
 
 
-def test_operator_of_another_domain_may_have_the_name_of_one_of_onnx(place):
+def test_operator_of_another_domain_may_have_the_name_of_one_of_onnx(place, call):
     (place / "lion.py").write_text(LION.replace('name="Lion"', 'name="Shrink"'))
     backends = "-b numpy -b onnxruntime -b onnx-reference"
-    done = call(place, f"run onnx-node -k shrink -q {backends} --operators lion.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = call(place, "run company -q -b onnxruntime --lower always --operators lion.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = call(f"run onnx-node -k shrink -q {backends} --operators lion.py")
+    assert done.code == 0, done.out + done.err
+    done = call("run company -q -b onnxruntime --lower always --operators lion.py")
+    assert done.code == 0, done.out + done.err
 
 
 EVERY_FEW_STEPS = """\
@@ -380,36 +389,36 @@ LOOKAHEAD = Operator(
 """
 
 
-def test_probe_uses_a_step_in_which_the_operator_computes(place):
+def test_probe_uses_a_step_in_which_the_operator_computes(place, call):
     (place / "lookahead.py").write_text(EVERY_FEW_STEPS)
-    done = call(place, "run company -k refuses -q --operators lookahead.py")
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"[1-9]\d* pass in", done.stdout)
+    done = call("run company -k refuses -q --operators lookahead.py")
+    assert done.code == 0, done.out
+    assert re.search(r"[1-9]\d* pass in", done.out)
 
 
-def test_formula_without_a_docstring_is_shown_completely(place):
+def test_formula_without_a_docstring_is_shown_completely(place, call):
     docstring = re.search(r'    """.*"""\n', LION).group()
     (place / "lion.py").write_text(LION.replace(docstring, "    # Blended first.\n"))
-    done = call(place, "show Lion --operators lion.py")
-    assert re.search(r"# Blended first\.\s+blend = beta1", done.stdout), done.stdout
-    done = call(place, "show Lion --mistake 'step by the blend' --operators lion.py")
-    assert "blend = beta1" in done.stdout
+    done = call("show Lion --operators lion.py")
+    assert re.search(r"# Blended first\.\s+blend = beta1", done.out), done.out
+    done = call("show Lion --mistake 'step by the blend' --operators lion.py")
+    assert "blend = beta1" in done.out
 
 
-def test_missing_file_is_named(place):
-    done = call(place, "run --operators nowhere.py")
-    assert done.returncode == 2
-    assert "no operator file nowhere.py" in done.stderr
+def test_missing_file_is_named(call):
+    done = call("run --operators nowhere.py")
+    assert done.code == 2
+    assert "no operator file nowhere.py" in done.err
 
 
-def test_log_of_another_formula_is_not_resumed(place):
+def test_log_of_another_formula_is_not_resumed(place, call):
     command = "run company -k double --operators lion.py"
-    assert call(place, f"{command} --log run.jsonl").returncode == 0
-    assert call(place, f"{command} --resume run.jsonl").returncode == 0
+    assert call(f"{command} --log run.jsonl").code == 0
+    assert call(f"{command} --resume run.jsonl").code == 0
     (place / "lion.py").write_text(LION.replace("(1 - beta2) * G", "G * (1 - beta2)"))
-    done = call(place, f"{command} --resume run.jsonl")
-    assert done.returncode == 2
-    assert "lion.py" in done.stderr
+    done = call(f"{command} --resume run.jsonl")
+    assert done.code == 2
+    assert "lion.py" in done.err
 
 
 def test_entry_point_of_a_package_adds_operators(place):
@@ -421,11 +430,13 @@ def test_entry_point_of_a_package_adds_operators(place):
     )
     (folder / "lions.py").write_text(LION)
     path = os.pathsep.join([str(folder), str(REPOSITORY)])
-    assert "company/lion/" in call(place, "list --operator Lion", PYTHONPATH=path).stdout
+    environment = {**os.environ, "PYTHONPATH": path}
+    listed = run_command("list", "--operator", "Lion", cwd=place, env=environment)
+    assert "company/lion/" in listed.stdout
     (folder / "lions.py").write_text("import nowhere")
-    done = call(place, "list", PYTHONPATH=path)
-    assert done.returncode == 2
-    assert "lion = lions" in done.stderr
+    failed = run_command("list", cwd=place, env=environment)
+    assert failed.returncode == 2
+    assert "lion = lions" in failed.stderr
 
 
 @pytest.mark.parametrize(
@@ -436,12 +447,12 @@ def test_entry_point_of_a_package_adds_operators(place):
         ("blend.sum()", "a formula calls functions: np.sum(...)"),
     ],
 )
-def test_function_that_a_formula_cannot_use_is_named(place, expression, message):
+def test_function_that_a_formula_cannot_use_is_named(place, call, expression, message):
     text = LION.replace("M_new = beta2", f"M_new = 0 * {expression} + beta2", 1)
     assert text != LION
     (place / "lion.py").write_text(text)
-    done = call(place, "list company --operators lion.py")
-    assert done.returncode == 2
-    text = " ".join(done.stderr.split())
+    done = call("list company --operators lion.py")
+    assert done.code == 2
+    text = " ".join(done.err.split())
     assert message in text
     assert "matmul" not in text
