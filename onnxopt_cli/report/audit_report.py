@@ -71,9 +71,10 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     # The killed mutant with the smallest margin.
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    if nearest is not None:
+    # An infinite margin, as of an output that must be exact, is not one.
+    if nearest is not None and math.isfinite(nearest.largest):
         excess = numbers.error(nearest.largest)
-        is_lower_bound = None in nearest.excess and math.isfinite(nearest.largest)
+        is_lower_bound = None in nearest.excess
         amount = f"at least {excess}" if is_lower_bound else excess
         yield Text(f"  nearest miss: {nearest.name}, {amount} times its limit", style="dim")
     for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
