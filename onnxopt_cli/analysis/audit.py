@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain
@@ -26,7 +26,6 @@ from onnxopt_cli.analysis.node_audit import (
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
 from onnxopt_cli.core.compare import largest_share
-from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.interpret.implementation import Implementation
@@ -37,7 +36,8 @@ from onnxopt_cli.mutation.mutants import mutants
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.oracle.expected import Expected, expected_result
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.parallel import parallel
 
 #: A case with more elements runs on a mutant only if fewer than two other cases reject that mutant.
@@ -210,39 +210,27 @@ def find_trials(
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
+    # Each mutant differs in other elements, so bounds of single elements would be derived anew.
+    oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:
             problem = case.load()
-            # Other cases test the single steps of a trajectory.
-            if problem.must_reject or problem.trajectory:
-                continue
-            expected = _with_all_limits(expected_result(problem, case.location, judging))
-            call = problem.call
         except InvalidCase as error:
             problems += error.problems
             continue
-        if expected.contradictions:
+        # Other cases test the single steps of a trajectory.
+        call = None if problem.must_reject or problem.trajectory else problem.call
+        if call is None:
+            continue
+        expected = resolved(oracles.expected(problem))
+        if expected.invalid:
             problems.append(Fault(str(case.location), f"{case.id}: contradicts the formula"))
-        elif call is not None:
-            trials[call.operator.name].append(AuditedCase(case.id, call, expected.in_node_order))
+        else:
+            expected = expected.in_order(problem.model.graph.node[0].output)
+            trials[call.operator.name].append(AuditedCase(case.id, call, expected))
     for operator_trials in trials.values():
         operator_trials.sort(key=lambda trial: trial.call.size)
     return trials, problems
-
-
-def _with_all_limits(expected: Expected) -> Expected:
-    """Return an expected result that derives its error bounds once, for all elements.
-
-    By default, bounds are derived anew for each block of elements whose values differ.
-    """
-    if expected.formula is None or not expected.formula.blocks:
-        return expected
-    formula = replace(expected.formula, blocks=())
-    tolerances = {
-        name: formula.error_bound(name) if isinstance(tolerance, ErrorBound) else tolerance
-        for name, tolerance in expected.tolerances.items()
-    }
-    return replace(expected, formula=formula, tolerances=tolerances)
 
 
 def audit(
@@ -332,8 +320,8 @@ def outcome(
         return [
             (trial.case, output, elements)
             for trial in operator_trials
-            if trial.expected.formula is not None
-            for output, derived_output in trial.expected.formula.derived_outputs.items()
+            if trial.expected.derive is not None
+            for output, derived_output in trial.expected.derive().items()
             if (elements := derived_output.inconclusive)
         ]
     audited, is_mutant = implementation(task), kind != "right"

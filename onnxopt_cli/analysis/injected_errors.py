@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,8 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
-from onnxopt_cli.oracle.expected import Expected, expected_result
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
@@ -145,12 +146,13 @@ def inject_errors(
     """
     judging = Judging(tolerance=ToleranceRule.CONDITIONED)
     reference_oracle = ReferenceOracle(judging)
+    oracles = Oracles(judging, reference_oracle)
     execution = Execution(lowering=LoweringMode.NEVER, jobs=jobs)
     results: list[InjectedErrors] = []
     pending: deque[Callable[[], Iterator[InjectedErrors]]] = deque()
     with open_executors((), execution, Interruption(), reference_oracle):
         for count, case in enumerate(cases, start=1):
-            pending.extend(_submitted(case, judging, reference_oracle))
+            pending.extend(_submitted(case, oracles))
             if len(pending) > 2 * jobs:
                 results += pending.popleft()()
             tick(count, len(cases))
@@ -159,43 +161,41 @@ def inject_errors(
     return results
 
 
-def _submitted(
-    case: Case, judging: Judging, reference_oracle: ReferenceOracle
-) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
+def _submitted(case: Case, oracles: Oracles) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
     """Submit a case to the reference oracle; yield a function that waits and injects errors."""
     try:
         problem = case.load()
         if problem.must_reject or problem.stored is None:
             return
-        expected = expected_result(problem, case.location, judging)
+        without_reference = resolved(replace(oracles, reference=None).expected(problem))
     except InvalidCase:
         return
     names = operator_names(problem.model)
     operator = names[0] if len(problem.model.graph.node) == 1 else "(several)"
-    complete = reference_oracle.submit(problem, expected) or (lambda: expected)
-    yield lambda: _injected(case.id, operator, expected, complete())
+    expected = oracles.expected(problem)
+    stored = without_reference.outputs
+    yield lambda: _injected(case.id, operator, stored, resolved(expected))
 
 
 def _injected(
-    case: str, operator: str, expected: Expected, complete: Expected
+    case: str, operator: str, stored: Mapping[str, Value], expected: Expected
 ) -> Iterator[InjectedErrors]:
     """Inject each error into the outputs of a case, and judge them.
 
     Args:
         case: the case's id.
         operator: the case's operator.
-        expected: the expected result with the stored outputs.
-        complete: the expected result with the outputs and tolerances of the reference oracle.
+        stored: the stored outputs.
+        expected: the expected result.
     """
     right: dict[str, Array] = {
-        name: value for name, value in complete.outputs.items() if isinstance(value, np.ndarray)
+        name: value for name, value in expected.outputs.items() if isinstance(value, np.ndarray)
     }
-    tolerances = complete.tolerances
-    accepted = [complete, *(alternative.expected for alternative in complete.alternatives)]
+    tolerances = expected.tolerances
+    accepted = [expected, *expected.alternatives]
     random = any(isinstance(tolerance, Drawn) for tolerance in tolerances.values())
-    if len(right) < len(complete.outputs) or random or complete.contradictions:
+    if len(right) < len(expected.outputs) or random or expected.invalid:
         return
-    stored: dict[str, Value] = dict(expected.outputs)
     moves = all(_is_exact(value, tolerances[name]) for name, value in right.items())
     for error, change in ERRORS.items():
         with np.errstate(all="ignore"):

@@ -453,7 +453,7 @@ class _Search:
 
     def _of_oracle(self, key: str, request: Request) -> Callable[[], Response | str]:
         """Submit a model to the oracle for the result that a key of its metadata names."""
-        oracle = self._plan.reference_oracle
+        oracle = self._plan.oracle.reference
         assert oracle is not None  # noqa: S101 - the plan has an oracle
         assert oracle.workers is not None  # noqa: S101 - so it has workers
         onnx.helper.set_model_props(request.model, {key: "1"})

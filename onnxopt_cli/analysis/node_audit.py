@@ -32,7 +32,8 @@ from onnxopt_cli.mutation.node_mutants import Compute, MutantKind, NodeMutant, n
 from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
-from onnxopt_cli.oracle.expected import Expected, expected_result
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.reference_code import reference_functions
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle, estimated_here
@@ -131,7 +132,7 @@ class NodeTrial:
 
 def excess(expected: Expected, outputs: Sequence[Value]) -> float:
     """Return the largest error / tolerance of outputs by the most favourable accepted result."""
-    accepted = [expected, *(alternative.expected for alternative in expected.alternatives)]
+    accepted = [expected, *expected.alternatives]
     return min(_excess(result, outputs) for result in accepted)
 
 
@@ -169,6 +170,7 @@ def find_node_trials(
         outputs contradict the reference.
     """
     reference_oracle = ReferenceOracle(judging)
+    oracles = Oracles(judging, reference_oracle)
     execution = Execution(lowering=LoweringMode.NEVER, jobs=jobs)
     trials: dict[str, list[NodeTrial]] = {}
     faults: list[Fault] = []
@@ -184,7 +186,7 @@ def find_node_trials(
 
     with open_executors((), execution, Interruption(), reference_oracle):
         for count, case in enumerate(cases, start=1):
-            pending.extend(_submitted(case, judging, reference_oracle, names))
+            pending.extend(_submitted(case, oracles, names))
             if len(pending) > 2 * jobs:
                 finish()
             progress(count, len(cases))
@@ -196,7 +198,7 @@ def find_node_trials(
 
 
 def _submitted(
-    case: Case, judging: Judging, reference_oracle: ReferenceOracle, names: frozenset[str]
+    case: Case, oracles: Oracles, names: frozenset[str]
 ) -> Iterator[Callable[[], NodeTrial | Fault | None]]:
     """Submit a case to the reference oracle; yield a function that waits and returns its trial."""
     if case.operators and all(map(registry().named, case.operators)):
@@ -208,12 +210,11 @@ def _submitted(
         # The model of a loop contains the operators of its body, too.
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
-        expected = expected_result(problem, case.location, judging)
     except InvalidCase:
         # The audit of operators with a formula reports it.
         return
-    complete = reference_oracle.submit(problem, expected) or (lambda: expected)
-    yield lambda: _trial(case, problem, complete())
+    expected = oracles.expected(problem)
+    yield lambda: _trial(case, problem, resolved(expected))
 
 
 def _is_single_node(problem: Problem) -> bool:
@@ -233,6 +234,8 @@ def _trial(case: Case, problem: Problem, expected: Expected) -> NodeTrial | Faul
         return None
     if expected.contradictions:
         return Fault(str(case.location), f"{case.id}: contradicts onnx's reference")
+    if expected.invalid:
+        return None
     node = problem.model.graph.node[0]
     operator = NodeOperator(plain_domain(node.domain), node.op_type)
     opset = imported_versions(problem.model)[operator.domain]

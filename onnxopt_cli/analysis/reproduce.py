@@ -26,7 +26,8 @@ from onnxopt_cli.interpret.bound.error_bound import FACTOR, bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.call import Call
-from onnxopt_cli.oracle.expected import Expected, expected_result
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.run.judge import KEPT_BYTES
 
 #: Rounding difference, in units of the machine epsilon, that is allowed for any implementation.
@@ -58,10 +59,10 @@ class Observation:
     @cached_property
     def right(self) -> list[Branch]:
         """The formula's outputs with the default error bounds; computed lazily, as bounds cost."""
-        formula = self.expected.formula
-        if formula is None or formula.factor != FACTOR:
-            return [derived_output.branch for derived_output in bound(self.call)]
-        return [derived_output.branch for derived_output in formula.derived_outputs.values()]
+        derived_outputs = [*self.expected.derive().values()] if self.expected.derive else []
+        if any(derived_output.factor != FACTOR for derived_output in derived_outputs):
+            derived_outputs = []
+        return [derived_output.branch for derived_output in derived_outputs or bound(self.call)]
 
 
 def returned_arrays(result: Result) -> list[Array]:
@@ -93,8 +94,9 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
             return "without formula"
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, Expected({}, {}))
-        expected = expected_result(problem, case.location, judging)
-        observation = Observation(result.case, call, expected.in_node_order)
+        expected = resolved(Oracles(judging).expected(problem))
+        in_node_order = expected.in_order(problem.model.graph.node[0].output)
+        observation = Observation(result.case, call, in_node_order)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     if result.outcome is not Outcome.FAIL:

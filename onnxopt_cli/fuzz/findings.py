@@ -29,13 +29,11 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.errors import BackendUnavailable
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NAME, SUITE
+from onnxopt_cli.interpret.evaluate import has_blocks
 from onnxopt_cli.mutation.known_mistakes import named
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.run.judge import (
-    judge,
-    load_case,
-    with_expected,
-)
+from onnxopt_cli.run.judge import judge
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
@@ -85,16 +83,16 @@ def attempt(example: Example, executor: Executor) -> Trial:
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: problem)
     pending = executor.submit(Request(problem.model, problem.inputs))
     judging = Judging()
-    loaded_case = with_expected(load_case(case), judging)
-    assert not loaded_case.invalid, loaded_case.invalid  # noqa: S101 - else a defect of the strategies
-    formula = loaded_case.expected and loaded_case.expected.formula
-    if executor.ahead > 1 and formula and not formula.blocks:
-        # Computing the tolerances only in judge() would leave the backend idle meanwhile.
-        formula.derived_outputs  # noqa: B018 - a cached property
+    problem = case.load()
+    expected = resolved(Oracles(judging).expected(problem))
+    assert not expected.invalid, expected.invalid  # noqa: S101 - else a defect of the strategies
+    if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
+        # Deriving the error bounds only in judge() would leave the backend idle meanwhile.
+        expected.derive()
     response = pending()
     if isinstance(response, str):
         raise BackendUnavailable(response)
-    return Trial(example, case, judge(loaded_case, executor.name, response, judging))
+    return Trial(example, case, judge(case, problem, expected, executor.name, response, judging))
 
 
 #: The kind of failures in which only values differ.

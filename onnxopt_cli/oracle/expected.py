@@ -1,11 +1,12 @@
-"""The expected result of a case: its outputs and their tolerances, from a formula or stored."""
+"""The expected result of a case, from the formula of its operator or from its stored outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, partial
 from sys import intern
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.compare import compare_outputs, surely_agrees
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -23,11 +23,6 @@ from onnxopt_cli.core.tolerance import (
     Ulps,
 )
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import (
-    Fault,
-    InvalidCase,
-    NodeError,
-)
 from onnxopt_cli.interpret.bound.error_bound import (
     DerivedOutput,
     bound,
@@ -44,91 +39,189 @@ from onnxopt_cli.operators.call import Call
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected outputs and their tolerances.
+    """The expected result of a case.
 
     Attributes:
-        outputs: the expected values by name, in the graph's order.
+        outputs: the expected values by name, in the graph's order; empty if the model must be
+            rejected.
         tolerances: the tolerance of each output, by name.
-        contradictions: stored outputs that the formula rejects; the case is invalid unless this
-            is empty.
-        formula: the outputs of the formula; None for a model without one.
+        invalid: why the case is invalid; empty for a valid case.
+        contradictions: the stored outputs that contradict the oracle.
+        derive: derives the error bounds of all outputs, by name in the node's order; None unless
+            the result is that of a formula.
         alternatives: other correct results. A backend's outputs must all match the same one.
-        complete: whether the outputs are known. Those of a model without stored outputs are None
-            until the reference oracle has computed them.
+        note: added to the result of a backend that matches this one, if it is an alternative.
+        contested: whether it follows from the second reading of an ambiguous specification.
     """
 
     outputs: Mapping[str, Value]
     tolerances: Mapping[str, Tolerance]
+    invalid: str = ""
     contradictions: tuple[Diff, ...] = ()
-    formula: FormulaOutputs | None = None
-    alternatives: tuple[Alternative, ...] = ()
-    complete: bool = True
+    derive: Callable[[], Mapping[str, DerivedOutput]] | None = None
+    alternatives: tuple[Expected, ...] = ()
+    note: str = ""
+    contested: bool = False
 
-    @property
-    def in_node_order(self) -> Expected:
-        """The expected result with its outputs in the order of the node instead of the graph."""
-        if self.formula is None or [*self.formula.expected] == [*self.outputs]:
-            return self
-        return replace(self, outputs={name: self.outputs[name] for name in self.formula.expected})
+    def in_order(self, names: Iterable[str]) -> Expected:
+        """Return the expected result with its outputs in another order."""
+        return replace(self, outputs={name: self.outputs[name] for name in names})
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """Another correct result of a case.
+#: Waits for an expected result.
+PendingExpected: TypeAlias = Callable[[], Expected]
 
-    Attributes:
-        note: added to the result of a backend that matches this alternative.
-        expected: its outputs and their tolerances.
-        contested: whether it follows from the second reading of an ambiguous specification.
-    """
 
-    note: str
-    expected: Expected
-    contested: bool
+class Oracle(Protocol):
+    """A source of expected results."""
+
+    def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected | None:
+        """Return the expected result of a problem, or a function that waits for it.
+
+        Args:
+            problem: the problem of a case that a correct backend accepts.
+            math: the ``math`` option of the backend.
+
+        Returns:
+            None if this oracle has no result for the problem.
+        """
 
 
 @dataclass(frozen=True)
-class FormulaOutputs:
-    """The outputs of the formula, and their error bounds, which are derived on first use.
-
-    Deriving an error bound takes many times as long as evaluating the formula, and an output that
-    is bitwise equal to the expected one does not need it.
+class FormulaOracle:
+    """Evaluates the formula of an operator, with which stored outputs must agree.
 
     Attributes:
-        expected: the outputs by name, in the node's order.
-        derive: derives the error bounds of all outputs.
-        factor: the tolerance is this multiple of the error bound.
-        blocks: the call of each group, if bounds can be derived for single elements; else empty.
+        judging: how outputs are judged.
+        bound_once: whether the error bounds of large tensors are derived once for all elements,
+            instead of anew for each block of elements that differ.
     """
 
-    expected: Mapping[str, Array]
+    judging: Judging
+    bound_once: bool = False
+
+    def expected(self, problem: Problem, _math: str = "") -> Expected | None:
+        """Return the outputs of the formula; None for a model without one."""
+        factor, stored = self.judging.error_bound, problem.stored or {}
+        evaluated = _evaluated(problem, factor)
+        if evaluated is None:
+            return None
+        values, derive = evaluated
+        call = None if problem.trajectory else problem.call
+        if call is not None and not self.bound_once and has_blocks(call):
+            error_bounds = _error_bounds_in_blocks(call, values, factor)
+        else:
+            error_bounds = {name: _error_bound(name, derive, factor) for name in values}
+        outputs: dict[str, Value] = {}
+        tolerances: dict[str, Tolerance] = {}
+        contradictions: list[Diff] = []
+        for name in _output_names(problem):
+            stated, derived = _stated(problem, name), error_bounds[name]
+            tolerances[name] = _effective_tolerance(stated, derived, self.judging)
+            # The error bound is around the formula's value; a stored value may have been rounded.
+            is_exact = name not in stored or tolerances[name] is derived
+            outputs[name] = values[name] if is_exact else stored[name]
+            if name in stored:
+                contradictions += _contradiction(name, values[name], stored[name], derived, stated)
+        reason = ""
+        if contradictions:
+            reason = "the stored outputs differ from the operator's formula by more than rounding: "
+            reason += "the case is wrong, not the backend"
+        return Expected(outputs, tolerances, reason, tuple(contradictions), derive)
+
+
+@dataclass(frozen=True)
+class StoredOracle:
+    """Expects the outputs that a case stores.
+
+    Attributes:
+        judging: how outputs are judged.
+    """
+
+    judging: Judging
+
+    def expected(self, problem: Problem, _math: str = "") -> Expected | None:
+        """Return the stored outputs with the case's tolerances; None without stored outputs."""
+        return None if problem.stored is None else stored_outputs(problem, self.judging)
+
+
+def stored_outputs(problem: Problem, judging: Judging) -> Expected:
+    """Return the stored outputs with the case's tolerances.
+
+    The value of each output is None if the case stores no outputs.
+    """
+    names = _output_names(problem)
+    stored = dict.fromkeys(names) if problem.stored is None else problem.stored
+    tolerances = {
+        name: _effective_tolerance(_stated(problem, name), None, judging) for name in names
+    }
+    return Expected({name: stored[name] for name in names if name in stored}, tolerances)
+
+
+def _output_names(problem: Problem) -> list[str]:
+    """Return the names of the outputs, interned because the diffs of many cases hold the same."""
+    return [intern(output.name) for output in problem.model.graph.output]
+
+
+def _evaluated(
+    problem: Problem, factor: float
+) -> tuple[Mapping[str, Array], Callable[[], Mapping[str, DerivedOutput]]] | None:
+    """Evaluate the formula of a model; None for a model without one.
+
+    Returns:
+        The outputs by name, in the node's order, and a function that derives their error bounds.
+        Deriving an error bound takes many times as long as evaluating the formula, and an output
+        that is bitwise equal to the expected one does not need it.
+    """
     derive: Callable[[], list[DerivedOutput]]
-    factor: float
-    blocks: Sequence[Call[Array]] = ()
+    if (trajectory := problem.trajectory) is not None:
+        # Importing it would delay runs without trajectories.
+        from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
 
-    @cached_property
-    def derived_outputs(self) -> Mapping[str, DerivedOutput]:
-        """The outputs with their error bounds, by name."""
-        return dict(zip(self.expected, self.derive(), strict=True))
+        names, outputs = _output_names(problem), evaluate_trajectory(trajectory)
+        derive = lambda: [*bound_trajectory(trajectory, factor).values()]  # noqa: E731
+    elif (call := problem.call) is not None:
+        names = [intern(name) for name in problem.model.graph.node[0].output]
+        outputs, derive = evaluate(call), partial(bound, call, factor)
+    else:
+        return None
+    values = dict(zip(names, outputs, strict=True))
+    return values, cache(lambda: dict(zip(names, derive(), strict=True)))
 
-    def error_bound(self, name: str) -> ErrorBound:
-        """Return the error bound of an output."""
-        if not self.blocks:
-            # Derived on first use.
-            return ErrorBound(lambda at: self.derived_outputs[name].branch.at(at), self.factor)  # noqa: PLW0108
-        output, group = divmod(list(self.expected).index(name), len(self.blocks))
-        call = self.blocks[group]
+
+def _error_bound(
+    name: str, derive: Callable[[], Mapping[str, DerivedOutput]], factor: float
+) -> ErrorBound:
+    """Return the error bound of an output, derived on first use."""
+
+    def at(places: Array) -> Branch:
+        return derive()[name].branch.at(places)
+
+    return ErrorBound(at, factor)
+
+
+def _error_bounds_in_blocks(
+    call: Call[Array], values: Mapping[str, Array], factor: float
+) -> dict[str, ErrorBound]:
+    """Return error bounds that are derived for the requested elements only."""
+    blocks = [in_parts(call.group(index)) for index in range(len(call.groups))]
+
+    def error_bound(index: int, value: Array) -> ErrorBound:
+        output, group = divmod(index, len(blocks))
+        block = blocks[group]
 
         def at(places: Array) -> Branch:
-            branch = bound(call.at(places), self.factor, enough_for(call))[output].branch
-            expected = self.expected[name].reshape(-1)[places]
+            branch = bound(block.at(places), factor, enough_for(block))[output].branch
+            expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
             # A rounded value may take the other branch of a choice: use the bound's value then.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
-        return ErrorBound(at, self.factor, least=self.factor * least_errors(call)[output])
+        return ErrorBound(at, factor, least=factor * least_errors(block)[output])
+
+    return {name: error_bound(index, value) for index, (name, value) in enumerate(values.items())}
 
 
 def tolerance_override(judging: Judging) -> Tolerance | None:
@@ -142,70 +235,9 @@ def tolerance_override(judging: Judging) -> Tolerance | None:
     return replace(ONNX_DEFAULT, rtol=rtol, atol=atol, provenance=Provenance.COMMAND_LINE)
 
 
-def expected_result(problem: Problem, where: Location, judging: Judging) -> Expected:
-    """Return the expected result of a case that a correct backend accepts.
-
-    Args:
-        problem: the case's problem.
-        where: the case's location, for messages.
-        judging: how outputs are judged.
-
-    Raises:
-        InvalidCase: if node and inputs break the operator's signature.
-    """
-    # Interned because the diffs of many cases hold the same names.
-    names = [intern(output.name) for output in problem.model.graph.output]
-    try:
-        formula = _formula_outputs(problem, names, judging.error_bound)
-    except NodeError as error:
-        raise InvalidCase([Fault(str(where), error.message)], hint=error.hint) from error
-    complete = problem.stored is not None or formula is not None
-    outputs: dict[str, Value] = {}
-    tolerances: dict[str, Tolerance] = {}
-    contradictions: list[Diff] = []
-    for name in names:
-        stated = problem.output_tolerances.get(name, problem.tolerance)
-        derived = None if formula is None else formula.error_bound(name)
-        tolerances[name] = _effective_tolerance(stated, derived, judging)
-        if problem.stored is not None and name in problem.stored:
-            outputs[name] = problem.stored[name]
-        elif not complete:
-            outputs[name] = None
-        if formula is None or derived is None:
-            continue
-        value = formula.expected[name]
-        if name in outputs:
-            contradictions += _contradiction(name, value, outputs[name], derived, stated)
-        if name not in outputs or tolerances[name] is derived:
-            # The error bound is around the formula's value; a stored value may have been rounded.
-            outputs[name] = value
-    return Expected(outputs, tolerances, tuple(contradictions), formula, complete=complete)
-
-
-def _formula_outputs(problem: Problem, names: list[str], factor: float) -> FormulaOutputs | None:
-    """Return the outputs of the formula; None for a model without one."""
-    trajectory = problem.trajectory
-    if trajectory is not None:
-        # Importing it would delay runs without trajectories.
-        from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
-
-        def derive_steps() -> list[DerivedOutput]:
-            return list(bound_trajectory(trajectory, factor).values())
-
-        values = evaluate_trajectory(trajectory)
-        return FormulaOutputs(dict(zip(names, values, strict=True)), derive_steps, factor)
-    call = problem.call
-    if call is None:
-        return None
-    node_names = [intern(name) for name in problem.model.graph.node[0].output]
-    return FormulaOutputs(
-        dict(zip(node_names, evaluate(call), strict=True)),
-        partial(bound, call, factor),
-        factor,
-        [in_parts(call.group(index)) for index in range(len(call.groups))]
-        if has_blocks(call)
-        else (),
-    )
+def _stated(problem: Problem, name: str) -> Tolerance | None:
+    """Return the tolerance that the case states for an output."""
+    return problem.output_tolerances.get(name, problem.tolerance)
 
 
 def _effective_tolerance(
@@ -224,7 +256,10 @@ def _effective_tolerance(
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Compare a stored output with the formula's; return no diff if either tolerance accepts it."""
+    """Return how a stored output differs from the formula's; empty if either tolerance accepts it.
+
+    The tolerances are the error bound and the tolerance that the case states.
+    """
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []
     diffs: tuple[Diff, ...] = ()

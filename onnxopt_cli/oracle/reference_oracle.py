@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -44,10 +44,10 @@ from onnxopt_cli.core.values import (
     kind_of,
     structure_of,
 )
-from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.oracle.expected import (
-    Alternative,
     Expected,
+    PendingExpected,
+    stored_outputs,
     tolerance_override,
 )
 
@@ -61,6 +61,10 @@ _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
 _MAX_PRINTED_DECIMALS = 6
 # Characters of a description of a sequence.
 _MAX_STRUCTURE_CHARS = 200
+_CONTRADICTION = (
+    "the stored outputs differ from onnx's corrected reference in double precision by more than "
+    "rounding: one of the two is wrong"
+)
 #: Submits a request. The returned function waits for the response, or returns why it is missing.
 Submit = Callable[[Request], Callable[[], Response | str]]
 #: The backend that runs in the oracle's workers.
@@ -83,77 +87,70 @@ class ReferenceOracle:
     workers: Callable[[], Submit] | None = None
     _cache: OracleCache | None = None
 
-    def open_cache(self) -> None:
-        """Read the cache before any backend could have written to it."""
-        if self._cache is None and self._estimates:
+    def open_cache(self) -> OracleCache:
+        """Return the cache, which the first call reads: before any backend could write to it."""
+        if self._cache is None:
             # Imported late: runs of the NumPy reference on formulas do not need it.
             from onnxopt_cli.oracle.oracle_cache import OracleCache
 
             self._cache = OracleCache()
+        return self._cache
 
     @property
-    def _estimates(self) -> bool:
+    def estimates(self) -> bool:
         """Whether the settings require condition estimates at all."""
         by_rule = self.judging.tolerance in (None, ToleranceRule.CONDITIONED)
         return by_rule and tolerance_override(self.judging) is None
 
-    def submit(
-        self, problem: Problem, expected: Expected, math: str = ""
-    ) -> Callable[[], Expected] | None:
+    def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected | None:
         """Submit the condition estimate of a case's outputs.
 
         Args:
-            problem: the case's problem.
-            expected: the expected result without an estimate.
-            math: the mathematics that the backend declares.
+            problem: the problem of the case.
+            math: the ``math`` option of the backend.
 
         Returns:
             A function that waits for the estimate and returns the expected result with it; None if
-            no output needs one.
+            the outputs are stored and none of them needs an estimate.
         """
-        if not self._estimates and expected.complete:
-            return None
+        stored = stored_outputs(problem, self.judging)
         everything = self.judging.tolerance is ToleranceRule.CONDITIONED
         names = [
             name
-            for name in expected.outputs
-            if self._estimates and (everything or expected.tolerances[name] is ONNX_DEFAULT)
+            for name in stored.outputs
+            if self.estimates and (everything or stored.tolerances[name] is ONNX_DEFAULT)
         ]
-        has_formula = expected.formula is not None or problem.trajectory is not None
-        if has_formula or self.workers is None or not (names or not expected.complete):
+        if self.workers is None or (problem.stored is not None and not names):
             return None
         # Imported late: runs in which every case has a formula do not need it.
         from onnxopt_cli.oracle.distributions import drawn
 
-        distributions = drawn(problem.model, problem.inputs)
-        if distributions and not expected.complete:
-            return partial(_refuse, "its values are random")
-        if distributions:
+        if distributions := drawn(problem.model, problem.inputs):
+            if problem.stored is None:
+                return _uncomputed("its values are random")
             tolerances = {name: distributions[name] for name in names}
-            return lambda: replace(expected, tolerances={**expected.tolerances, **tolerances})
+            return replace(stored, tolerances={**stored.tolerances, **tolerances})
         from onnxopt_cli.oracle.oracle_cache import estimate_key
 
-        self.open_cache()
-        cache = self._cache
-        assert cache is not None  # noqa: S101 - opened above
+        estimates = self.open_cache()
         model = _declaring(problem.model, math)
         key = estimate_key(model, problem.inputs)
-        cached = cache.get(key)
+        cached = estimates.get(key)
         if cached is not None:
-            return lambda: _completed(problem, expected, names, cached)
+            return cache(partial(_completed, problem, stored, names, cached))
         pending = self.workers()(Request(model, problem.inputs))
 
         def completed() -> Expected:
             response = pending()
             if isinstance(response, str):
-                return _completed(problem, expected, names, response)
+                return _completed(problem, stored, names, response)
             if response.outputs is None:
                 reason = f"its condition estimate ends in {response.failure}: {response.message}"
-                return _completed(problem, expected, names, reason)
-            cache.put(key, response.outputs)
-            return _completed(problem, expected, names, response.outputs)
+                return _completed(problem, stored, names, reason)
+            estimates.put(key, response.outputs)
+            return _completed(problem, stored, names, response.outputs)
 
-        return completed
+        return cache(completed)
 
     def close(self) -> None:
         """Write the cache for later runs."""
@@ -204,9 +201,10 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
     return [Reading((), [ConditionedOutput(reason=reason)] * outputs)]
 
 
-def _refuse(reason: str, name: str = "") -> NoReturn:
+def _uncomputed(reason: str, name: str = "") -> Expected:
+    """Return the expected result of a case whose outputs are neither stored nor computed."""
     output = f"the output {name!r}" if name else "an output"
-    raise InvalidCase([Fault("expected result", f"{output} cannot be computed: {reason}")])
+    return Expected({}, {}, f"expected result: {output} cannot be computed: {reason}")
 
 
 def _completed(
@@ -222,18 +220,17 @@ def _completed(
         expected: the expected result without an estimate.
         names: names of the outputs with an estimate.
         estimate: the estimate, or the reason why it is missing.
-
-    Raises:
-        InvalidCase: if an output is neither stored nor known by the estimate.
     """
     first, *further = _readings(estimate, len(expected.outputs))
-    if not expected.complete:
-        outputs = dict(expected.outputs)
-        for name, conditioned_output in zip(outputs, first.conditioned_outputs, strict=True):
+    if problem.stored is None:
+        outputs: dict[str, Value] = {}
+        for name, conditioned_output in zip(
+            expected.outputs, first.conditioned_outputs, strict=True
+        ):
             if not conditioned_output.right:
-                _refuse(conditioned_output.reason, name)
+                return _uncomputed(conditioned_output.reason, name)
             outputs[name] = conditioned_output.right[0][0]
-        expected = replace(expected, outputs=outputs, complete=True)
+        expected = replace(expected, outputs=outputs)
     completed = _of_reading(problem, expected, names, first.conditioned_outputs)
     by_reading: list[Expected | None] = []
     if further:
@@ -244,18 +241,19 @@ def _completed(
         agrees = any(result is not None and _agrees(expected, result) for result in by_reading)
         if by_reading[0] and agrees:
             completed = by_reading[0]
-    alternatives: list[Alternative] = []
+    alternatives: list[Expected] = []
     for reading, result in zip((first, *further), (completed, *by_reading[1:]), strict=True):
         if result is None:
             continue
         note = f"contested: reading 2 of 2 ({'; '.join(reading.second)})" if reading.second else ""
         if reading.second:
-            alternatives.append(Alternative(note, result, contested=True))
+            alternatives.append(replace(result, note=note, contested=True))
         if reading.identities_used:
             identities = f"{ABSOLUTE_ONLY} ({'; '.join(reading.identities_used)})"
             note = "; ".join(filter(None, (note, identities)))
             reformulated = _reformulated(result, reading.conditioned_outputs)
-            alternatives.append(Alternative(note, reformulated, contested=bool(reading.second)))
+            contested = bool(reading.second)
+            alternatives.append(replace(reformulated, note=note, contested=contested))
     return replace(completed, alternatives=tuple(alternatives))
 
 
@@ -345,8 +343,11 @@ def _of_reading(
                     )
         if reason and isinstance(stated, Relative):
             tolerances[name] = replace(stated, reason=reason)
-    return replace(
-        expected, outputs=outputs, tolerances=tolerances, contradictions=tuple(contradictions)
+    return Expected(
+        outputs,
+        tolerances,
+        invalid=_CONTRADICTION if contradictions else "",
+        contradictions=tuple(contradictions),
     )
 
 

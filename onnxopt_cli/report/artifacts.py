@@ -24,7 +24,7 @@ from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.oracle.expected import expected_result
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.report.diff_text import failure_text, repeat_command
 from onnxopt_cli.report.verdict import failures
 
@@ -99,7 +99,9 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
         if problem.must_reject:
             files = model_and_inputs(problem)
         else:
-            expected = expected_result(problem, case.location, judging)
+            expected = resolved(Oracles(judging).expected(problem))
+            if expected.invalid:
+                return {}
             # The layout holds a single tolerance for all outputs.
             tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
             stored = replace(

@@ -1,18 +1,15 @@
-"""Judging one case: loading it, its expected result, and the outcome of a backend's response."""
+"""Judging: the result of a case from its expected result and a backend's response."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import helper
 
 from onnxopt_cli.backends.host import Response
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
-from onnxopt_cli.cases.onnx.node_model import tensor_info
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.compare import compare_outputs
@@ -24,13 +21,9 @@ from onnxopt_cli.core.diff import (
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import OUT_OF_MEMORY, InvalidCase
+from onnxopt_cli.errors import OUT_OF_MEMORY
 from onnxopt_cli.operators.nodes import operator_names
-from onnxopt_cli.oracle.expected import (
-    Alternative,
-    Expected,
-    expected_result,
-)
+from onnxopt_cli.oracle.expected import Expected
 
 #: Outputs of a failing case are kept only if their total size and number are within these limits.
 KEPT_BYTES = 2 << 20
@@ -38,112 +31,42 @@ _KEPT_OUTPUTS = 1000
 _MAX_LISTED_INPUTS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedCase:
-    """A loaded case, with its expected result once that is known.
-
-    Attributes:
-        case: the case.
-        problem: its problem; None if the case is invalid.
-        expected: the expected result; None if the case is invalid, if a backend must reject it, or
-            before the result is computed.
-        invalid: why the case cannot run; empty if it can.
-        outcome: the outcome of a case that cannot run.
-        contradictions: stored outputs that the formula rejects.
-    """
-
-    case: Case
-    problem: Problem | None
-    expected: Expected | None = None
-    invalid: str = ""
-    outcome: Outcome = Outcome.INVALID
-    contradictions: tuple[Diff, ...] = ()
-
-
-def load_case(case: Case) -> LoadedCase:
-    """Load a case; the returned case is marked as invalid if it cannot be loaded."""
-    try:
-        return LoadedCase(case, case.load())
-    except InvalidCase as error:
-        return LoadedCase(case, None, invalid=error.message)
-
-
-def with_expected(
-    loaded_case: LoadedCase, judging: Judging, completed: Callable[[], Expected] | None = None
-) -> LoadedCase:
-    """Return a case with its expected result; invalid if the case contradicts it.
+def invalid_result(case: Case, problem: Problem | None, expected: Expected, backend: str) -> Result:
+    """Return the result of an invalid case.
 
     Args:
-        loaded_case: the case.
-        judging: how outputs are judged.
-        completed: waits for the expected result of the reference oracle; None to use the formula
-            or the stored outputs.
+        case: the case.
+        problem: its problem; None if it cannot be loaded.
+        expected: the expected result, which states why the case is invalid.
+        backend: the backend's name.
     """
-    case, problem = loaded_case.case, loaded_case.problem
-    if problem is None:
-        return loaded_case
-    if problem.must_reject:
-        if not _is_valid(problem):
-            return loaded_case
-        reason = "expects a rejection, but its node and inputs match the operator's signature"
-        return replace(loaded_case, invalid=f"{reason}: the case is wrong, not the backend")
-    try:
-        if completed:
-            expected = completed()
-        else:
-            expected = expected_result(problem, case.location, judging)
-    except InvalidCase as error:
-        return LoadedCase(case, None, invalid=error.message)
-    except MemoryError:
-        return out_of_memory_case(case)
-    if not expected.contradictions:
-        return replace(loaded_case, expected=expected)
-    if expected.formula:
-        source, verdict = "the operator's formula", "the case is wrong, not the backend"
-    else:
-        source = "onnx's corrected reference in double precision"
-        verdict = "one of the two is wrong"
-    reason = f"the stored outputs differ from {source} by more than rounding: {verdict}"
-    contradictions = expected.contradictions
-    return replace(loaded_case, expected=None, invalid=reason, contradictions=contradictions)
+    diffs = expected.contradictions
+    return _result(case, problem, backend, Outcome.INVALID, expected.invalid, diffs=diffs)
 
 
-def _is_valid(problem: Problem) -> bool:
-    """Return whether a model is a valid node of an operator with a formula, with valid inputs."""
-    graph = problem.model.graph
-    call = problem.call
-    if call is None or model_fault(problem.model):
-        return False
-    # The types that a graph declares may differ from those of its inputs and outputs.
-    arrays = {name: np.asarray(value) for name, value in problem.inputs.items()}
-    declared = [tensor_info(name, array.dtype, array.shape) for name, array in arrays.items()]
-    output_types = [output.type.tensor_type.elem_type for output in graph.output]
-    correct_types = [helper.np_dtype_to_tensor_dtype(like.dtype) for like, _ in call.sources]
-    return [*graph.input] == declared and output_types == correct_types
+def out_of_memory_result(case: Case, backend: str) -> Result:
+    """Return the result of a case that cannot be loaded or judged because memory is exhausted."""
+    return _result(case, None, backend, Outcome.OOM, f"{OUT_OF_MEMORY} to judge it")
 
 
-def out_of_memory_case(case: Case) -> LoadedCase:
-    """Return a case that cannot be loaded or judged because memory is exhausted."""
-    return LoadedCase(case, None, invalid=f"{OUT_OF_MEMORY} to judge it", outcome=Outcome.OOM)
-
-
-def invalid_result(loaded_case: LoadedCase, backend: str) -> Result:
-    """Return the result of a case that cannot run."""
-    outcome, diffs = loaded_case.outcome, loaded_case.contradictions
-    return _result(loaded_case, backend, outcome, loaded_case.invalid, Response(), diffs, {})
-
-
-def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Judging) -> Result:
+def judge(
+    case: Case,
+    problem: Problem,
+    expected: Expected,
+    backend: str,
+    response: Response,
+    judging: Judging,
+) -> Result:
     """Return the result of a backend's response to a case.
 
     Args:
-        loaded_case: a valid case.
+        case: the case.
+        problem: its problem.
+        expected: its expected result, which the case does not contradict.
         backend: the backend's name.
-        response: its response.
+        response: the backend's response.
         judging: how outputs are judged.
     """
-    problem, expected = loaded_case.problem, loaded_case.expected
-    assert problem is not None  # noqa: S101 - a valid case has a problem
     diffs: tuple[Diff, ...] = ()
     messages = [response.message]
     curve: Mapping[int, float] = {}
@@ -157,7 +80,7 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
         outcome, messages = Outcome.FAIL, ["accepted a model that must be rejected"]
     elif problem.must_reject and response.failure is Outcome.ERROR:
         outcome = Outcome.PASS
-    elif response.failure is not None or response.outputs is None or expected is None:
+    elif response.failure is not None or response.outputs is None:
         outcome = response.failure or Outcome.ERROR
         # The crash may be in onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
@@ -181,7 +104,7 @@ def judge(loaded_case: LoadedCase, backend: str, response: Response, judging: Ju
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
     message = "; ".join(filter(None, (*messages, response.leak)))
-    return _result(loaded_case, backend, outcome, message, response, diffs, curve, note)
+    return _result(case, problem, backend, outcome, message, response, diffs, curve, note)
 
 
 def _compared(
@@ -193,11 +116,11 @@ def _compared(
     """
     mismatching: list[tuple[Diff, ...]] = []
     contested = False
-    for alternative in (Alternative("", expected, contested=False), *expected.alternatives):
+    for alternative in (expected, *expected.alternatives):
         diffs = compare_outputs(
-            alternative.expected.outputs,
+            alternative.outputs,
             outputs,
-            alternative.expected.tolerances.__getitem__,
+            alternative.tolerances.__getitem__,
             signed_zeros=judging.signed_zeros,
             examine=judging.examine,
         )
@@ -211,16 +134,17 @@ def _compared(
 
 
 def _result(
-    loaded_case: LoadedCase,
+    case: Case,
+    problem: Problem | None,
     backend: str,
     outcome: Outcome,
     message: str,
-    response: Response,
-    diffs: tuple[Diff, ...],
-    curve: Mapping[int, float],
+    response: Response | None = None,
+    diffs: tuple[Diff, ...] = (),
+    curve: Mapping[int, float] | None = None,
     note: str = "",
 ) -> Result:
-    case, problem = loaded_case.case, loaded_case.problem
+    response = response or Response()
     return Result(
         case=case.id,
         location=case.location,
@@ -230,7 +154,7 @@ def _result(
         lowered=response.lowered,
         message=message,
         diffs=diffs,
-        curve=curve,
+        curve=curve or {},
         returned=_kept(response.outputs) if outcome is Outcome.FAIL else (),
         seconds=response.seconds,
         capabilities=capabilities(problem) if problem else (),

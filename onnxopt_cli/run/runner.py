@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import groupby, repeat
+from functools import partial
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,6 +27,8 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.oracle.expected import Expected, PendingExpected
+from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import (
     Executor,
@@ -37,12 +39,9 @@ from onnxopt_cli.run.executors import (
     refuse_workers,
 )
 from onnxopt_cli.run.judge import (
-    LoadedCase,
     invalid_result,
     judge,
-    load_case,
-    out_of_memory_case,
-    with_expected,
+    out_of_memory_result,
 )
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.workers.interruption import Interruption
@@ -81,8 +80,7 @@ class Plan:
         review: compares each result with the expectations.
         interruption: set when the user interrupts the run.
         vacuity: rejects passes that a backend without any computation would also get.
-        reference_oracle: yields expected results of models without a formula; None to use stored
-            outputs only.
+        oracle: yields the expected results.
         judges: number of processes that run and judge formulas; 1 for this process alone.
         remote: runs and judges cases on other machines; None to run them on this one.
     """
@@ -97,7 +95,7 @@ class Plan:
     review: Callable[[Result], Result] = lambda result: result
     interruption: Interruption = field(default_factory=Interruption)
     vacuity: VacuityCheck = field(default_factory=VacuityCheck)
-    reference_oracle: ReferenceOracle | None = None
+    oracle: Oracles = field(default_factory=lambda: Oracles(Judging()))
     judges: int = 1
     remote: Remote | None = None
 
@@ -116,7 +114,7 @@ def open_plan(
         UsageError: if a backend's specification is invalid, or two name the same backend.
     """
     reference_oracle = ReferenceOracle(judging)
-    if set(backends) != {"numpy"}:
+    if reference_oracle.estimates and set(backends) != {"numpy"}:
         reference_oracle.open_cache()
     with open_executors(backends, execution, interruption, reference_oracle, cluster) as opened:
         yield Plan(
@@ -124,7 +122,7 @@ def open_plan(
             opened,
             judging=judging,
             interruption=interruption,
-            reference_oracle=reference_oracle,
+            oracle=Oracles(judging, reference_oracle),
             judges=1 if cluster else execution.jobs,
             remote=cast("Remote", opened[0]) if cluster and opened else None,
         )
@@ -137,45 +135,22 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     ``max_fail`` failed cases, or when the user interrupts the run, the other cases are yielded as
     not run. Failures of workers outside of any case are yielded last.
     """
-    cases = iter(plan.cases)
-    # Cases whose results have not been yielded: submitted here, or finished by another process.
-    window: deque[tuple[Case, _Submitted | tuple[Result, ...]]] = deque()
-    submitted_count = 0
-    failed = plan.failed
-    parallel_judges = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
-    finished = _finished_rows(plan) if plan.remote or parallel_judges else None
-    with closing(finished) if finished else nullcontext():
-        while not (stopped := _reason_to_stop(plan, failed)):
-            ahead = max((executor.ahead for executor in plan.backends), default=1)
-            # Submitted cases are kept whole until they are judged; finished rows are small.
-            while submitted_count <= ahead:
-                is_waiting = finished is not None and window and _is_submitted(window[0][1])
-                if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
-                    break
-                case = next(cases, None)
-                if case is None:
-                    break
-                row = next(finished, None) if finished else None
-                window.append((case, row or _submit(plan, case)))
-                submitted_count += not row
-            if not window:
-                break
-            case, entry = window.popleft()
-            if isinstance(entry, tuple):
-                results = _received(plan, case, entry)
+    remaining, failed = deque(plan.cases), plan.failed
+    with closing(_submitted_ahead(plan)) as submissions:
+        while not (stopped := _reason_to_stop(plan, failed)) and remaining:
+            case, submission = remaining.popleft(), next(submissions)
+            if isinstance(submission, _Submission):
+                results = _judged(plan, submission)
             else:
-                submitted_count -= 1
-                results = _judged(plan, entry)
+                results = _received(plan, case, submission)
             failed += _fails(results)
             yield results
-    for case in (*(case for case, _ in window), *cases):
+    for case in remaining:
         yield tuple(
             plan.review(unanswered(case, executor.name, stopped)) for executor in plan.backends
         )
-    if not stopped:
-        incidents = tuple(_incidents(plan))
-        if incidents:
-            yield incidents
+    if not stopped and (incidents := tuple(_incidents(plan))):
+        yield incidents
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
@@ -184,46 +159,87 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Submitted:
-    """A loaded case, submitted to every backend unless it is invalid.
+class _Submission:
+    """A case that every backend is running, unless it is invalid.
 
     Attributes:
-        loaded_case: the case, with its expected result if a formula or the case itself yields it.
-        pending: waits for the response of each backend; empty if the case is invalid.
-        by_math: for each ``math`` option of the backends, waits for the reference oracle's
-            expected result.
+        case: the case.
+        problem: its problem; None if it cannot be loaded.
+        expected: the expected result for each backend, which may be pending; empty if there is not
+            enough memory.
+        responses: waits for the response of each backend; empty if the case is not submitted.
     """
 
-    loaded_case: LoadedCase
-    pending: tuple[Pending, ...]
-    by_math: Mapping[str, Callable[[], LoadedCase]] = field(default_factory=dict)
+    case: Case
+    problem: Problem | None
+    expected: tuple[Expected | PendingExpected, ...]
+    responses: tuple[Pending, ...] = ()
 
 
-def _submit(plan: Plan, case: Case) -> _Submitted:
-    """Load a case, submit it to every backend, and begin to compute its expected result."""
+def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
+    """Yield each case in order, submitted before the results of the cases ahead of it are judged.
+
+    Yields:
+        A submission to the backends of this process, or the results from another process.
+    """
+    parallel_judges = plan.judges > 1 and len(plan.cases) >= _MIN_PARALLEL_CASES
+    finished = _finished_rows(plan) if plan.remote or parallel_judges else None
+    cases = iter(plan.cases)
+    window: deque[_Submission | tuple[Result, ...]] = deque()
+    with closing(finished) if finished else nullcontext():
+        while True:
+            ahead = max((executor.ahead for executor in plan.backends), default=1)
+            submitted_count = sum(isinstance(entry, _Submission) for entry in window)
+            # Submissions are kept whole until they are judged; finished rows are small.
+            while submitted_count <= ahead:
+                is_waiting = finished and window and isinstance(window[0], _Submission)
+                if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
+                    break
+                case = next(cases, None)
+                if case is None:
+                    break
+                row = next(finished, None) if finished else None
+                window.append(row or _submit(plan, case))
+                submitted_count += not row
+            if not window:
+                return
+            yield window.popleft()
+
+
+def _submit(plan: Plan, case: Case) -> _Submission:
+    """Load a case, get its expected result, and submit it to every backend."""
     with _noted(case):
-        loaded_case = load_case(case)
-        problem = loaded_case.problem
-        # The expected result of large inputs is computed while workers compute their outputs.
-        is_large = (
-            problem is not None and total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
-        )
-        stored = problem.stored if problem and is_large else None
-        if stored is None:
-            loaded_case = with_expected(loaded_case, plan.judging)
-        if loaded_case.invalid or problem is None:
-            return _Submitted(loaded_case, ())
-        outputs = loaded_case.expected.outputs if loaded_case.expected else stored or {}
+        responses: tuple[Pending, ...] = ()
         try:
-            pending = tuple(_begin(plan, case, problem, total_bytes(outputs.values())))
+            problem = case.load()
+            # The expected result of large inputs is computed while workers compute their outputs.
+            is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
+            is_late = is_large and problem.stored is not None
+            expected = () if is_late else _expected(plan, problem)
+            if any(isinstance(result, Expected) and result.invalid for result in expected):
+                return _Submission(case, problem, expected)
+            computed = [result.outputs for result in expected if isinstance(result, Expected)]
+            outputs = computed[0] if computed else problem.stored or {}
+            output_bytes = total_bytes(outputs.values())
+            responses = tuple(_responses(plan, case, problem, output_bytes))
+            if is_late:
+                expected = _expected(plan, problem)
+        except InvalidCase as error:
+            invalid = Expected({}, {}, error.message)
+            return _Submission(case, None, (invalid,) * len(plan.backends), responses)
         except MemoryError:
-            return _Submitted(out_of_memory_case(case), ())
-        if stored is not None:
-            loaded_case = with_expected(loaded_case, plan.judging)
-        return _Submitted(loaded_case, pending, _reference_results(plan, loaded_case))
+            return _Submission(case, None, (), responses)
+        return _Submission(case, problem, expected, responses)
 
 
-def _begin(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Iterator[Pending]:
+def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected, ...]:
+    """Return the expected result for each backend, which may be pending."""
+    maths = [declared_math(executor.name) for executor in plan.backends]
+    by_math = {math: plan.oracle.expected(problem, math) for math in dict.fromkeys(maths)}
+    return tuple(by_math[math] for math in maths)
+
+
+def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Iterator[Pending]:
     """Yield for each backend a function that waits for its response."""
     is_loop = problem.trajectory is not None
     call = None if is_loop else problem.call
@@ -247,52 +263,36 @@ def _begin(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Ite
             )
 
 
-def _reference_results(plan: Plan, loaded_case: LoadedCase) -> dict[str, Callable[[], LoadedCase]]:
-    """Submit a model to the reference oracle, once for each ``math`` option of the backends."""
-    problem, expected = loaded_case.problem, loaded_case.expected
-    oracle = plan.reference_oracle
-    if not (oracle and problem and expected) or expected.formula is not None:
-        return {}
-    by_math: dict[str, Callable[[], LoadedCase]] = {}
-    for math in dict.fromkeys(declared_math(executor.name) for executor in plan.backends):
-        completed = oracle.submit(problem, expected, math)
-        if completed is not None:
-            by_math[math] = cache(partial(with_expected, loaded_case, plan.judging, completed))
-    return by_math
-
-
-def _judged(plan: Plan, submitted: _Submitted) -> tuple[Result, ...]:
+def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
     """Wait for the responses to a case; judge, check and review them."""
-    with _noted(submitted.loaded_case.case):
-        results = []
-        for executor, pending in zip(
-            plan.backends, submitted.pending or repeat(None), strict=False
-        ):
-            wait = submitted.by_math.get(declared_math(executor.name))
-            loaded_case = wait() if wait else submitted.loaded_case
-            results.append(_result(plan, loaded_case, executor, pending))
+    with _noted(submission.case):
+        results = [_result(plan, submission, index) for index in range(len(plan.backends))]
         return tuple(map(plan.review, results))
 
 
-def _result(
-    plan: Plan, loaded_case: LoadedCase, executor: Executor, pending: Pending | None
-) -> Result:
-    """Judge one backend's response, and check whether a pass is vacuous."""
+def _result(plan: Plan, submission: _Submission, index: int) -> Result:
+    """Judge the response of one backend, and check whether a pass is vacuous."""
+    case, problem, executor = submission.case, submission.problem, plan.backends[index]
+    expected = None
     try:
+        with suppress(MemoryError):
+            expected = resolved(submission.expected[index]) if submission.expected else None
         # Wait even if the case is invalid: a busy worker cannot be shut down.
-        response = pending() if pending else "not submitted"
-        if loaded_case.invalid:
-            return invalid_result(loaded_case, executor.name)
+        response = submission.responses[index]() if submission.responses else "not submitted"
+        if expected is None:
+            return out_of_memory_result(case, executor.name)
+        if expected.invalid or problem is None:
+            return invalid_result(case, problem, expected, executor.name)
         if isinstance(response, str):
-            return unanswered(loaded_case.case, executor.name, response)
-        result = judge(loaded_case, executor.name, response, plan.judging)
-        if result.outcome is not Outcome.PASS or loaded_case.problem is None:
+            return unanswered(case, executor.name, response)
+        result = judge(case, problem, expected, executor.name, response, plan.judging)
+        if result.outcome is not Outcome.PASS:
             return result
-        reason = plan.vacuity.reason(executor, loaded_case.problem, response)
+        reason = plan.vacuity.reason(executor, problem, response)
     except MemoryError:
-        return invalid_result(out_of_memory_case(loaded_case.case), executor.name)
-    except ProbeNotRunError as error:
-        return unanswered(loaded_case.case, executor.name, str(error))
+        return out_of_memory_result(case, executor.name)
+    except ProbeNotRunError as stop:
+        return unanswered(case, executor.name, str(stop))
     return replace(result, outcome=Outcome.VACUOUS, message=reason) if reason else result
 
 
@@ -320,10 +320,6 @@ def _fails(results: Sequence[Result]) -> bool:
     return any(not result.conforms and not result.not_started for result in results)
 
 
-def _is_submitted(entry: _Submitted | tuple[Result, ...]) -> bool:
-    return isinstance(entry, _Submitted)
-
-
 def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Return the results of each case from other machines or forked processes.
 
@@ -346,13 +342,13 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     # A program that uses the library may have threads, and then must not fork.
     if len(formula_backends) < len(plan.backends) or not claimed():
         return
-    oracle = plan.reference_oracle and replace(plan.reference_oracle, workers=refuse_workers)
+    reference_oracle = ReferenceOracle(plan.judging, refuse_workers)
     forked_plan = Plan(
         (),
         formula_backends,
         judging=plan.judging,
         vacuity=plan.vacuity,
-        reference_oracle=oracle,
+        oracle=Oracles(plan.judging, reference_oracle),
     )
     # Cases at one location share a trajectory, so one process derives its error bounds once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]

@@ -118,8 +118,8 @@ def course(
     if exceeding.size:
         first = exceeding[0]
         messages.append(f"first exceeded the tolerance in step {recorded[first]}, {places[first]}")
-    if expected.formula is not None and any(diff.inconclusive for diff in diffs):
-        masks = [output.branch.inconclusive for output in expected.formula.derived_outputs.values()]
+    if expected.derive is not None and any(diff.inconclusive for diff in diffs):
+        masks = [output.branch.inconclusive for output in expected.derive().values()]
         rows = [mask.reshape(len(recorded), -1).any(axis=1) for mask in masks]
         step = recorded[int(np.argmax(np.any(rows, axis=0)))]
         messages.append(f"the case is partly inconclusive from step {step} on")

@@ -23,7 +23,7 @@ from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.oracle.expected import expected_result
+from onnxopt_cli.oracle.oracles import Oracles
 from onnxopt_cli.suites.collect import collect
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -159,7 +159,7 @@ def compare_parts(content, location, random, monkeypatch):
     for large, block in ((10**9, blocks.BLOCK), (0, 2 + size // 4)):
         monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", large)
         monkeypatch.setattr(compare, "BLOCK", block)
-        key = expected_result(content, location, Judging())
+        key = Oracles(Judging()).expected(content)
         diffs.append(compare.compare_outputs(key.outputs, outputs, key.tolerances.get))
         for diff, actual in zip(diffs[-1], outputs, strict=True):
             expected, error_bound = key.outputs[diff.name], key.tolerances[diff.name]
