@@ -30,7 +30,6 @@ from onnxopt_cli.core.record import (
 )
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
-    HARMLESS,
     OUTSIDE_IDS,
     Result,
     worse,
@@ -39,7 +38,6 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
     Fault,
-    InvalidCase,
     NothingSelected,
     UsageError,
 )
@@ -378,12 +376,6 @@ class Session:
         self._record = replace(self._record, started=started, hostname=hostname)
         self.expectations = replace(self.expectations, today=date.fromisoformat(started[:10]))
         results = log.results.values()
-        without_outputs = {
-            result.case for result in results if result.outcome in HARMLESS and not result.diffs
-        }
-        for case in self.plan.cases:
-            if case.id in without_outputs:
-                self._require_refusal(case)
         if log.finished:
             resumed = [*results]
         else:
@@ -391,17 +383,6 @@ class Session:
             resumed = [result for row in rows for result in row]
             resumed += [result for result in results if result.case in OUTSIDE_IDS]
         self.results |= {(result.case, result.backend): self._review(result) for result in resumed}
-
-    def _require_refusal(self, case: Case) -> None:
-        """Require that a case which conforms without outputs is a rejection case."""
-        with suppress(InvalidCase):
-            if case.load().must_reject:
-                return
-        raise UsageError(
-            f"cannot resume {printable(str(self.config.log_file))}: in this log, "
-            f"{printable(case.id)} conforms without outputs but is not a rejection case",
-            hint="run the cases again with a new log",
-        )
 
     def _require_same(self, log: Log, header: Header) -> None:
         differences = log.header.differences(header)

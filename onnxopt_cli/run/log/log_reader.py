@@ -16,11 +16,9 @@ from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Fault, UsageError
-from onnxopt_cli.run.expectations.expectations import exit_code
 from onnxopt_cli.run.log.log_header import SCHEMA, Header
 from onnxopt_cli.run.log.log_rules import Rules, check_record
 from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
-from onnxopt_cli.workers.interruption import INTERRUPTED
 
 # First bytes of every log; a file that ends within them is still recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
@@ -187,13 +185,6 @@ def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
         case "footer":
             log.footer = record
             rules.footer(record, finished=log.finished)
-            run, code, part = log.record, record["exit_code"], log.header.shard is not None
-            expected_code = exit_code(run.results, run.problems, run.findings, part=part)
-            # The exit code of an interrupted run does not depend on its results.
-            if code != expected_code and code not in INTERRUPTED:
-                raise ValueError(
-                    f"found the exit code {code}, but the results amount to {expected_code}"
-                )
         case _:
             result = result_from_json(record["result"])
             if kind == "rerun":

@@ -1,7 +1,7 @@
 """Rules for the records of a log: their schema and their order.
 
-The rules detect records that were added, removed or changed. They are a consistency check, not a
-signature: a log that was forged consistently is accepted.
+The rules detect the log of a run that was killed, and logs that were cut or mixed. They do not
+detect forged results, which no rule could.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ from collections.abc import Collection, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from onnxopt_cli.backends.lowering import REFUSED_BY_LOWERING
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
-from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.helper_process import losing_exceptions
-from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
-    HARMLESS,
     OUTSIDE_IDS,
     SETTLED,
     Outcome,
     Result,
-    Standing,
 )
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.run.expectations.expectation_file import FLAKY
 from onnxopt_cli.run.log.log_header import Header
 
 if TYPE_CHECKING:
@@ -66,8 +60,6 @@ Key = tuple[str, str]
 
 # Results that a case can have without having been started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
-# Fields of a result that a rerun may change.
-_REVIEWED = ("flaky", "standing", "expectation")
 
 
 class Rules:
@@ -102,38 +94,28 @@ class Rules:
         """Check a result.
 
         Raises:
-            ValueError: if it is a second result, its case has not started, or it contradicts
-                itself.
+            ValueError: if it is a second result, or its case has not started.
         """
         key = result.case, result.backend
         self._require_known(key)
         if key in self._closed:
             raise ValueError(f"found a second result of {key[0]} on {key[1]}")
         outside = key[0] in OUTSIDE_IDS
-        if outside and result.outcome is Outcome.PASS:
-            raise ValueError(f"found a pass of {key[0]}, which is not a case")
         if not outside and key not in self._started and result.outcome not in _NOT_SUBMITTED:
             raise ValueError(f"found a result of {key[0]} on {key[1]}, which has not started")
-        self._require_consistent(result)
         self._closed.add(key)
 
     def rerun(self, result: Result) -> None:
         """Check the result of a rerun.
 
         Raises:
-            ValueError: if the run has no reruns, the case was not to be run again, or the result
-                differs in more than the fields that a rerun may change.
+            ValueError: if the case was not to be run again.
         """
         key = result.case, result.backend
         self._require_known(key)
         earlier = self._results.get(key)
-        if RunConfig.from_json(self._header.options).rerun is None:
-            raise ValueError("unexpected rerun record: the run had no --rerun")
         if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
             raise ValueError(f"unexpected rerun record for {key[0]} on {key[1]}")
-        if _unchangeable(result) != _unchangeable(earlier):
-            raise ValueError(f"the rerun record for {key[0]} on {key[1]} is another result")
-        self._require_consistent(result)
         self._rerun.add(key)
 
     def resume(self) -> None:
@@ -142,7 +124,7 @@ class Rules:
         self._closed = {(result.case, result.backend) for row in rows for result in row}
 
     def footer(self, record: dict[str, Any], *, finished: bool) -> None:
-        """Check the last record, except for its exit code.
+        """Check the last record.
 
         Raises:
             ValueError: if it contradicts the results.
@@ -170,21 +152,6 @@ class Rules:
             if len(self._cases) > count:
                 raise ValueError(f"found {case}, one case more than the {count} of the run")
 
-    def _require_consistent(self, result: Result) -> None:
-        wrong = contradiction(result) or self._wrong_standing(result)
-        if wrong:
-            raise ValueError(f"found a result of {result.case} on {result.backend} {wrong}")
-
-    def _wrong_standing(self, result: Result) -> str:
-        """Return why a result cannot have its standing in this run; empty if it can."""
-        if result.outcome is Outcome.NOT_RUN:
-            fits = result.standing is None and not result.flaky
-        elif self._header.expectations:
-            fits = result.standing is not None
-        else:
-            fits = result.standing is (Standing.FLAKY if result.flaky else None)
-        return "" if fits else "whose standing contradicts the expectations"
-
 
 def complete_row(
     results: Mapping[Key, Result], case: str, backends: Collection[str]
@@ -193,33 +160,3 @@ def complete_row(
     row = [results[case, name] for name in backends if (case, name) in results]
     ran = [result for result in row if result.outcome is not Outcome.NOT_RUN]
     return ran if len(ran) == len(backends) else []
-
-
-def contradiction(result: Result) -> str:
-    """Return how a result contradicts itself; empty if it is consistent."""
-    if result.outcome is Outcome.PASS:
-        if result.wrong:
-            return "that passes with outputs that differ"
-        if result.returned:
-            return "that passes and has values for an explanation"
-        if not result.diffs and not result.message:
-            return "that passes without an output or a rejection"
-    if result.outcome is Outcome.SKIP and (result.diffs or result.message != REFUSED_BY_LOWERING):
-        return "that was skipped without the only reason to skip a case"
-    if result.standing is Standing.EXPECTED and not _is_allowed(result):
-        return "that is expected, but not by the entry that it names"
-    return ""
-
-
-def _is_allowed(result: Result) -> bool:
-    """Return whether the entry that an expected result names allows the result."""
-    if not result.expectation or result.expectation.startswith("must pass ("):
-        return result.outcome in HARMLESS and not result.flaky
-    head = result.expectation.removeprefix("expected ").partition(" (")[0]
-    words = head.split(" or ")
-    return FLAKY in words or result.outcome.value in words
-
-
-def _unchangeable(result: Result) -> dict[str, Any]:
-    data = result_to_json(result)
-    return {name: value for name, value in data.items() if name not in _REVIEWED}
