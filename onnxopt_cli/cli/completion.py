@@ -116,6 +116,6 @@ def complete_capability(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_report(_context: click.Context) -> Iterable[str]:
     """Offer formats of reports."""
-    from onnxopt_cli.report.report_files import FORMATS
+    from onnxopt_cli.config.run_config import REPORT_FORMATS
 
-    return [f"{form}=" for form in FORMATS]
+    return [f"{name}=" for name in REPORT_FORMATS]

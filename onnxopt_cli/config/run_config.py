@@ -29,6 +29,17 @@ from onnxopt_cli.errors import UsageError
 
 #: The multiple of the error bound that a derived tolerance allows.
 FACTOR = 4.0
+#: The formats of reports: for each, the module of ``report/``, which is imported on first use, and
+#: the function that renders a run.
+REPORT_FORMATS = {
+    "json": ("saved_run", "json_report"),
+    "junit": ("junit", "junit_report"),
+    "xunit": ("junit", "xunit_report"),
+    "markdown": ("markdown", "markdown_report"),
+    "github": ("github", "github_report"),
+    "badge": ("verdict", "badge_report"),
+    "html": ("html", "html_report"),
+}
 _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
@@ -543,8 +554,8 @@ class RunConfig(Settings):
     reports: tuple[str, ...] = setting(
         (),
         "--report FORMAT=PATH",
-        "Also write the results; FORMAT is json, junit, xunit, markdown, github, badge or "
-        "html, PATH may be - for standard output.",
+        f"Also write the results; FORMAT is one of {', '.join(REPORT_FORMATS)}; PATH may be - for "
+        "standard output.",
         Text("report"),
         many=True,
         may_differ=True,

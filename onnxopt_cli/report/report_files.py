@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from unicodedata import normalize
 
+from onnxopt_cli.config.run_config import REPORT_FORMATS
 from onnxopt_cli.core.files import require_place, write_atomically
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.text import nearest
@@ -16,16 +17,11 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.diff_text import ELSEWHERE
 from onnxopt_cli.report.verdict import verdict
 
-#: The formats; the module of a format is imported on its first use.
-FORMATS = ("json", "junit", "xunit", "markdown", "github", "badge", "html")
-
 _STDOUT = "-"
 #: The Markdown report appended to the summary of a GitHub step; not a value of FORMAT.
 SUMMARY = "step summary"
 #: GitHub discards a step's summary that is larger than this.
 _MAX_SUMMARY_BYTES = 1 << 20
-# Formats whose module has another name; xunit is a variant of junit for a stricter reader.
-_MODULES = {"json": "saved_run", "xunit": "junit", "badge": "verdict"}
 
 
 def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
@@ -37,10 +33,11 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
     reports = []
     for request in requests:
         name, equals, target = request.partition("=")
-        if not equals or not target or name not in FORMATS:
-            formats = f"FORMAT is {', '.join(FORMATS)}, as in --report json=run.json"
+        if not equals or not target or name not in REPORT_FORMATS:
+            formats = f"FORMAT is {', '.join(REPORT_FORMATS)}, as in --report json=run.json"
             raise UsageError(
-                f"--report takes FORMAT=PATH, not {request!r}", hint=nearest(name, FORMATS, formats)
+                f"--report takes FORMAT=PATH, not {request!r}",
+                hint=nearest(name, REPORT_FORMATS, formats),
             )
         path = Path(target)
         require_place("--report", path)
@@ -117,11 +114,12 @@ def render(name: str, record: RunRecord) -> Iterable[str]:
     """Return the text of a report, in pieces.
 
     Args:
-        name: one of :data:`FORMATS`.
+        name: a key of :data:`~onnxopt_cli.config.run_config.REPORT_FORMATS`.
         record: the run.
     """
-    module = import_module(f"onnxopt_cli.report.{_MODULES.get(name, name)}")
-    text: str | Iterable[str] = getattr(module, f"{name}_report")(record)
+    module, function = REPORT_FORMATS[name]
+    report = getattr(import_module(f"onnxopt_cli.report.{module}"), function)
+    text: str | Iterable[str] = report(record)
     return [text] if isinstance(text, str) else text
 
 

@@ -21,6 +21,7 @@ from report_records import HOSTILE, record, result
 from rich.console import Console
 
 from onnxopt_cli.cli.environment import _Lines
+from onnxopt_cli.config.run_config import REPORT_FORMATS
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import (
     BackendIdentity,
@@ -32,7 +33,7 @@ from onnxopt_cli.core.text import command_line
 from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.causes import group_failures
 from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.report_files import FORMATS, render
+from onnxopt_cli.report.report_files import render
 from onnxopt_cli.report.terminal import (
     cause_table,
     failing_lines,
@@ -160,7 +161,7 @@ CHECKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", REPORT_FORMATS)
 @settings(max_examples=10)
 @given(run=runs())
 def test_every_string_is_text_in_every_format(form, run):
