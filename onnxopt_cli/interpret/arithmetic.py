@@ -172,8 +172,7 @@ def power_squared(a: Any, b: Any) -> Any:
     exponent = np.asarray(b)
     if not np.all((exponent == np.floor(exponent)) & (np.abs(exponent) < 2.0**63)):
         return np.power(a, b)
-    # Products in the type are rounded to it.
-    return power_by_squaring(np.asarray(a, dtype), exponent.astype(np.int64), np.asarray)
+    return power_by_squaring(np.asarray(a, dtype), exponent.astype(np.int64))
 
 
 def root_by_reciprocal(a: Any) -> Any:

@@ -314,15 +314,12 @@ def _is_exact_power(a: Approximate, b: Approximate) -> Any:
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
 
 
-def power_by_squaring(
-    base: Any, exponent: Any, round_to: Callable[[Any], Any], *, highest_bit_first: bool = False
-) -> Any:
-    """Return a power with an integral exponent by repeated squaring, element by element.
+def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = False) -> Any:
+    """Return a power with an integral exponent by repeated squaring in the type of the base.
 
     Args:
         base: the bases.
         exponent: the exponents, int64.
-        round_to: rounds each product to the type of the computation.
         highest_bit_first: whether the bits of the exponent are used from the highest on, and not
             from the lowest on, as ``powi`` of LLVM does.
     """
@@ -331,41 +328,38 @@ def power_by_squaring(
     result = np.ones_like(base)
     if highest_bit_first:
         for bit in reversed(bits):
-            result = round_to(result * result)
-            result = np.where(count >> bit & 1, round_to(result * base), result)
+            result = result * result
+            result = np.where(count >> bit & 1, result * base, result)
     else:
         square = base
         for bit in bits:
-            result = np.where(count >> bit & 1, round_to(result * square), result)
-            square = round_to(square * square)
-    return np.where(exponent < 0, round_to(1 / result), result)
+            result = np.where(count >> bit & 1, result * square, result)
+            square = square * square
+    return np.where(exponent < 0, 1 / result, result)
 
 
 def _squaring_error(value: Any, precision: Precision, a: Approximate, b: Approximate) -> Any:
-    """Return the error of powers by repeated squaring; zero if four roundings cover it."""
+    """Return the error of powers by repeated squaring; zero if four roundings cover it.
+
+    It is a whole number of roundings, so that it does not depend on the wide type.
+    """
     exponent = np.asarray(b.value)
     squared = (exponent == np.floor(exponent)) & (np.abs(exponent) > _POWER_ROUNDINGS + 1)
-    squared = squared & (np.abs(exponent) < 2.0**63) & np.isfinite(value)
+    squared = squared & (np.abs(exponent) < 2.0**63) & np.isfinite(value) & (value != 0)
     if not np.any(squared):
         return np.float64(0.0)
     count = np.where(squared, exponent, 0).astype(np.int64)
-    base = np.asarray(a.value)
-    dtype = precision.dtype or np.dtype(np.float32)
-    errors = [
-        np.abs(
-            np.float64(
-                power_by_squaring(
-                    base,
-                    count,
-                    lambda product: product.astype(dtype).astype(base.dtype),
-                    highest_bit_first=highest_bit_first,
-                )
-                - value
-            )
+    base = np.asarray(a.value).astype(precision.dtype or np.float32)
+    exact = np.power(base.astype(np.asarray(a.value).dtype), count.astype(exponent.dtype))
+    roundings = [
+        np.ceil(np.abs(np.float64(power / exact - 1)) / precision.unit_roundoff)
+        for power in (
+            power_by_squaring(base, count),
+            power_by_squaring(base, count, highest_bit_first=True),
         )
-        for highest_bit_first in (False, True)
     ]
-    return np.where(squared, np.maximum(*errors), 0.0)
+    error = np.maximum(*roundings) * precision.unit_roundoff * np.abs(np.float64(value))
+    return np.where(squared & ~np.isnan(error), error, 0.0)
 
 
 def _logarithm_error(_: Any, a: Approximate) -> Any:
