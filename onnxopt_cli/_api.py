@@ -524,7 +524,7 @@ def fuzz(
 
     Raises:
         UsageError: if the backend or a number is invalid, or hypothesis is not installed.
-        NothingSelected: if an operator has no formula.
+        NothingSelected: if an operator has neither a formula nor a generator.
         BackendUnavailable: if the backend does not start.
     """
     from onnxopt_cli.fuzz.cluster_search import open_search
@@ -536,7 +536,16 @@ def fuzz(
     chosen = chosen_operators(_several(operators))
     (backend,) = _backends([backend])
     with tempfile.TemporaryDirectory() as memory:
-        task = Task(chosen, backend, execution, seed, examples, seconds, Path(memory))
+        task = Task(
+            chosen.operators,
+            backend,
+            execution,
+            seed,
+            examples,
+            seconds,
+            Path(memory),
+            chosen.generated,
+        )
         with open_search(task, Interruption()) as search:
             yield from search.run()
 

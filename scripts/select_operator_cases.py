@@ -5,38 +5,46 @@
 Without operators all are selected anew, otherwise only those named; the other entries of
 ``onnxopt_cli/suites/operators/selected_seeds.json`` are kept. For each version of an operator, the
 nodes of the first seeds are drawn. Those that onnx's check, its strict shape inference or the
-condition estimate refuse are dropped, and so are those whose elements are all inconclusive. Of the
-remaining ones, cases are selected greedily until no other one kills a further mutant or covers a
-further feature.
+condition estimate refuse are dropped, and so are those most of whose elements are inconclusive. Of
+the remaining ones, cases are selected greedily until no other one kills a further mutant or covers
+a further feature; then more seeds are tried for the mutants that survive.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
-from collections.abc import Hashable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
-from onnxopt_cli.core.values import dtype_name
+from onnxopt_cli.core.values import Value, dtype_name
+from onnxopt_cli.mutation.node_mutants import NodeMutant, node_mutants
 from onnxopt_cli.operators import native_onnx
 from onnxopt_cli.oracle.condition_estimate import NoReferenceError, Reading, all_readings
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import FAMILIES, draw_seeded, schemas
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
 # Nodes drawn for the newest version of an operator, and for each older one.
-CANDIDATES, OLDER_CANDIDATES = 150, 40
-# Cases selected at most.
-MAX_CASES, MAX_OLDER_CASES = 14, 3
+CANDIDATES, OLDER_CANDIDATES = 28, 8
+# Further nodes drawn for the mutants that survive; the search ends after as many without a kill.
+MORE_CANDIDATES, MOST_IN_VAIN = 120, 20
+# Cases that only cover a feature, at most.
+MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 10, 2
 # An element with a wider relative tolerance distinguishes little.
 MAX_RELATIVE_TOLERANCE = 0.01
 
@@ -49,11 +57,26 @@ class Candidate:
         seed: its seed.
         features: what the node covers.
         size: the number of elements of its inputs.
+        problem: its problem.
+        readings: its expected values.
     """
 
     seed: int
     features: frozenset[Hashable]
     size: int
+    problem: Problem
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected seeds of one version of an operator, and its mutants that survive."""
+
+    operator: str
+    version: int
+    seeds: list[int]
+    mutants: int
+    survivors: list[str]
 
 
 def main() -> int:
@@ -63,34 +86,150 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or [name for family in FAMILIES.values() for name in family]
-    kept = json.loads(TARGET.read_text()) if options.operators and TARGET.exists() else {}
+    kept = json.loads(TARGET.read_text()) if TARGET.exists() else {}
+    if not options.operators:
+        kept = {name: selected for name, selected in kept.items() if name in names}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for name, selected in zip(names, pool.map(select, names), strict=True):
-            kept[name] = selected
-            count = sum(map(len, selected.values()))
-            print(f"{name}: {count} cases", file=sys.stderr)
-    lines = [f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept) if kept[name]]
-    TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        for future in as_completed([pool.submit(select, name) for name in names]):
+            selections = future.result()
+            name = selections[0].operator
+            kept[name] = {str(it.version): it.seeds for it in selections if it.seeds}
+            for it in selections:
+                score = f"{it.mutants - len(it.survivors)} of {it.mutants} mutants"
+                survivors = ", ".join(it.survivors)
+                print(
+                    f"{name}-{it.version}: {len(it.seeds)} cases, {score}; {survivors}", flush=True
+                )
+            lines = [f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+            TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return 0
 
 
-def select(operator: str) -> dict[int, list[int]]:
-    """Return the seeds of the selected cases of an operator, by version."""
+def select(operator: str) -> list[Selection]:
+    """Return the selected cases of an operator, by version."""
     warnings.simplefilter("ignore")
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     native_onnx.die_with_models()
-    selected: dict[int, list[int]] = {}
-    for place, schema in enumerate(schemas(operator)):
-        count = OLDER_CANDIDATES if place else CANDIDATES
-        candidates = list(valid_candidates(schema, count))
-        seeds = greedy(candidates, MAX_OLDER_CASES if place else MAX_CASES)
-        if seeds:
-            selected[schema.since_version] = seeds
-    return selected
+    with replaced(*replacements()), np.errstate(all="ignore"):
+        return [
+            select_version(schema, is_newest=place == 0)
+            for place, schema in enumerate(schemas(operator))
+        ]
 
 
-def valid_candidates(schema: onnx.defs.OpSchema, count: int) -> Iterator[Candidate]:
-    """Yield the suitable nodes among those of the first seeds."""
-    for seed in range(count):
+def select_version(schema: onnx.defs.OpSchema, *, is_newest: bool) -> Selection:
+    """Select cases of one version of an operator."""
+    count = CANDIDATES if is_newest else OLDER_CANDIDATES
+    imported = max(schema.since_version, 7) if not schema.domain else schema.since_version
+    mutants = list(node_mutants(schema.domain, schema.name, imported))
+    candidates = list(valid_candidates(schema, range(count)))
+    kills = {
+        candidate.seed: {mutant.name for mutant in mutants if kills_mutant(candidate, mutant)}
+        for candidate in candidates
+    }
+    seeds: list[int] = []
+    killed: set[str] = set()
+    covered: set[Hashable] = set()
+    feature_cases = 0
+    remaining = list(candidates)
+    while remaining:
+        best = max(
+            remaining,
+            key=lambda it: (
+                len(kills[it.seed] - killed),
+                len(it.features - covered),
+                -it.size,
+                -it.seed,
+            ),
+        )
+        if not kills[best.seed] - killed:
+            limit = MAX_FEATURE_CASES if is_newest else MAX_OLDER_FEATURE_CASES
+            if not best.features - covered or feature_cases >= limit:
+                break
+            feature_cases += 1
+        seeds.append(best.seed)
+        killed |= kills[best.seed]
+        covered |= best.features
+        remaining.remove(best)
+    alive = [mutant for mutant in mutants if mutant.name not in killed]
+    in_vain = 0
+    further = range(count, count + (MORE_CANDIDATES if is_newest else 0))
+    for candidate in valid_candidates(schema, further) if alive else ():
+        found = [mutant for mutant in alive if kills_mutant(candidate, mutant)]
+        in_vain = 0 if found else in_vain + 1
+        if found:
+            seeds.append(candidate.seed)
+            alive = [mutant for mutant in alive if mutant not in found]
+        if not alive or in_vain >= MOST_IN_VAIN:
+            break
+    names = [mutant.name for mutant in alive]
+    return Selection(schema.name, schema.since_version, sorted(seeds), len(mutants), names)
+
+
+def kills_mutant(candidate: Candidate, mutant: NodeMutant) -> bool:
+    """Return whether a case rejects a mutant; one that raises an error is rejected."""
+    problem = candidate.problem
+    try:
+        outputs = mutant.outputs(problem.model, problem.inputs, reference)
+    except Exception:  # noqa: BLE001 - an error on a valid node is a failure
+        return True
+    if outputs is None:
+        return False
+    return not any(accepts(reading, problem, outputs) for reading in candidate.readings)
+
+
+def reference(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
+    """Return the outputs of onnx's corrected reference."""
+    outputs = ReferenceModel(model).run(inputs)
+    return [np.asarray(value) if isinstance(value, np.generic) else value for value in outputs]
+
+
+def accepts(reading: Reading, problem: Problem, outputs: Sequence[Value]) -> bool:
+    """Return whether outputs agree with a reading."""
+    stored_outputs = (problem.stored or {}).values()
+    pairs = zip(reading.conditioned_outputs, stored_outputs, outputs, strict=False)
+    for conditioned, stored, actual in pairs:
+        if not conditioned.right:
+            if not same_value(stored, actual):
+                return False
+            continue
+        expected = conditioned.right[0][0]
+        if not isinstance(actual, np.ndarray) or actual.dtype != expected.dtype:
+            return False
+        if actual.shape != expected.shape:
+            return False
+        agrees = np.zeros(expected.shape, bool)
+        for value, tolerance in conditioned.right:
+            agrees |= same_elements(value, actual, tolerance)
+        if not agrees.all():
+            return False
+    return True
+
+
+def same_elements(value: np.ndarray, actual: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
+    """Return which elements agree."""
+    equal = np.asarray(value == actual)
+    if value.dtype == object or value.dtype.kind in "biu" or "float" not in value.dtype.name:
+        return equal
+    a, b = value.astype(np.float64), actual.astype(np.float64)
+    return equal | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= tolerance)
+
+
+def same_value(stored: Value, actual: Value) -> bool:
+    """Return whether two values that are not single tensors are equal."""
+    if isinstance(stored, list):
+        if not isinstance(actual, list) or len(actual) != len(stored):
+            return False
+        return all(same_value(*pair) for pair in zip(stored, actual, strict=True))
+    if isinstance(stored, np.ndarray) and isinstance(actual, np.ndarray):
+        same = stored.dtype == actual.dtype and stored.shape == actual.shape
+        return same and np.array_equal(stored, actual, equal_nan=stored.dtype.kind == "f")
+    return stored is None and actual is None
+
+
+def valid_candidates(schema: onnx.defs.OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
+    """Yield the suitable nodes of some seeds."""
+    for seed in seeds:
         try:
             node = draw_seeded(schema, seed)
             problem = node.problem
@@ -100,14 +239,12 @@ def valid_candidates(schema: onnx.defs.OpSchema, count: int) -> Iterator[Candida
         except (Unsuitable, NoReferenceError):
             continue
         except Exception as error:  # noqa: BLE001 - the reference does not implement the node
-            print(
-                f"{schema.name}-{schema.since_version}: {node.about}: {error!r}"[:200],
-                file=sys.stderr,
-            )
+            print(f"{schema.name}-{schema.since_version} {seed}: {error!r}"[:200], flush=True)
             continue
         if is_conclusive(readings):
             arrays = [value for value in node.inputs.values() if isinstance(value, np.ndarray)]
-            yield Candidate(seed, frozenset(features(node)), sum(a.size for a in arrays))
+            size = sum(array.size for array in arrays)
+            yield Candidate(seed, frozenset(features(node)), size, problem, readings)
 
 
 def is_conclusive(readings: list[Reading]) -> bool:
@@ -129,7 +266,7 @@ def is_conclusive(readings: list[Reading]) -> bool:
 
 
 def features(node: GeneratedNode) -> Iterator[Hashable]:
-    """Yield what a node covers: attribute values, types, ranks, omitted inputs, and pairs."""
+    """Yield what a node covers: attribute values, types, ranks and omitted inputs."""
     single: list[tuple[Hashable, ...]] = []
     for name in node.schema.attributes:
         value = node.attributes.get(name)
@@ -147,11 +284,6 @@ def features(node: GeneratedNode) -> Iterator[Hashable]:
     single.append(("inputs", len(node.values)))
     single.append(("outputs", tuple(node.requested)))
     yield from single
-    names = [item for item in single if item[0] in node.schema.attributes]
-    for first in names:
-        for second in names:
-            if str(first) < str(second):
-                yield (first, second)
 
 
 def _bucket(value: object) -> Hashable:
@@ -163,23 +295,6 @@ def _bucket(value: object) -> Hashable:
     if isinstance(value, onnx.TensorProto):
         return value.data_type
     return repr(value)
-
-
-def greedy(candidates: list[Candidate], most: int) -> list[int]:
-    """Return the seeds of a small set of candidates that covers their features."""
-    remaining = sorted(candidates, key=lambda item: item.seed)
-    covered: set[Hashable] = set()
-    chosen: list[int] = []
-    while remaining and len(chosen) < most:
-        best = max(
-            remaining, key=lambda item: (len(item.features - covered), -item.size, -item.seed)
-        )
-        if not best.features - covered:
-            break
-        covered |= best.features
-        chosen.append(best.seed)
-        remaining.remove(best)
-    return sorted(chosen)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def _computed(node: BoundNode) -> Variation | None:
     if _elements(node) > _MAX_ELEMENTS:
         return None
     model, inputs = node.as_model()
-    if unsupported_reason(model.graph.node[0], inputs):
+    if unsupported_reason(model.graph.node[0]):
         return None
     outputs = native_outputs(model, inputs)
     names = [output.name for output in model.graph.output]

@@ -47,7 +47,7 @@ _EXPLAIN_TIME = 60.0
 @option_of(
     Filters,
     "operators",
-    "Only this operator. May be given several times.",
+    "Only this operator, of ours or of ONNX. May be given several times.",
     shell_complete=complete_our_operator,
 )
 @option(
@@ -132,7 +132,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     ):
         display = FuzzDisplay(examples, options["seconds"], cluster)
         task = Task(
-            chosen,
+            chosen.operators,
             options["backend"],
             Execution.of(options),
             cluster=cluster,
@@ -140,6 +140,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             examples=examples,
             seconds=options["seconds"],
             memory=options["output"] / ".examples",
+            generated=chosen.generated,
             single_nodes=options["single_nodes"],
             shard=shard,
             explain_time=seconds if options["explain"] else 0.0,

@@ -100,7 +100,7 @@ class _Requests(Sequence[dict[str, Any]]):
     def __getitem__(self, place: Any) -> Any:
         task, number = self._task, self._portions.numbers[place]
         return {
-            "operators": [operator.name for operator in task.operators],
+            "operators": [*(operator.name for operator in task.operators), *task.generated],
             "single_nodes": task.single_nodes,
             "seed": task.seed,
             "number": number,
@@ -122,14 +122,16 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
     """
     (executor,) = executors
     with tempfile.TemporaryDirectory() as memory:
+        chosen = chosen_operators(portion["operators"])
         task = Task(
-            chosen_operators(portion["operators"]),
+            chosen.operators,
             executor.name,
             Execution(),
             portion["seed"],
             examples=None,
             seconds=portion["seconds"],
             memory=Path(memory),
+            generated=chosen.generated,
             single_nodes=portion["single_nodes"],
         )
         search = Search(task, executor, Interruption())

@@ -18,6 +18,7 @@ from onnxopt_cli.config.run_config import Execution, Shard
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.findings import FailureKind
+from onnxopt_cli.fuzz.generated_example import draw_generated
 from onnxopt_cli.fuzz.graph_example import Example, draw_graph
 from onnxopt_cli.fuzz.node_example import breaches, draw_node
 from onnxopt_cli.operators.operator import Operator
@@ -30,11 +31,14 @@ _EXAMPLES_PER_GRAPH = 10
 
 
 @cache
-def examples(operators: tuple[Operator, ...], single_nodes: bool) -> Any:
+def examples(
+    operators: tuple[Operator, ...], generated: tuple[str, ...], single_nodes: bool
+) -> Any:
     """Return a hypothesis strategy that draws examples of some operators.
 
     Args:
-        operators: the operators under test.
+        operators: the operators under test that have a formula.
+        generated: names of those without one.
         single_nodes: whether every example is a single node.
     """
     from hypothesis import strategies
@@ -42,9 +46,13 @@ def examples(operators: tuple[Operator, ...], single_nodes: bool) -> Any:
     @strategies.composite
     def drawn(draw: Callable[[Any], Any]) -> Example:
         source = Source(draw)
+        subjects: tuple[Operator | str, ...] = (*operators, *generated)
+        subject = source.choice(subjects)
+        if isinstance(subject, str):
+            return draw_generated(source, subject)
         if not single_nodes and source.rarely(_EXAMPLES_PER_GRAPH):
             return draw_graph(source, operators)
-        return draw_node(source, source.choice(operators))
+        return draw_node(source, subject)
 
     return drawn()
 
@@ -90,13 +98,14 @@ class Task:
     """The examples, the backend and the limits of a search.
 
     Attributes:
-        operators: operators under test.
+        operators: operators under test that have a formula.
         backend: specification of the backend under test.
         execution: settings of the backend's worker.
         seed: seed of all choices.
         examples: number of examples to try; None for no limit.
         seconds: duration of the search; None for no limit.
         memory: the folder that keeps failing examples from run to run.
+        generated: names of the operators under test that have no formula.
         single_nodes: whether all models have a single node.
         shard: the shard of the examples to try; None for all.
         cluster: the machines on which the search runs; None for this one.
@@ -112,6 +121,7 @@ class Task:
     examples: int | None
     seconds: float | None
     memory: Path
+    generated: Sequence[str] = ()
     single_nodes: bool = False
     shard: Shard | None = None
     cluster: Cluster | None = None
@@ -144,9 +154,10 @@ def drive(
     from hypothesis.database import DirectoryBasedExampleDatabase
     from hypothesis.errors import Flaky, Unsatisfiable
 
-    operators = tuple(task.operators)
+    operators, generated = tuple(task.operators), tuple(task.generated)
     # Failures are kept by backend, and by operators, since choices depend on their list.
-    names = "\n".join([task.backend, *(operator.qualified_name for operator in operators)])
+    subjects = [*(operator.qualified_name for operator in operators), *generated]
+    names = "\n".join([task.backend, *subjects])
     digest = blake2b(names.encode("utf-8", "replace"), digest_size=8).hexdigest()
     settings = hypothesis.settings(
         max_examples=most,
@@ -167,7 +178,9 @@ def drive(
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
     # A seed disables the database; the settings, applied later, enable it again.
-    with_examples: Callable[[Any], Any] = hypothesis.given(examples(operators, task.single_nodes))
+    with_examples: Callable[[Any], Any] = hypothesis.given(
+        examples(operators, generated, task.single_nodes)
+    )
     run_round = settings(seed(with_examples(test)))
     try:
         # Hypothesis raises SkipTest if there is nothing to replay.
@@ -178,8 +191,8 @@ def drive(
     except Flaky:
         return False, False
     except Unsatisfiable:
-        subjects = ", ".join(operator.name for operator in operators)
-        raise UsageError(f"found no inputs of {subjects} with a finite result") from None
+        listed = ", ".join([*(operator.name for operator in operators), *generated])
+        raise UsageError(f"found no inputs of {listed} with a finite result") from None
     except ExceptionGroup as group:
         if group.split((Failure, Flaky))[1] is not None:
             raise

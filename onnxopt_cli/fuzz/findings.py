@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,13 @@ from onnxopt_cli.core.result import (
     Result,
 )
 from onnxopt_cli.errors import BackendUnavailable
+from onnxopt_cli.fuzz.generated_example import GeneratedExample
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NAME, SUITE
 from onnxopt_cli.interpret.evaluate import has_blocks
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.oracle.oracles import Oracles, resolved
+from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import judge
 
@@ -56,8 +58,11 @@ class Trial:
     def failed(self) -> bool:
         """True if the result is a failure of the backend."""
         outcome = self.result.outcome
-        # An unsupported operator counts as a refusal of an invalid node.
-        refused = outcome is Outcome.UNSUPPORTED and bool(self.example.breach)
+        # An unsupported operator counts as a refusal of an invalid node. Few backends support every
+        # version and type of ONNX's operators.
+        refused = outcome is Outcome.UNSUPPORTED and (
+            bool(self.example.breach) or isinstance(self.example, GeneratedExample)
+        )
         return outcome not in HARMLESS and not refused
 
     @property
@@ -84,7 +89,10 @@ def attempt(example: Example, executor: Executor) -> Trial:
     pending = executor.submit(Request(problem.model, problem.inputs))
     judging = Judging()
     problem = case.load()
-    expected = resolved(Oracles(judging).expected(problem))
+    if isinstance(example, GeneratedExample):
+        expected = estimated_here(problem)
+    else:
+        expected = resolved(Oracles(judging).expected(problem))
     assert not expected.invalid, expected.invalid  # noqa: S101 - else a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
         # Deriving the error bounds only in judge() would leave the backend idle meanwhile.
@@ -191,6 +199,7 @@ class Findings:
 
     def __init__(self) -> None:
         self.all: dict[FailureKind, Explanation | None] = {}
+        self._traits: dict[FailureKind, frozenset[Hashable]] = {}
         self._passed: dict[str, deque[Trial]] = defaultdict(
             partial(deque, maxlen=_PASSED_PER_OPERATOR)
         )
@@ -223,6 +232,12 @@ class Findings:
         known_kinds = [kind for kind in known_kinds if kind.subject == example.subject]
         if description != VALUES:
             return FailureKind(example.subject, description)
+        if isinstance(example, GeneratedExample):
+            # An example with all traits of a shrunk one most likely fails for the same reason.
+            for kind in known_kinds:
+                if self._traits.get(kind, frozenset()) <= example.traits:
+                    return kind
+            return FailureKind(example.subject, description, len(known_kinds) + 1)
         for kind in known_kinds:
             explanation = self.all[kind]
             # Unexplained failures cannot be distinguished, so they share one kind.
@@ -241,12 +256,14 @@ class Findings:
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
         self.all[finding.kind] = explained.explanation
+        if isinstance(finding.trial.example, GeneratedExample):
+            self._traits[finding.kind] = finding.trial.example.traits
         return explained
 
     def _explanation(
         self, finding: Finding, similar: Sequence[Trial], seconds: float
     ) -> Explanation | None:
-        if not seconds:
+        if not seconds or isinstance(finding.trial.example, GeneratedExample):
             return None
         kinds = kinds_of(finding.trial)
         same = [trial for trial in similar if kinds_of(trial) == kinds][:1]

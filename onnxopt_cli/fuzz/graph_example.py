@@ -23,6 +23,7 @@ from onnxopt_cli.cases.yaml.case_writer import model_yaml_text
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.fuzz.choices import SHAPES, Source
+from onnxopt_cli.fuzz.generated_example import GeneratedExample
 from onnxopt_cli.fuzz.node_example import (
     NAME,
     SUITE,
@@ -98,7 +99,7 @@ class GraphExample:
 
 
 #: A model with inputs.
-Example: TypeAlias = NodeExample | GraphExample
+Example: TypeAlias = NodeExample | GeneratedExample | GraphExample
 
 
 def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:

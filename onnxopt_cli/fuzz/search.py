@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 from onnxopt_cli.backends.host import Incident
 from onnxopt_cli.core.text import nearest
@@ -38,6 +39,7 @@ from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.suites.operators.generators import FAMILIES, generator
 from onnxopt_cli.workers.interruption import Interruption
 
 #: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
@@ -58,11 +60,23 @@ _MIN_EXPLAIN_SECONDS = 1.0
 _MAX_REPLAYED_FAILURES = 1000
 
 
-def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list[Operator]:
-    """Return operators with a formula by their names, without the excluded ones.
+class Chosen(NamedTuple):
+    """The operators of a search.
+
+    Attributes:
+        operators: those with a formula.
+        generated: the names of those without one.
+    """
+
+    operators: list[Operator]
+    generated: list[str]
+
+
+def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chosen:
+    """Return operators by their names, without the excluded ones.
 
     Args:
-        names: names of operators; empty for all.
+        names: names of operators; empty for all with a formula.
         excluded: names of operators to leave out.
 
     Raises:
@@ -70,15 +84,21 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> list
     """
     operator_names = [operator.name for operator in registry().operators]
     for name in (*names, *excluded):
-        if registry().named(name) is None:
-            message = f"no operator {name!r} with a formula"
-            hint = nearest(name, operator_names, ", ".join(operator_names))
+        if registry().named(name) is None and generator(name) is None:
+            message = f"no operator {name!r} with a formula or a generator"
+            others = [other for family in FAMILIES.values() for other in family]
+            hint = nearest(name, [*operator_names, *others], ", ".join(operator_names))
             raise NothingSelected(message, hint=hint)
-    included = set(map(registry().named, names or operator_names))
-    included -= set(map(registry().named, excluded))
-    if not included:
+    included = {registry().named(name) for name in names or operator_names}
+    included -= {registry().named(name) for name in excluded}
+    generated = [name for name in dict.fromkeys(names) if registry().named(name) is None]
+    chosen = Chosen(
+        [operator for operator in registry().operators if operator in included],
+        [name for name in generated if name not in excluded],
+    )
+    if not any(chosen):
         raise NothingSelected("every operator is excluded")
-    return [operator for operator in registry().operators if operator in included]
+    return chosen
 
 
 class Portions:

@@ -345,7 +345,7 @@ def _estimate(
         encountered: receives the contested questions that nodes of the model raise.
     """
     nodes = list(all_nodes(model))
-    if why := next(filter(None, (unsupported_reason(node, inputs) for node in nodes)), ""):
+    if why := next(filter(None, map(unsupported_reason, nodes)), ""):
         raise NoReferenceError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:

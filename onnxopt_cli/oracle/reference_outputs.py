@@ -31,14 +31,18 @@ def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> li
     """
     nodes = list(all_nodes(model))
     for node in nodes:
-        if reason := unsupported_reason(node, inputs):
+        if reason := unsupported_reason(node):
             raise NotImplementedError(f"onnx's reference {reason}")
     with np.errstate(all="ignore"), replaced(*replacements()):
-        native = ReferenceModel(model).run(inputs)
+        native = [*map(_array, ReferenceModel(model).run(inputs))]
         if {node.op_type for node in nodes} <= DEFINED or not any(map(_is_rounded, native)):
             return native
         exact = ReferenceModel(model, wide=True).run(inputs)
         return [_narrowed(value, wide) for value, wide in zip(native, exact, strict=True)]
+
+
+def _array(value: Value) -> Value:
+    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def _is_rounded(value: Value) -> bool:

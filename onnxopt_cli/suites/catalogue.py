@@ -43,6 +43,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
+from onnxopt_cli.suites.operators.generators import NOT_COVERED
 from onnxopt_cli.suites.operators.operator_suite import (
     OPERATORS,
     operator_cases,
@@ -192,7 +193,8 @@ class SuiteFiles(NamedTuple):
     Attributes:
         files: content by relative path; no two paths differ only in letter case.
         cases: number of cases in the files.
-        left_out: for each reason, the number of cases that the format cannot express.
+        left_out: for each reason, the number of cases that the format cannot express, or of
+            operators that the suite does not cover.
     """
 
     files: Mapping[str, bytes]
@@ -268,7 +270,10 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         return onnx_files(name) if form == "onnx" else yaml_files(name)
     if name == OPERATORS:
         contents, count = operator_directories() if form == "onnx" else operator_files()
-        return SuiteFiles(distinct_files(contents), count)
+        left_out = {
+            f"{reason}: {', '.join(names)}": len(names) for reason, names in NOT_COVERED.items()
+        }
+        return SuiteFiles(distinct_files(contents), count, left_out)
     if name != _NODE:
         names = written_suites()
         hint = nearest(name, names, f"the suites are {', '.join(names)}")

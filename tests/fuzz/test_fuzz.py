@@ -339,3 +339,20 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     again = json.loads(Path("run.json").read_text())["results"]
     assert [result["outcome"] for result in again] == ["fail"] * len(cases)
     assert onnxopt("run", "fuzz", "--isolation", "none").code == 0
+
+
+def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
+    (workplace / "leaky.py").write_text(
+        "from onnxopt_cli.backends.resolve import resolve_backend\n"
+        "class Leaky:\n"
+        "    def run(self, model, inputs):\n"
+        "        node = model.graph.node[0]\n"
+        "        del node.attribute[:]\n"
+        "        return resolve_backend('onnx-reference').prepare(model).run(inputs)\n"
+    )
+    backend = "python:leaky.py:Leaky"
+    run = onnxopt("fuzz", "-b", backend, "--operator", "LeakyRelu", "--examples", "60")
+    assert run.code == 1
+    assert [list(case["attributes"]) for case in kept_cases("fuzz").values()] == [["alpha"]]
+    assert onnxopt("run", "fuzz", "-b", backend).code == 1
+    assert onnxopt("run", "fuzz", "-b", "onnx-reference").code == 0

@@ -402,33 +402,6 @@ def test_roi_align_shifts_by_half_a_pixel_from_version_16_on():
         assert not passes_estimate(model, inputs, [[[[3.5 - middle]]]])
 
 
-@pytest.mark.parametrize(
-    ("operator", "gates", "more", "attributes", "what"),
-    [
-        ("RNN", 1, {"lengths": np.array([1], np.int32)}, {}, "sequence_lens"),
-        ("LSTM", 4, {}, {"clip": 0.5}, "clip"),
-        ("LSTM", 4, {}, {"input_forget": 1}, "input_forget"),
-        ("GRU", 3, {}, {"activations": ["Relu", "Tanh"]}, "activations"),
-        ("GRU", 3, {}, {"activations": ["Sigmoid", "Tanh"]}, ""),
-        ("RNN", 1, {}, {"activations": ["Tanh", "Relu"]}, "activations"),
-        ("LSTM", 4, {}, {"input_forget": 0}, ""),
-    ],
-)
-def test_attributes_that_the_reference_ignores_are_not_estimated(
-    operator, gates, more, attributes, what
-):
-    inputs = {"x": np.ones((2, 1, 1), np.float32)}
-    inputs |= {name: np.ones((1, gates, 1), np.float32) for name in ("w", "r")}
-    inputs |= more
-    names = [*list(inputs)[:3], *([""] if more else []), *more]
-    model = model_of([(operator, names, {"hidden_size": 1, **attributes})], inputs)
-    if what:
-        with pytest.raises(NoReferenceError, match=f"ignores {what}"):
-            condition(model, inputs)
-    else:
-        assert not condition(model, inputs)[0].reason
-
-
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e8m0fnu, np.float64])
 def test_cast_to_subnormal_number_may_be_flushed(dtype):
     x = np.array([2.0**-127, 2.0**-126, 4]).astype(dtype)

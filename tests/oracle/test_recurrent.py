@@ -7,6 +7,7 @@ import pytest
 from test_fast_algorithms import error_shares, model_of
 
 from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
 HIDDEN, INPUTS = 8, 5
 
@@ -159,3 +160,78 @@ def test_small_relative_errors_of_gru_outputs_above_a_fifth_fail():
     exact = condition(model, inputs)[0].right[0][0]
     shares = error_shares(model, inputs, exact * np.float32(1 + 1e-5))
     assert (shares > 1)[np.abs(exact) > 0.2].mean() > 0.95
+
+
+def scalar_cell(operator, *, clip=np.inf, coupled=False, f=by_exponential, g=np.tanh):
+    """Return the states of a cell with one unit, weights of 1 and no biases, over three steps."""
+
+    def clipped(x):
+        return np.clip(x, -clip, clip)
+
+    h = c = 0.0
+    states = []
+    for x in (0.5, -1.0, 2.0):
+        gate = f(clipped(x + h))
+        if operator == "RNN":
+            h = g(clipped(x + h))
+        elif operator == "GRU":
+            h = (1 - gate) * g(clipped(x + gate * h)) + gate * h
+        else:
+            forget = 1 - gate if coupled else gate
+            c = forget * c + gate * g(clipped(x + h))
+            h = gate * np.tanh(clipped(c))
+        states.append(h)
+    return np.reshape(states, (3, 1, 1, 1))
+
+
+def hard_sigmoid(x):
+    return np.clip(0.25 * x + 0.625, 0, 1)
+
+
+def leaky(x):
+    return np.where(x >= 0, x, 0.125 * x)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "settings"),
+    [
+        ("RNN", {"clip": 0.5}, {"clip": 0.5}),
+        ("RNN", {"activations": ["LeakyRelu"], "activation_alpha": [0.125]}, {"g": leaky}),
+        ("GRU", {"clip": 0.75}, {"clip": 0.75}),
+        (
+            "GRU",
+            {
+                "activations": ["HardSigmoid", "LeakyRelu"],
+                "activation_alpha": [0.25, 0.125],
+                "activation_beta": [0.625],
+            },
+            {"f": hard_sigmoid, "g": leaky},
+        ),
+        ("LSTM", {"clip": 0.5}, {"clip": 0.5}),
+        ("LSTM", {"input_forget": 1}, {"coupled": True}),
+    ],
+)
+def test_attributes_that_the_reference_ignores(operator, attributes, settings):
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
+    inputs = {"x": np.array([0.5, -1.0, 2.0], np.float32).reshape(3, 1, 1)}
+    inputs |= {name: np.ones((1, gates, 1), np.float32) for name in ("w", "r")}
+    model = model_of(operator, inputs, hidden_size=1, **attributes)
+    right, wrong = scalar_cell(operator, **settings), scalar_cell(operator)
+    assert error_shares(model, inputs, right.astype("f")).max() < 1
+    assert error_shares(model, inputs, wrong.astype("f")).max() > 1
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_states_of_shorter_sequences(direction):
+    """The last state of each sequence is that of the sequence without its padding."""
+    x = np.array([[0.5, 2.0], [-1.0, 0.75], [1.0, -3.0]], np.float32)[..., None]
+    weights = {name: np.full((1, 1, 1), 0.5, np.float32) for name in ("w", "r")}
+    attributes = {"hidden_size": 1, "direction": direction}
+    lengths = [2, 3]
+    bias = np.zeros((1, 2), np.float32)
+    inputs = {"x": x, **weights, "b": bias, "lengths": np.array(lengths, np.int32)}
+    (states,) = reference_outputs(model_of("RNN", inputs, **attributes), inputs)
+    for place, length in enumerate(lengths):
+        alone = {"x": x[:length, place : place + 1], **weights}
+        (expected,) = reference_outputs(model_of("RNN", alone, **attributes), alone)
+        np.testing.assert_allclose(states[:length, 0, place], expected[:, 0, 0], rtol=1e-6)

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, Wiring
-from onnxopt_cli.cases.tensors.declared import RandomTensor
+from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup, RandomTensor
 from onnxopt_cli.cases.yaml.formula_case import default_dtype, group_count
 from onnxopt_cli.cases.yaml.yaml_syntax import number_token, plain_scalar
 from onnxopt_cli.core.tolerance import Relative
-from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: A tensor, or a description of random data.
@@ -163,16 +163,18 @@ class NodeCase:
             that describes its node.
         about: what the case tests, one sentence.
         tags: words to select by.
+        source: where the case comes from.
     """
 
     name: str
     version: int
-    inputs: Mapping[str, Value]
-    outputs: Mapping[str, Value]
+    inputs: Mapping[str, Declared]
+    outputs: Mapping[str, Declared]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     about: str = ""
     tags: Sequence[str] = ()
+    source: str = ""
 
 
 def node_yaml_text(
@@ -200,6 +202,7 @@ def node_yaml_text(
         fields: dict[str, Any] = {
             "name": [case.name],
             "about": case.about,
+            "source": case.source,
             "tags": flow(case.tags) if case.tags else None,
         }
         if case.model:
@@ -220,16 +223,15 @@ def _node_attribute(value: Any) -> list[str]:
     return value_flow(value) if isinstance(value, np.ndarray) else flow(value, _FLOAT32)
 
 
-def value_flow(value: Value) -> list[str]:
+def value_flow(value: Declared) -> list[str]:
     """Write a tensor, sequence or optional as tokens that state its element type."""
-    if isinstance(value, np.ndarray):
-        return _typed_tensor(value)
-    if isinstance(value, list):
-        items = [value_flow(item) for item in value]
-        return _in_braces({"sequence": _bracketed("[]", items)})
-    if value is None:
-        return _in_braces({"optional": ["null"]})
-    raise TypeError(f"a case file cannot contain a {type(value).__name__}")
+    if isinstance(value, DeclaredGroup):
+        items = [value_flow(item) for item in value.items]
+        if value.kind == "seq":
+            empty = {} if items else {"dtype": [dtype_name(value.dtype)]}
+            return _in_braces({**empty, "sequence": _bracketed("[]", items)})
+        return _in_braces({"optional": items[0] if items else ["null"]})
+    return _typed_tensor(value if isinstance(value, np.ndarray) else value.make())
 
 
 def _typed_tensor(tensor: Array) -> list[str]:

@@ -6,7 +6,7 @@ further operators; importing them registers their functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from math import erf, prod
 from types import SimpleNamespace
@@ -19,7 +19,6 @@ from onnx import helper
 
 from onnxopt_cli.core.values import (
     Array,
-    Value,
     dtype_name,
 )
 from onnxopt_cli.oracle.corrections import (
@@ -27,7 +26,9 @@ from onnxopt_cli.oracle.corrections import (
     quantized,
     windows,
 )
+from onnxopt_cli.oracle.corrections.categories import category_mapper
 from onnxopt_cli.oracle.corrections.loops import scan_class
+from onnxopt_cli.oracle.corrections.recurrent import recurrent_operators
 from onnxopt_cli.oracle.patching import reference_modules, replaces
 from onnxopt_cli.oracle.rounding import exponentials
 from onnxopt_cli.oracle.rounding.normalizations import (
@@ -52,22 +53,11 @@ _SINGLE_AXIS_VERSION = 13
 _RESIZE_VERSION = 11
 # RoiAlign has an attribute for the half-pixel shift from this version on.
 _HALF_PIXEL_VERSION = 16
-# The reference computes these activations of recurrent operators for any ``activations``.
-_ACTIVATIONS = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
-# Activations of RNN that the reference lacks.
-_RNN_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "softplus": lambda x: np.logaddexp(x, 0),
-    "softsign": lambda x: x / (1 + np.abs(x)),
-}
 # Names of GridSample's modes before version 20.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 # 16-bit types are accumulated in float32, also in the functions of Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
-# The index of sequence_lens among the inputs of a recurrent operator.
-_SEQUENCE_LENS = 4
 # BatchNormalization infers unless it has several outputs from this version on. Before, it has an
 # attribute.
 _INFERENCE_VERSION = 7
@@ -145,18 +135,20 @@ def operators() -> list[type]:
         """The earlier name of ScatterElements."""
 
     return [
+        category_mapper(),
         DequantizeLinear,
         GlobalLpPool,
         GridSample,
         GroupNormalization,
         HardSwish,
         MeanVarianceNormalization,
+        *recurrent_operators(),
         scan_class(),
         Scatter,
     ]
 
 
-def unsupported_reason(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str:
+def unsupported_reason(node: onnx.NodeProto) -> str:
     """Return why a node cannot run on onnx's reference; empty if no reason is known."""
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
     if attributes.get("post_transform") == b"PROBIT":
@@ -170,22 +162,6 @@ def unsupported_reason(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> str
     ):
         # The formula of the specification rounds up; onnx's shape inference and runtimes do not.
         return "has fewer windows than onnx's shape inference says"
-    if node.op_type in {"RNN", *_ACTIVATIONS}:
-        for name in filter(None, node.input[_SEQUENCE_LENS : _SEQUENCE_LENS + 1]):
-            lengths, x = inputs.get(name), inputs.get(node.input[0])
-            # The reference processes each sequence up to its end.
-            axis = attributes.get("layout", 0)
-            full_length = {x.shape[axis]} if isinstance(x, np.ndarray) and x.ndim > 1 else set()
-            if not isinstance(lengths, np.ndarray) or {*lengths.tolist()} != full_length:
-                return "ignores sequence_lens"
-        if "clip" in attributes or attributes.get("input_forget"):
-            return f"ignores {'clip' if 'clip' in attributes else 'input_forget'}"
-        stated = attributes.get("activations", ())
-        names = [activation.decode(errors="replace").lower() for activation in stated]
-        # The reference uses an RNN's first activation for both directions.
-        supported = _ACTIVATIONS.get(node.op_type, names[:1])
-        if supported and names not in ([], supported, supported * 2):
-            return "ignores activations"
     return ""
 
 
@@ -239,6 +215,15 @@ def _erf(_node: Any, _original: Any, x: Array) -> tuple[Array]:
 def _softsign(_node: Any, _original: Any, x: Array) -> tuple[Array]:
     """Return a tensor of the input's shape. The reference does not accept a scalar."""
     return (np.asarray(x / (1 + np.abs(x)), x.dtype),)
+
+
+@replaces(
+    "op_reduce_sum_square.ReduceSumSquare_1._run", "op_reduce_sum_square.ReduceSumSquare_18._run"
+)
+def _sum_of_squares(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> tuple[Array]:
+    """Return the type of the input. The reference sums integers in wider types."""
+    (total,) = original(node, x, *args, **kwargs)
+    return (np.asarray(total).astype(x.dtype),)
 
 
 @replaces("op_mean.Mean._run")
@@ -307,12 +292,6 @@ def _normalized(
         return tuple(original(node, *operands, epsilon=epsilon, **kwargs))
     infer = reference_modules().op_batch_normalization._batchnorm_test_mode  # noqa: SLF001
     return (infer(*operands, epsilon=epsilon),)
-
-
-@replaces("op_rnn.CommonRNN.choose_act")
-def _activation(node: Any, original: Any, name: str, *parameters: Any) -> Any:
-    """Return an activation, including those without parameters that the reference lacks."""
-    return _RNN_ACTIVATIONS.get(name.lower()) or original(node, name, *parameters)
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:

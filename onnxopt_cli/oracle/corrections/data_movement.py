@@ -21,6 +21,21 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
     return np.take_along_axis(data[tuple(part)], indices, axis)
 
 
+@replaces("op_slice._slice")
+def _sliced(
+    original: Any, data: Array, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Array:
+    """Clamp the start of a backward slice to 0. Python's slices have no elements there."""
+    if steps is not None:
+        starts = list(np.ravel(starts).tolist())
+        sliced_axes = range(len(starts)) if axes is None else np.ravel(axes).tolist()
+        for place, (axis, step) in enumerate(zip(sliced_axes, np.ravel(steps), strict=True)):
+            length, start = data.shape[axis], starts[place]
+            if step < 0 and length:
+                starts[place] = max(start + length if start < 0 else start, 0)
+    return np.asarray(original(data, starts, ends, axes, steps))
+
+
 @replaces("op_pad._pad_impl")
 def _padded_or_cut(
     original: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None

@@ -15,11 +15,16 @@ from onnx.defs import OpSchema
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
 from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
-from onnxopt_cli.core.values import DTYPES, Value, dtype_name, dtype_named
+from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
+#: Models import at least this version of ai.onnx. Earlier ones broadcast in another way, and few
+#: runtimes implement them.
+OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120
-_LISTS = (AttributeProto.FLOATS, AttributeProto.INTS, AttributeProto.STRINGS)
+# Until this version, these operators take optionals only, later also the value within.
+_TAKES_OPTIONAL = ("OptionalHasElement", "OptionalGetElement")
+_OPEN_OPTIONAL_VERSION = 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,33 +57,36 @@ class GeneratedNode:
     @property
     def version(self) -> int:
         """The version of the domain that the model imports."""
-        return int(self.schema.since_version)
+        since_version = int(self.schema.since_version)
+        return since_version if self.domain else max(since_version, OLDEST_OPSET)
 
     @cached_property
     def inputs(self) -> dict[str, Value]:
         """The inputs by name, without omitted ones."""
         names = place_names(self.schema.inputs, len(self.values))
         pairs = zip(names, self.values, strict=True)
-        return {name: value for name, value in pairs if value is not None or self._empty(name)}
-
-    def _empty(self, name: str) -> bool:
-        """Return whether None is an empty optional instead of an omitted input."""
-        return self.operator.startswith("Optional") and name == "input" and len(self.values) > 0
+        return {name: value for name, value in pairs if value is not None}
 
     @cached_property
-    def _declared_inputs(self) -> list[tuple[str, Declared | None]]:
-        names = place_names(self.schema.inputs, len(self.values))
-        return [
-            (name, declared(self.inputs[name]) if name in self.inputs else None) for name in names
-        ]
+    def declared_inputs(self) -> dict[str, Declared]:
+        """The inputs by name, with their types."""
+        takes_optional = self.operator in _TAKES_OPTIONAL and self.version < _OPEN_OPTIONAL_VERSION
+        return {
+            name: _in_optional(declared(value)) if takes_optional else declared(value)
+            for name, value in self.inputs.items()
+        }
+
+    def declared_output(self, value: Value) -> Declared:
+        """Return an output with its type."""
+        return _in_optional(declared(value)) if self.operator == "Optional" else declared(value)
 
     def _model(self, outputs: Sequence[onnx.ValueInfoProto | None]) -> onnx.ModelProto:
         return node_model(
             self.schema,
             self.version,
             inputs=[
-                value_info(name, value) if value is not None else None
-                for name, value in self._declared_inputs
+                value_info(name, self.declared_inputs[name]) if name in self.inputs else None
+                for name in place_names(self.schema.inputs, len(self.values))
             ],
             outputs=outputs,
             attributes=[
@@ -109,7 +117,7 @@ class GeneratedNode:
                 continue
             value = next(values)
             stored[name] = value
-            typed.append(value_info(name, declared(value)))
+            typed.append(value_info(name, self.declared_output(value)))
         return Problem(self._model(typed), self.inputs, stored)
 
     @property
@@ -159,9 +167,11 @@ def declared(value: Value) -> Declared:
         items = tuple(map(declared, value))
         dtype = items[0].dtype if items else np.dtype(np.float32)
         return DeclaredGroup("seq", dtype, items)
-    if value is None:
-        return DeclaredGroup("optional", np.dtype(np.float32))
     raise TypeError(f"a case cannot contain a {type(value).__name__}")
+
+
+def _in_optional(value: Declared) -> Declared:
+    return DeclaredGroup("optional", value.dtype, (value,))
 
 
 def attribute_message(schema: OpSchema, name: str, value: Any) -> AttributeProto:
@@ -194,9 +204,3 @@ def _dtypes(values: Any) -> Iterator[str]:
             yield dtype_name(value.dtype)
         elif isinstance(value, list):
             yield from _dtypes(value)
-
-
-def element_type(text: str) -> np.dtype[Any] | None:
-    """Return the element type that a schema's type names: ``tensor(float)``."""
-    inner = text.removeprefix("tensor(").removesuffix(")")
-    return dtype_named(inner) or DTYPES.get(inner)

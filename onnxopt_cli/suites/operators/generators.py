@@ -8,18 +8,55 @@ from functools import cache
 from onnx import defs
 from onnx.defs import OpSchema
 
+from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
-from onnxopt_cli.suites.operators.generated_node import GeneratedNode
+from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
+from onnxopt_cli.suites.operators.image_nodes import IMAGE
+from onnxopt_cli.suites.operators.indexing_nodes import INDEXING
+from onnxopt_cli.suites.operators.ml_nodes import ML
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Unsuitable
-
-#: Versions of ai.onnx before this one are not generated: their broadcasting and types differ, and
-#: neither onnx's reference nor most runtimes implement them.
-OLDEST_OPSET = 7
+from onnxopt_cli.suites.operators.normalization_nodes import NORMALIZATION
+from onnxopt_cli.suites.operators.quantized_nodes import QUANTIZED
+from onnxopt_cli.suites.operators.recurrent_nodes import RECURRENT
+from onnxopt_cli.suites.operators.reduction_nodes import REDUCTION
+from onnxopt_cli.suites.operators.sequence_nodes import CONTROL_FLOW, SEQUENCE
+from onnxopt_cli.suites.operators.shape_nodes import SHAPE
+from onnxopt_cli.suites.operators.string_nodes import STRING
+from onnxopt_cli.suites.operators.window_nodes import WINDOWS
 
 #: The generators by family, and within a family by operator.
 FAMILIES: Mapping[str, Mapping[str, Callable[[NodeDraft], None]]] = {
     "elementwise": ELEMENTWISE,
+    "reduction": REDUCTION,
+    "shape": SHAPE,
+    "indexing": INDEXING,
+    "window": WINDOWS,
+    "quantized": QUANTIZED,
+    "normalization": NORMALIZATION,
+    "attention": ATTENTION,
+    "image": IMAGE,
+    "sequence": SEQUENCE,
+    "control flow": CONTROL_FLOW,
+    "string": STRING,
+    "recurrent": RECURRENT,
+    "ml": ML,
+}
+
+#: Operators without a generator, by the reason.
+NOT_COVERED: Mapping[str, Sequence[str]] = {
+    "operators with random results": (
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
+        "RandomUniformLike",
+    ),
+    "operators of maps, which a case file cannot contain": (
+        "CastMap",
+        "DictVectorizer",
+        "ZipMap",
+    ),
+    "operators that onnx's reference does not compute": ("MaxRoiPool",),
+    "operators whose result onnx's reference wraps in a list": ("Optional",),
+    "operators of image files, whose decoders may differ": ("ImageDecoder",),
 }
 
 
@@ -31,26 +68,22 @@ def generator(operator: str) -> Callable[[NodeDraft], None] | None:
 
 def domain_of(operator: str) -> str:
     """Return the domain of a generated operator."""
-    return "" if defs.has(operator) else "ai.onnx.ml"
+    return "ai.onnx.ml" if operator in FAMILIES["ml"] else ""
 
 
 @cache
 def schemas(operator: str) -> Sequence[OpSchema]:
     """Return the versions of an operator that are generated, the newest first."""
     domain = domain_of(operator)
-    newest = defs.get_schema(operator, domain=domain)
-    found = [newest]
-    while True:
-        oldest = found[-1].since_version
-        if oldest <= (1 if domain else OLDEST_OPSET):
-            break
+    schema = defs.get_schema(operator, domain=domain)
+    found = [] if schema.deprecated else [schema]
+    while schema.since_version > (1 if domain else OLDEST_OPSET):
         try:
-            earlier = defs.get_schema(operator, oldest - 1, domain)
+            schema = defs.get_schema(operator, schema.since_version - 1, domain)
         except defs.SchemaError:
             break
-        if earlier.deprecated:
-            break
-        found.append(earlier)
+        if not schema.deprecated:
+            found.append(schema)
     return found
 
 

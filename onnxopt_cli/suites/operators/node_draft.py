@@ -78,6 +78,10 @@ class NodeDraft:
         """The version of the operator's schema."""
         return int(self.schema.since_version)
 
+    def since(self, version: int) -> bool:
+        """Return whether the operator has this version or a later one."""
+        return self.version >= version
+
     def integer(self, least: int, most: int) -> int:
         """Return an integer from least to most; the simplest is the one nearest to zero."""
         return least if least == most else self._choices.integer(least, most)
@@ -120,8 +124,8 @@ class NodeDraft:
 
     def add(self, value: Value) -> Value:
         """Append an input."""
-        self.inputs.append(value)
-        return value
+        self.inputs.append(np.asarray(value) if isinstance(value, np.generic) else value)
+        return self.inputs[-1]
 
     def omit(self) -> None:
         """Leave out the next input."""
@@ -131,6 +135,11 @@ class NodeDraft:
         """Return which element types an input may have, in the order of ``among``."""
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
         names = _tensor_types(formal)
+        return [name for name in among if name in names]
+
+    def returned(self, place: int, among: Iterable[str] = ANY) -> list[str]:
+        """Return which element types an output may have, in the order of ``among``."""
+        names = _tensor_types(self.schema.outputs[place])
         return [name for name in among if name in names]
 
     def dtype(self, place: int, among: Iterable[str] = ANY) -> np.dtype[Any]:
@@ -210,7 +219,7 @@ class NodeDraft:
     def index_tensor(self, dtype: np.dtype[Any], shape: Shape, length: int) -> Array:
         """Draw indices into a dimension, some of them negative if the type is signed."""
         least = -length if dtype.kind == "i" and self.maybe() else 0
-        return self.state().randint(least, length, shape).astype(dtype)
+        return np.asarray(self.state().randint(least, length, shape), dtype)
 
     def optional(self, make: Any, times: int = 2) -> Value:
         """Append an optional input about once in ``times`` calls, else leave it out."""

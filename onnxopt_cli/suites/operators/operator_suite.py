@@ -109,7 +109,7 @@ def operator_files() -> tuple[list[tuple[str, bytes]], int]:
             if any(isinstance(value, onnx.GraphProto) for value in node.attributes.values()):
                 model = f"{operator.lower()}_{name}.onnx"
                 files.append((f"{OPERATORS}/{model}", problem.model.SerializeToString()))
-            cases.append(_node_case(name, node, problem, model))
+            cases.append(node_case(name, node, node.about, model))
         count += len(cases)
         text = node_yaml_text(
             cases,
@@ -123,7 +123,18 @@ def operator_files() -> tuple[list[tuple[str, bytes]], int]:
     return files, count
 
 
-def _node_case(name: str, node: GeneratedNode, problem: Problem, model: str) -> NodeCase:
+def node_case(
+    name: str, node: GeneratedNode, about: str, model: str = "", source: str = ""
+) -> NodeCase:
+    """Return a node as a case of a case file.
+
+    Args:
+        name: the name of the case.
+        node: the node.
+        about: what the case tests.
+        model: the path of the model's file; empty for a node without subgraphs.
+        source: where the case comes from.
+    """
     attributes = {
         key: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
         for key, value in node.attributes.items()
@@ -133,14 +144,15 @@ def _node_case(name: str, node: GeneratedNode, problem: Problem, model: str) -> 
         key: value if isinstance(value, np.ndarray | str | float | int) else tuple(value)
         for key, value in attributes.items()
     }
-    assert problem.stored is not None  # noqa: S101 - the reference computed them
+    stored = node.problem.stored or {}
     return NodeCase(
         name,
         node.version,
-        problem.inputs,
-        problem.stored,
+        node.declared_inputs,
+        {key: node.declared_output(value) for key, value in stored.items()},
         listed,
         model,
-        node.about,
+        about,
         node.tags,
+        source,
     )

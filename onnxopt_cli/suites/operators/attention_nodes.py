@@ -1,0 +1,127 @@
+"""Generators of attention and of rotary embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
+
+_TYPES = ("float32", "float64", "float16")
+_STYLES = ("plain", "halves", "wide")
+
+
+def _attention(draft: NodeDraft) -> None:
+    dtype = draft.dtype(0, _TYPES)
+    batch, key_heads = draft.size(1, 2), draft.size(1, 2)
+    query_heads = key_heads * draft.choice((1, 2))
+    rows, columns = draft.size(1, 3), draft.size(1, 4)
+    width, value_width = draft.size(1, 4), draft.size(1, 3)
+    is_flat = draft.maybe()
+
+    def packed(heads: int, length: int, size: int) -> Shape:
+        return (batch, length, heads * size) if is_flat else (batch, heads, length, size)
+
+    if is_flat:
+        draft.set("q_num_heads", query_heads)
+        draft.set("kv_num_heads", key_heads)
+    draft.float_attribute("scale", (None, 0.25, 1.0, 2.0))
+    draft.float_attribute("softcap", (None, 2.0, 0.5))
+    draft.attribute("is_causal", (None, 1, 0))
+    past = draft.size(1, 2) if draft.maybe(3) else 0
+    total = past + columns
+    draft.add(draft.tensor(dtype, packed(query_heads, rows, width), styles=_STYLES))
+    draft.add(draft.tensor(dtype, packed(key_heads, columns, width), styles=_STYLES))
+    value_type = draft.dtype(2, _TYPES)
+    draft.add(draft.tensor(value_type, packed(key_heads, columns, value_width), styles=_STYLES))
+    form = draft.choice(("none", "bool", "float"))
+    mask_shapes: tuple[Shape, ...] = (
+        (rows, total),
+        (batch, 1, rows, total),
+        (batch, query_heads, rows, total),
+        (1, query_heads, rows, total),
+        (1, 1, rows, total),
+    )
+    mask_shape = draft.choice(mask_shapes)
+    if form == "none":
+        draft.omit()
+    elif form == "bool":
+        mask = draft.tensor(np.dtype(bool), mask_shape)
+        # Each row attends to something, also if it is causal.
+        mask[..., 0] = True
+        draft.add(mask)
+    else:
+        draft.add(draft.tensor(dtype, mask_shape, styles=_STYLES))
+    if past:
+        draft.add(draft.tensor(dtype, (batch, key_heads, past, width), styles=_STYLES))
+        draft.add(draft.tensor(value_type, (batch, key_heads, past, value_width), styles=_STYLES))
+        draft.outputs = [True, True, True]
+    else:
+        draft.outputs = [True]
+    mode = draft.choice((None, 0, 1, 2, 3))
+    if mode is not None or draft.maybe():
+        draft.outputs = [*draft.outputs, *[False] * (3 - len(draft.outputs)), True]
+        draft.set("qk_matmul_output_mode", mode)
+
+
+def _rotary_embedding(draft: NodeDraft) -> None:
+    dtype = draft.dtype(0, _TYPES)
+    batch, length, heads = draft.size(1, 2), draft.size(1, 3), draft.size(1, 2)
+    half = draft.size(1, 2)
+    rotated = 2 * half
+    width = rotated + 2 * draft.choice((0, 1))
+    if width > rotated:
+        draft.set("rotary_embedding_dim", rotated)
+    draft.attribute("interleaved", (None, 1, 0))
+    if draft.maybe():
+        draft.set("num_heads", heads)
+        shape: Shape = (batch, length, heads * width)
+    else:
+        shape = (batch, heads, length, width)
+    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    by_position = draft.maybe()
+    rows = draft.size(2, 5)
+    cache: Shape = (rows, half) if by_position else (batch, length, half)
+    angles = draft.tensor(np.dtype(np.float64), cache, low=-3.0, high=3.0)
+    draft.add(np.cos(angles).astype(dtype))
+    draft.add(np.sin(angles).astype(dtype))
+    if by_position:
+        draft.add(draft.state().randint(0, rows, (batch, length)).astype(np.int64))
+
+
+def _linear_attention(draft: NodeDraft) -> None:
+    dtype = draft.dtype(0, _TYPES)
+    rule = draft.choice((None, "linear", "gated", "delta", "gated_delta"))
+    draft.set("update_rule", rule)
+    rule = rule or "gated_delta"
+    key_heads = draft.size(1, 2)
+    query_heads = key_heads * draft.choice((1, 2))
+    draft.set("q_num_heads", query_heads)
+    draft.set("kv_num_heads", key_heads)
+    draft.float_attribute("scale", (None, 0.5, 2.0))
+    draft.attribute("chunk_size", (None, 2))
+    batch, length = draft.size(1, 2), draft.size(1, 3)
+    width, value_width = draft.size(1, 3), draft.size(1, 3)
+    for heads, size in ((query_heads, width), (key_heads, width), (key_heads, value_width)):
+        draft.add(draft.tensor(dtype, (batch, length, heads * size), styles=_STYLES))
+    state_type = draft.dtype(3, _TYPES)
+    state: Shape = (batch, key_heads, width, value_width)
+    draft.optional(lambda: draft.tensor(state_type, state, styles=_STYLES))
+    if "gated" in rule:
+        per_head = draft.choice((key_heads, key_heads * width))
+        draft.add(draft.tensor(dtype, (batch, length, per_head), low=-2.0, high=0.0))
+    else:
+        draft.omit()
+    if "delta" in rule:
+        per_token = draft.choice((key_heads, 1))
+        draft.add(draft.tensor(dtype, (batch, length, per_token), low=0.0, high=1.0))
+    draft.outputs = [True, True]
+
+
+#: Generators by operator.
+ATTENTION: Mapping[str, Callable[[NodeDraft], None]] = {
+    "Attention": _attention,
+    "RotaryEmbedding": _rotary_embedding,
+    "LinearAttention": _linear_attention,
+}

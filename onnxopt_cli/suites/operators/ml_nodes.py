@@ -1,0 +1,324 @@
+"""Generators of the operators of ai.onnx.ml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.node_draft import NodeDraft, tensor_attribute
+
+_NUMBERS = ("float32", "int64", "float64", "int32")
+_POST_TRANSFORMS = (None, "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "NONE")
+
+
+def _floats(draft: NodeDraft, count: int) -> list[float]:
+    values = draft.tensor(np.dtype(np.float32), (count,), styles=("plain", "halves"))
+    return [float(value) for value in values]
+
+
+def _rows(draft: NodeDraft, features: int, among: Sequence[str] = ("float32",)) -> Array:
+    """Draw the rows of a table; onnx's reference often returns another type for other inputs."""
+    return draft.tensor(
+        draft.dtype(0, among), (draft.size(1, 4), features), styles=("plain", "halves")
+    )
+
+
+def _array_feature_extractor(draft: NodeDraft) -> None:
+    shape = draft.shape(2, 3)
+    draft.add(draft.tensor(draft.dtype(0, (*_NUMBERS, "string")), shape))
+    draft.add(draft.state().randint(0, shape[-1], (draft.size(1, 4),)).astype(np.int64))
+
+
+def _binarizer(draft: NodeDraft) -> None:
+    draft.float_attribute("threshold", (None, 0.5, -1.0, 1.5))
+    draft.add(draft.tensor(draft.dtype(0, _NUMBERS), draft.shape(1, 3), styles=("halves", "plain")))
+
+
+def _category_mapper(draft: NodeDraft) -> None:
+    draft.set("cats_int64s", [5, -1, 9])
+    draft.set("cats_strings", ["a", "ab", "onnx"])
+    draft.attribute("default_int64", (None, 7))
+    draft.attribute("default_string", (None, "none"))
+    if draft.maybe():
+        places = draft.state().randint(0, 4, draft.shape(1, 3))
+        draft.add(np.array([5, -1, 9, 4], np.int64)[places])
+    else:
+        draft.add(draft.tensor(DTYPES["string"], draft.shape(1, 3)))
+
+
+def _feature_vectorizer(draft: NodeDraft) -> None:
+    dtype = draft.dtype(0, ("float32",))
+    sizes = [draft.size(1, 3) for _ in range(draft.choice((2, 1, 3)))]
+    rows = draft.size(1, 3)
+    draft.set("inputdimensions", sizes)
+    for size in sizes:
+        draft.add(draft.tensor(dtype, (rows, size), styles=("plain",)))
+
+
+def _imputer(draft: NodeDraft) -> None:
+    features = draft.size(1, 4)
+    count = features if draft.maybe() else 1
+    dtype = draft.dtype(0, ("float32", "int64", "float64"))
+    x = draft.tensor(dtype, (draft.size(1, 4), features), styles=("halves",))
+    missing = draft.state().randint(0, 3, x.shape) == 0
+    if dtype.kind == "i":
+        replaced: float = draft.choice((0, -5))
+        draft.set("imputed_value_int64s", [draft.integer(1, 99) for _ in range(count)])
+        draft.set("replaced_value_int64", replaced)
+    else:
+        replaced = draft.choice((float("nan"), -5.0, 0.5))
+        draft.set("imputed_value_floats", _floats(draft, count))
+        draft.set("replaced_value_float", replaced)
+    draft.add(np.where(missing, dtype.type(replaced), x))
+
+
+_KEYS: Mapping[str, list[Any]] = {
+    "strings": ["a", "ab", "onnx"],
+    "int64s": [5, -1, 9],
+    "floats": [0.5, 2.0, -1.25],
+}
+_DEFAULTS: Mapping[str, Any] = {"strings": "none", "int64s": 77, "floats": 0.25}
+_KEY_TYPES = {"strings": "string", "int64s": "int64", "floats": "float32"}
+
+
+def _label_encoder(draft: NodeDraft) -> None:
+    # onnx's reference does not implement version 1.
+    draft.require(draft.since(2))
+    keys, values = draft.choice(tuple(_KEYS)), draft.choice(("floats", "int64s", "strings"))
+    draft.set(f"keys_{keys}", _KEYS[keys])
+    draft.set(f"values_{values}", [*reversed(_KEYS[values])])
+    if draft.maybe():
+        draft.set(f"default_{values.removesuffix('s')}", _DEFAULTS[values])
+    if keys == "strings":
+        draft.add(draft.tensor(DTYPES["string"], draft.shape(1, 3)))
+    else:
+        pool = np.array([*_KEYS[keys], 4], _KEY_TYPES[keys])
+        draft.add(pool[draft.state().randint(0, 4, draft.shape(1, 3))])
+
+
+def _linear_regressor(draft: NodeDraft) -> None:
+    features, targets = draft.size(1, 4), draft.size(1, 3)
+    draft.set("coefficients", _floats(draft, features * targets))
+    draft.set("targets", targets if targets > 1 or draft.maybe() else None)
+    draft.set("intercepts", _floats(draft, targets) if draft.maybe() else None)
+    draft.add(_rows(draft, features))
+
+
+def _set_classes(draft: NodeDraft, count: int) -> None:
+    name = "classlabels_ints" if draft.has("classlabels_ints") else "classlabels_int64s"
+    if draft.maybe():
+        draft.set("classlabels_strings", [f"class{place}" for place in range(count)])
+    else:
+        draft.set(name, [place * 3 + 1 for place in range(count)])
+
+
+def _linear_classifier(draft: NodeDraft) -> None:
+    features, classes = draft.size(1, 4), draft.choice((3, 2))
+    draft.set("coefficients", _floats(draft, features * classes))
+    draft.set("intercepts", _floats(draft, classes))
+    draft.attribute("post_transform", _POST_TRANSFORMS)
+    _set_classes(draft, classes)
+    draft.add(_rows(draft, features))
+
+
+def _normalizer(draft: NodeDraft) -> None:
+    draft.attribute("norm", (None, "L1", "L2", "MAX"))
+    rows, features = draft.size(1, 4), draft.size(1, 4)
+    draft.add(draft.tensor(draft.dtype(0, ("float32",)), (rows, features), low=1, high=9))
+
+
+def _one_hot_encoder(draft: NodeDraft) -> None:
+    draft.attribute("zeros", (None, 1))
+    if draft.maybe():
+        draft.set("cats_int64s", [5, -1, 9])
+        places = draft.state().randint(0, 3, draft.shape(1, 2))
+        draft.add(
+            np.array([5, -1, 9])[places].astype(draft.dtype(0, ("int64", "float32", "int32")))
+        )
+    else:
+        draft.set("cats_strings", ["a", "ab", "onnx"])
+        places = draft.state().randint(0, 3, draft.shape(1, 2))
+        draft.add(np.array(["a", "ab", "onnx"], object)[places])
+
+
+def _scaler(draft: NodeDraft) -> None:
+    features = draft.size(1, 4)
+    count = features if draft.maybe() else 1
+    draft.set("offset", _floats(draft, count))
+    draft.set("scale", [value or 0.5 for value in _floats(draft, count)])
+    draft.add(_rows(draft, features))
+
+
+def _kernel(draft: NodeDraft) -> None:
+    draft.set("kernel_type", draft.choice(("LINEAR", "RBF", "POLY", "SIGMOID")))
+    draft.set("kernel_params", [0.25, 0.5, float(draft.choice((2, 3)))])
+
+
+def _svm_regressor(draft: NodeDraft) -> None:
+    features, vectors = draft.size(1, 3), draft.size(1, 4)
+    _kernel(draft)
+    draft.set("support_vectors", _floats(draft, features * vectors))
+    draft.set("coefficients", _floats(draft, vectors))
+    draft.set("n_supports", vectors)
+    draft.set("rho", _floats(draft, 1))
+    draft.attribute("one_class", (None, 1, 0))
+    draft.add(_rows(draft, features))
+
+
+def _svm_classifier(draft: NodeDraft) -> None:
+    features, classes = draft.size(1, 3), draft.choice((3, 2))
+    counts = [draft.size(1, 3) for _ in range(classes)]
+    vectors, pairs = sum(counts), classes * (classes - 1) // 2
+    _kernel(draft)
+    draft.set("support_vectors", _floats(draft, features * vectors))
+    draft.set("coefficients", _floats(draft, (classes - 1) * vectors))
+    draft.set("vectors_per_class", counts)
+    draft.set("rho", _floats(draft, pairs))
+    draft.set("classlabels_ints", [place * 3 + 1 for place in range(classes)])
+    draft.attribute("post_transform", (None, "NONE"))
+    draft.add(_rows(draft, features))
+
+
+@dataclass
+class _Trees:
+    """The nodes of an ensemble, a list for each attribute."""
+
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def append(self, **values: Any) -> None:
+        for name, value in values.items():
+            self.columns.setdefault(name, []).append(value)
+
+
+# MIN and MAX of TreeEnsemble.
+_EXTREMES = (2, 3)
+_COMPARISONS = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
+
+def _grow(draft: NodeDraft, trees: _Trees, leaves: list[tuple[int, int]], features: int) -> None:
+    """Grow trees of a root, up to one inner node and leaves."""
+    mixed = draft.maybe()
+    for tree in range(draft.choice((2, 1, 3))):
+        comparison = draft.choice(_COMPARISONS)
+        deep = draft.maybe()
+        children = [(1, 2), (3, 4)] if deep else [(1, 2)]
+        for number in range(2 * len(children) + 1):
+            is_inner = number < len(children)
+            if mixed and is_inner:
+                comparison = draft.choice(_COMPARISONS)
+            left, right = children[number] if is_inner else (0, 0)
+            trees.append(
+                nodes_treeids=tree,
+                nodes_nodeids=number,
+                nodes_featureids=draft.integer(0, features - 1) if is_inner else 0,
+                nodes_modes=comparison if is_inner else "LEAF",
+                nodes_values=draft.integer(-4, 4) / 2 if is_inner else 0.0,
+                nodes_truenodeids=left,
+                nodes_falsenodeids=right,
+                nodes_missing_value_tracks_true=int(is_inner and draft.maybe()),
+            )
+            if not is_inner:
+                leaves.append((tree, number))
+
+
+def _tree_inputs(draft: NodeDraft, features: int, among: Sequence[str] = ("float32",)) -> None:
+    x = _rows(draft, features, among)
+    if x.dtype.kind == "f" and draft.maybe():
+        x = np.where(draft.state().randint(0, 4, x.shape) == 0, x.dtype.type(np.nan), x)
+    draft.add(x)
+
+
+def _tree_ensemble_regressor(draft: NodeDraft) -> None:
+    features, targets = draft.size(1, 3), draft.size(1, 3)
+    trees, leaves = _Trees(), list[tuple[int, int]]()
+    _grow(draft, trees, leaves, features)
+    for name, values in trees.columns.items():
+        draft.set(name, values)
+    draft.set("target_treeids", [tree for tree, _ in leaves])
+    draft.set("target_nodeids", [node for _, node in leaves])
+    target_ids = [draft.integer(0, targets - 1) for _ in leaves]
+    draft.set("target_weights", _floats(draft, len(leaves)))
+    aggregate = draft.attribute("aggregate_function", (None, "AVERAGE", "MIN", "MAX", "SUM"))
+    base_values = _floats(draft, targets) if draft.maybe() else None
+    if aggregate in ("MIN", "MAX"):
+        # The extreme of a target that no leaf votes for is undefined.
+        targets, target_ids = 1, [0] * len(leaves)
+        base_values = None
+    draft.set("target_ids", target_ids)
+    draft.set("n_targets", targets)
+    draft.set("base_values", base_values)
+    draft.set("post_transform", "NONE")
+    _tree_inputs(draft, features)
+
+
+def _tree_ensemble_classifier(draft: NodeDraft) -> None:
+    features, classes = draft.size(1, 3), draft.choice((3, 4))
+    trees, leaves = _Trees(), list[tuple[int, int]]()
+    _grow(draft, trees, leaves, features)
+    for name, values in trees.columns.items():
+        draft.set(name, values)
+    draft.set("class_treeids", [tree for tree, _ in leaves])
+    draft.set("class_nodeids", [node for _, node in leaves])
+    draft.set("class_ids", [draft.integer(0, classes - 1) for _ in leaves])
+    draft.set("class_weights", _floats(draft, len(leaves)))
+    draft.attribute("post_transform", (None, "SOFTMAX", "LOGISTIC", "NONE"))
+    _set_classes(draft, classes)
+    _tree_inputs(draft, features, _NUMBERS)
+
+
+def _tree_ensemble(draft: NodeDraft) -> None:
+    """Draw trees of one root, whose leaves are numbered through."""
+    features, targets = draft.size(1, 3), draft.size(1, 2)
+    dtype = draft.dtype(0, ("float32", "float64"))
+    count = draft.choice((2, 1, 3))
+    modes = [draft.integer(0, 5) for _ in range(count)]
+    numbers = list(range(count))
+    draft.set("tree_roots", numbers)
+    draft.set("nodes_featureids", [draft.integer(0, features - 1) for _ in numbers])
+    splits = np.array([draft.integer(-4, 4) / 2 for _ in numbers], dtype)
+    draft.set("nodes_splits", tensor_attribute(splits))
+    draft.set("nodes_modes", tensor_attribute(np.array(modes, np.uint8)))
+    draft.set("nodes_truenodeids", [2 * number for number in numbers])
+    draft.set("nodes_falsenodeids", [2 * number + 1 for number in numbers])
+    draft.set("nodes_trueleafs", [1] * count)
+    draft.set("nodes_falseleafs", [1] * count)
+    draft.set(
+        "nodes_missing_value_tracks_true",
+        [int(draft.maybe()) for _ in numbers] if draft.maybe() else None,
+    )
+    leaves = 2 * count
+    target_ids = [draft.integer(0, targets - 1) for _ in range(leaves)]
+    weights = draft.tensor(dtype, (leaves,), styles=("plain", "halves"))
+    draft.set("leaf_weights", tensor_attribute(weights))
+    if draft.attribute("aggregate_function", (1, 0, 2, 3)) in _EXTREMES:
+        targets, target_ids = 1, [0] * leaves
+    draft.set("leaf_targetids", target_ids)
+    draft.set("n_targets", targets)
+    draft.set("post_transform", 0)
+    x = draft.tensor(dtype, (draft.size(1, 4), features), styles=("halves", "plain"))
+    draft.add(x)
+
+
+#: Generators by operator.
+ML: Mapping[str, Callable[[NodeDraft], None]] = {
+    "ArrayFeatureExtractor": _array_feature_extractor,
+    "Binarizer": _binarizer,
+    "CategoryMapper": _category_mapper,
+    "FeatureVectorizer": _feature_vectorizer,
+    "Imputer": _imputer,
+    "LabelEncoder": _label_encoder,
+    "LinearClassifier": _linear_classifier,
+    "LinearRegressor": _linear_regressor,
+    "Normalizer": _normalizer,
+    "OneHotEncoder": _one_hot_encoder,
+    "Scaler": _scaler,
+    "SVMClassifier": _svm_classifier,
+    "SVMRegressor": _svm_regressor,
+    "TreeEnsemble": _tree_ensemble,
+    "TreeEnsembleClassifier": _tree_ensemble_classifier,
+    "TreeEnsembleRegressor": _tree_ensemble_regressor,
+}

@@ -1,0 +1,99 @@
+"""Generators of recurrent operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
+
+_TYPES = ("float32", "float64", "float16")
+#: The gates of a cell.
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+#: The activations of a cell, in the order of ``activations``.
+_ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+_OTHERS = (
+    "Tanh",
+    "Sigmoid",
+    "Relu",
+    "Softsign",
+    "HardSigmoid",
+    "LeakyRelu",
+    "Elu",
+    "Softplus",
+    "ScaledTanh",
+    "Affine",
+)
+#: Numbers of parameters of activations: alpha, and beta.
+_PARAMETERS = {
+    "HardSigmoid": (0.25, 0.625),
+    "LeakyRelu": (0.125, None),
+    "Elu": (0.75, None),
+    "ScaledTanh": (1.25, 0.75),
+    "Affine": (0.75, 0.125),
+}
+
+
+def _activations(draft: NodeDraft, operator: str, directions: int) -> None:
+    """Choose activations, each direction with its own."""
+    if not draft.maybe():
+        return
+    names: list[str] = []
+    for _ in range(directions):
+        usual = _ACTIVATIONS[operator]
+        names += [draft.choice(_OTHERS) if draft.maybe() else name for name in usual]
+    draft.set("activations", names)
+    pairs = [_PARAMETERS.get(name, (None, None)) for name in names]
+    # Parameters are consumed in order by the activations that have some.
+    alphas = [alpha for alpha, _ in pairs if alpha is not None]
+    betas = [beta for _, beta in pairs if beta is not None]
+    draft.set("activation_alpha", alphas or None)
+    draft.set("activation_beta", betas or None)
+
+
+def _recurrent(draft: NodeDraft, *, operator: str) -> None:
+    dtype = draft.dtype(0, _TYPES)
+    gates = _GATES[operator]
+    direction = draft.attribute("direction", (None, "reverse", "bidirectional", "forward"))
+    directions = 2 if direction == "bidirectional" else 1
+    length, batch = draft.size(1, 4), draft.size(1, 3)
+    inputs, hidden = draft.size(1, 3), draft.size(1, 3)
+    draft.set("hidden_size", hidden)
+    layout = draft.attribute("layout", (None, 1, 0)) or 0
+    _activations(draft, operator, directions)
+    if draft.maybe(4):
+        draft.float_attribute("clip", (1.0, 0.5))
+    draft.attribute("linear_before_reset", (None, 1, 0))
+    if operator == "LSTM" and draft.maybe(4):
+        draft.set("input_forget", 1)
+
+    def weights(*shape: int) -> np.ndarray:
+        return draft.tensor(dtype, shape, low=-1.0, high=1.0)
+
+    def state() -> np.ndarray:
+        return weights(*((batch, directions) if layout else (directions, batch)), hidden)
+
+    draft.add(weights(*((batch, length) if layout else (length, batch)), inputs))
+    draft.add(weights(directions, gates * hidden, inputs))
+    draft.add(weights(directions, gates * hidden, hidden))
+    draft.optional(lambda: weights(directions, 2 * gates * hidden))
+    lengths = [draft.integer(1, length) for _ in range(batch)] if draft.maybe(3) else None
+    draft.add(None if lengths is None else np.array(lengths, np.int32))
+    draft.optional(state)
+    if operator == "LSTM":
+        draft.optional(state)
+        draft.optional(lambda: weights(directions, 3 * hidden))
+    outputs = ([True, True], [True, False], [False, True])
+    # The specification does not say what Y contains after the end of a sequence.
+    chosen = draft.choice(outputs if lengths is None else outputs[2:])
+    draft.outputs = [*chosen, draft.maybe()] if operator == "LSTM" else chosen
+    while not draft.outputs[-1]:
+        draft.outputs = draft.outputs[:-1]
+
+
+#: Generators by operator.
+RECURRENT: Mapping[str, Callable[[NodeDraft], None]] = {
+    operator: partial(_recurrent, operator=operator) for operator in _GATES
+}
