@@ -174,7 +174,7 @@ def test_a_model_with_two_outputs_of_one_name_is_a_problem(tmp_path):
     model = identity({"x": FLOAT})
     model.graph.output.append(model.graph.output[0])
     make_directory(tmp_path / "test_x", model)
-    assert complaints(tmp_path / "test_x") == ["model.onnx: has several outputs of one name"]
+    assert complaints(tmp_path / "test_x") == ["model.onnx: has several outputs with the same name"]
 
 
 def test_a_model_whose_names_are_not_utf_8_is_a_problem(tmp_path):

@@ -226,7 +226,7 @@ def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault
 
 
 def _incomplete(path: Path, names: Collection[str], data_sets: Sequence[str]) -> str:
-    """Return what a test directory lacks; an empty string if the folder is not a test directory."""
+    """Return a message if a folder is an incomplete test directory, otherwise an empty string."""
     if data_sets:
         return f"has data sets, but no {_MODEL}"
     if _MODEL in names:

@@ -1,6 +1,6 @@
-"""What is wrong with a case in itself: its model, and the shapes of its values.
+"""Validate a case's model, and the shapes of its values, with onnx's checker and shape inference.
 
-All that onnx's checker and shape inference are asked about a case is asked here.
+All calls of the checker and of shape inference for a case are made in this module.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.registry import registry
 
 _MAX_FAULT_CHARS = 300
-# Larger inputs are not what shapes are computed from.
+# Models may compute shapes from inputs, but not from inputs larger than this.
 _MAX_CONSTANT_ELEMENTS = 1000
-# The published body of MeanVarianceNormalization adds a float32 to whatever type the node has.
+# A fault in the published body of MeanVarianceNormalization: it adds a float32 to the node's type.
 _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )
-# What exporters write for a size that they do not know.
+# Names that exporters write for an unknown size.
 _PLACEHOLDERS = frozenset({"none", "unk", "unknown"})
 
 
 def model_fault(model: onnx.ModelProto) -> str:
-    """Return why no backend has to run a model; empty if onnx's full check finds nothing."""
+    """Return why onnx's full check rejects a model; an empty string if it accepts the model."""
     newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
     if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
-        # The installed onnx does not know.
+        # The installed onnx is too old to check this model.
         return ""
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
         checked = _checkable(model)
         shapeless = _shapeless(checked)
-        # The check wants a shape of each input and output, and no backend needs one.
+        # The check requires a shape for each input and output, but ONNX backends do not.
         for tensor in shapeless:
             tensor.shape.SetInParent()
         check_model(checked, full=not shapeless)
@@ -69,19 +69,19 @@ def model_fault(model: onnx.ModelProto) -> str:
     except OnnxRefusal as error:
         if _TYPE_WITHIN_BODY.search(str(error)):
             return ""
-        # Behind an arrow it says in what of the model that is.
+        # The text after the arrow gives the position in the model.
         words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
         return clipped(printable(" ".join(words.split())), _MAX_FAULT_CHARS)
     return ""
 
 
 def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without what onnx's check refuses, although no backend need mind."""
+    """Return a copy of a model without parts that onnx's check rejects although they are valid."""
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     versions = imported_versions(checked)
     for graph in _graphs(checked):
-        # Inference takes them for sparse tensors, although every node is given dense ones.
+        # Inference treats sparse initializers as sparse tensors, but nodes receive dense tensors.
         for sparse in graph.sparse_initializer:
             if sparse.values.name not in {value.name for value in graph.input}:
                 kind = sparse.values.data_type
@@ -99,10 +99,10 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
-    """Clear the shapes of what operators with a formula yield.
+    """Clear the declared shapes of the outputs of operators with a formula.
 
-    Inference gives V_new the shape of V, although V may broadcast to the shape of X, which is that
-    of V_new. The formula says which shapes are right.
+    Inference gives V_new the shape of V. But V may broadcast to the shape of X, which is the shape
+    of V_new. The formula determines the shapes instead.
     """
     yielded = {
         name
@@ -124,23 +124,23 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
     """Return the types of inputs and outputs that are tensors without a declared shape."""
-    values = (it for graph in _graphs(model) for it in (*graph.input, *graph.output))
+    values = (value for graph in _graphs(model) for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
 
 
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
-    """Give a node the defaults that its published body refers to: inference does not know them."""
+    """Add the default attributes that a node's published body uses, which inference ignores."""
     domain = plain_domain(node.domain)
     version = versions.get(domain, 0)
     if not version or not defs.has(node.op_type, version, domain):
         return
     schema: Any = defs.get_schema(node.op_type, version, domain)
     if schema.has_function:
-        given = {attribute.name for attribute in node.attribute}
+        stated = {attribute.name for attribute in node.attribute}
         for name in schema.function_body.attribute:
             default = schema.attributes[name].default_value
-            if name not in given and default.type:
+            if name not in stated and default.type:
                 node.attribute.append(default)
 
 
@@ -158,13 +158,13 @@ def _dimensions(declared: TypeProto) -> Iterator[Any]:
 def symbol_fault(
     graph: onnx.GraphProto, inputs: Mapping[str, Value], outputs: Mapping[str, Value]
 ) -> str:
-    """Return which symbol of a graph's shapes has two sizes; empty if each has one.
+    """Return a message if a symbolic dimension of a graph has two sizes, or an empty string.
 
-    A name within one graph stands for one size. What is no name (``?``, ``-1``), or says that the
-    size is unknown, stands for any.
+    A name stands for one size in the whole graph, unless it is not an identifier (``?``, ``-1``) or
+    means that the size is unknown.
     """
-    known: dict[str, tuple[int, str]] = {}
-    for infos, values, what in ((graph.input, inputs, "input"), (graph.output, outputs, "output")):
+    sizes: dict[str, tuple[int, str]] = {}
+    for infos, values, kind in ((graph.input, inputs, "input"), (graph.output, outputs, "output")):
         for info in infos:
             value = values.get(info.name)
             declared = info.type
@@ -176,12 +176,12 @@ def symbol_fault(
                 name = dimension.dim_param
                 if not is_symbol(name):
                     continue
-                place = f"the {what} {info.name!r}"
-                before, where = known.setdefault(name, (size, place))
-                if before != size:
+                place = f"the {kind} {info.name!r}"
+                first_size, first_place = sizes.setdefault(name, (size, place))
+                if first_size != size:
                     return (
-                        f"the graph's dimension {name!r} is {before} in {where} and {size} "
-                        f"in {place}"
+                        f"the graph's dimension {name!r} is {first_size} in {first_place} and "
+                        f"{size} in {place}"
                     )
     return ""
 
@@ -195,13 +195,13 @@ def is_symbol(name: str) -> bool:
 def inferred_output(
     model: onnx.ModelProto, inputs: Mapping[str, Value], name: str
 ) -> TypeProto.Tensor | None:
-    """Return what onnx infers of an output's type and shape from the inputs of a case.
+    """Return the type and shape of an output that onnx infers from the inputs of a case.
 
     Returns:
-        None if it infers nothing, or no tensor.
+        None if onnx infers nothing, or a type other than a tensor.
     """
-    asked = _checkable(model)
-    graph = asked.graph
+    concrete = _checkable(model)
+    graph = concrete.graph
     del graph.value_info[:]
     for info in [*graph.input]:
         value = inputs.get(info.name)
@@ -209,7 +209,7 @@ def inferred_output(
             continue
         element = helper.np_dtype_to_tensor_dtype(value.dtype)
         if value.size <= _MAX_CONSTANT_ELEMENTS:
-            # Sizes may be computed from it.
+            # The model may compute sizes from this input.
             graph.input.remove(info)
             graph.initializer.append(numpy_helper.from_array(value, info.name))
         else:
@@ -218,18 +218,18 @@ def inferred_output(
         info.type.Clear()
     registry().register_schemas()
     try:
-        refuse_endless_functions(asked)
-        found = infer_shapes(asked, data_prop=True)
+        refuse_endless_functions(concrete)
+        inferred = infer_shapes(concrete, data_prop=True)
     except (NodeError, OnnxRefusal):
         return None
-    for info in found.graph.output:
+    for info in inferred.graph.output:
         if info.name == name and info.type.HasField("tensor_type"):
             return info.type.tensor_type
     return None
 
 
 def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:
-    """Tell whether a value is not of the type and shape that onnx infers, as far as it does."""
+    """Return whether a value contradicts the type or the dimensions that onnx has inferred."""
     if not isinstance(value, np.ndarray):
         return True
     if inferred.elem_type:
@@ -242,13 +242,13 @@ def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:
         return False
     sizes = inferred.shape.dim
     return len(sizes) != value.ndim or any(
-        it.HasField("dim_value") and it.dim_value != size
-        for it, size in zip(sizes, value.shape, strict=True)
+        dimension.HasField("dim_value") and dimension.dim_value != size
+        for dimension, size in zip(sizes, value.shape, strict=True)
     )
 
 
 def structure_fits(structure: Any, declared: TypeProto) -> bool:
-    """Tell whether a value of a structure, see ``structure_of``, may be of a declared type."""
+    """Return whether a structure (see ``structure_of``) may be that of a declared type."""
     if declared.HasField("optional_type"):
         inner = declared.optional_type.elem_type
         return structure == structure_of(None) or structure_fits(structure, inner)

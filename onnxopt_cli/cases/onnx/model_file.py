@@ -1,4 +1,4 @@
-"""Reading a model file: every tensor checked, external data taken in."""
+"""Read a model file: check every tensor, and load external data into the model."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from onnxopt_cli.cases.tensors.regular_file import (
 from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
 from onnxopt_cli.errors import Fault, InvalidCase
 
-_MAXIMUM_DIGITS = 19
+_MAX_DIGITS = 19
+# The beginning of a tensor's description, by the field that contains it.
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
 
 
 def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
-    """Read a model whose external data, if any, lie inside its own folder.
+    """Read a model and its external data, which must be inside the model's folder.
 
-    With links off no part of its path may be a symbolic link.
+    The operators are not checked, because a backend may support others than onnx.
 
-    The operators are not checked: that is the backend's part.
+    Args:
+        path: the file.
+        links: whether symbolic links in the path are followed; otherwise they are an error.
 
     Returns:
-        The model, complete in itself.
+        The model, including its external data.
 
     Raises:
-        InvalidCase: if the file is no model, a tensor in it contradicts itself, or external data
-            are missing, too short, or outside the folder.
+        InvalidCase: if the file is not a model, a tensor is inconsistent, or external data are
+            missing, too short, or outside the folder.
     """
     try:
         data = read_regular_file(path, links=links)
@@ -48,13 +51,13 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
     except Malformed as error:
         raise InvalidCase([Fault(str(path), str(error))]) from None
     problems = []
-    # Many tensors may name the same bytes, so the files' sizes do not bound what is read.
+    # Many tensors may refer to the same bytes, so the sizes of the files do not limit the total.
     allowance = PROTOBUF_LIMIT - len(data)
     for place, tensor in _tensors(model):
         try:
             if tensor.data_location == TensorProto.EXTERNAL:
                 allowance -= byte_size(tensor)
-                _take_in(tensor, path.parent, allowance)
+                _load_external(tensor, path.parent, allowance)
             check_tensor(tensor)
         except Malformed as error:
             problems.append(Fault(str(path), f"{place} {tensor.name!r} {error}"))
@@ -64,17 +67,17 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the files of external data that a model names; those that cannot be read are none."""
+    """Return the files of external data that a model names; an empty list if it is unreadable."""
     try:
         data = read_regular_file(path)
-        # The key of every location, and cheap to look for: hardly any model has external data.
+        # Every location has this key. Few models have external data, and the search is fast.
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
         return []
     entries = (entry for _, tensor in tensors for entry in tensor.external_data)
-    named = (entry.value for entry in entries if entry.key == "location")
-    inside = (inner_parts(location) for location in named if isinstance(location, str))
-    return [path.parent.joinpath(*parts) for parts in dict.fromkeys(inside) if parts]
+    locations = (entry.value for entry in entries if entry.key == "location")
+    paths = (inner_parts(location) for location in locations if isinstance(location, str))
+    return [path.parent.joinpath(*parts) for parts in dict.fromkeys(paths) if parts]
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -85,12 +88,12 @@ def _parse(data: bytes) -> onnx.ModelProto:
     graph = model.graph
     if not graph.output:
         raise Malformed("is not a model: it has no graph, or one without outputs")
-    for names, what in ((graph.input, "inputs"), (graph.output, "outputs")):
-        if len({value.name for value in names}) != len(names):
-            raise Malformed(f"has several {what} of one name")
+    for values, kind in ((graph.input, "inputs"), (graph.output, "outputs")):
+        if len({value.name for value in values}) != len(values):
+            raise Malformed(f"has several {kind} with the same name")
     names = [value.name for value in (*graph.input, *graph.output)]
     names += [name for node in graph.node for name in (node.domain, node.op_type)]
-    # Protobuf yields bytes where a string field is not UTF-8.
+    # Protobuf returns bytes for a string field that is not UTF-8.
     for name in names:
         if not isinstance(name, str):
             raise Malformed(f"has a name that is not UTF-8: {name[:40]!r}")
@@ -98,23 +101,23 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
-    """Yield every tensor in a message, wherever it is, each with words for its place."""
+    """Yield every tensor in a message at any depth, with a description of its place."""
     if isinstance(message, SparseTensorProto):
-        # Also where one is missing: it is then a tensor without an element type.
+        # A missing tensor is yielded, too; it has no element type, which is reported.
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
-    for field in _holding_tensors(message.DESCRIPTOR):
+    for field in _tensor_fields(message.DESCRIPTOR):
         name = field.name
         if not field.is_repeated and not message.HasField(name):
             continue
-        found = getattr(message, name)
+        content = getattr(message, name)
         if isinstance(message, AttributeProto):
-            # Its own type tag may lie: whatever is there counts.
+            # The attribute's type tag is ignored, because it may be wrong.
             owner = f"attribute {message.name!r},"
         elif isinstance(message, GraphProto):
             owner = name.replace("_", " ")
-        for item in found if field.is_repeated else [found]:
+        for item in content if field.is_repeated else [content]:
             if isinstance(item, TensorProto):
                 yield f"{_PLACES.get(name, 'the')} {owner}", item
             else:
@@ -122,32 +125,32 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
 
 
 @cache
-def _holding_tensors(kind: Descriptor) -> list[FieldDescriptor]:
-    """Return the fields of a message that may hold tensors, a graph's initializers first."""
-    fields = [field for field in kind.fields if _may_hold_tensors(field.message_type)]
+def _tensor_fields(kind: Descriptor) -> list[FieldDescriptor]:
+    """Return the fields of a message that may contain tensors, a graph's initializers first."""
+    fields = [field for field in kind.fields if _may_contain_tensors(field.message_type)]
     return sorted(fields, key=lambda field: "initializer" not in field.name)
 
 
-def _may_hold_tensors(kind: Descriptor | None) -> bool:
-    """Tell whether a message of a kind is a tensor, or may hold one however deep."""
-    found = [kind]
-    for outer in found:  # grows
+def _may_contain_tensors(kind: Descriptor | None) -> bool:
+    """Return whether messages of a kind are tensors or may contain one at any depth."""
+    kinds = [kind]
+    for outer in kinds:  # the loop extends the list
         inner = [field.message_type for field in outer.fields] if outer else []
-        found += [it for it in dict.fromkeys(inner) if it not in found]
-    return TensorProto.DESCRIPTOR in found
+        kinds += [item for item in dict.fromkeys(inner) if item not in kinds]
+    return TensorProto.DESCRIPTOR in kinds
 
 
-def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
+def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     """Move a tensor's external data into its raw_data.
 
     Args:
         tensor: the tensor.
-        folder: where the model stands; no file outside of it is opened.
-        allowance: how many bytes are left, after this tensor, of what a model can hold.
+        folder: the model's folder; files outside it are not opened.
+        allowance: the bytes that remain, after this tensor, of the limit for a model.
 
     Raises:
-        Malformed: if the location leads out of the folder or through a link, the offset and length
-            do not fit the tensor and the file, or there is too much data.
+        Malformed: if the location leads out of the folder or through a link, the offset or length
+            does not match the tensor and the file, or the model becomes too large.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) != len(tensor.external_data):
@@ -155,15 +158,15 @@ def _take_in(tensor: TensorProto, folder: Path, allowance: int) -> None:
     location = entries.get("location")
     if not location or not isinstance(location, str):
         raise Malformed("has external data without a location")
-    needed = byte_size(tensor)
+    size = byte_size(tensor)
     offset = _number(entries, "offset", 0)
-    length = _number(entries, "length", needed)
-    if length != needed:
-        raise Malformed(f"has external data of length {length}; type and dims need {needed}")
+    length = _number(entries, "length", size)
+    if length != size:
+        raise Malformed(f"has external data of length {length}; type and dims need {size}")
     if allowance < 0:
         raise Malformed(f"brings the model to more than {PROTOBUF_LIMIT} bytes")
     try:
-        tensor.raw_data = _external_data(folder, location, offset, needed)
+        tensor.raw_data = _external_data(folder, location, offset, size)
     except Malformed as error:
         raise Malformed(f"has external data in {location!r}, which {error}") from None
     tensor.ClearField("external_data")
@@ -178,7 +181,7 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> bytes
         path = path / part
         if _is_link(path):
             raise Malformed("leads through a symbolic link")
-    # The last part may have become a link since.
+    # O_NOFOLLOW: the last part may have become a link since it was checked.
     with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
         if status.st_nlink > 1:
             raise Malformed("is a hard link: the file has another name elsewhere")
@@ -194,7 +197,7 @@ def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
     except OSError as error:
-        # Its name may be longer than any.
+        # For example, the name may be too long.
         raise Malformed(f"cannot be read: {error.strerror}") from None
 
 
@@ -202,6 +205,6 @@ def _number(entries: dict[str, str], key: str, default: int) -> int:
     text = entries.get(key)
     if text is None:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAXIMUM_DIGITS):
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         raise Malformed(f"has external data with the {key} {text[:40]!r}; a number was expected")
     return int(text)

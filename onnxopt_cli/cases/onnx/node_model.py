@@ -1,4 +1,4 @@
-"""Models of one node, such as a case describes: as ONNX's own test generator builds them."""
+"""Build the models of cases that describe a single node, like ONNX's own test generator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxopt_cli.operators.registry import registry
 T = TypeVar("T")
 
 _PRODUCER = "onnxopt"
-#: Of domains that onnx knows no IR version of: that of ai.onnx.preview.training.
+#: IR version of ai.onnx.preview.training, used for domains that onnx does not list.
 _IR_VERSION = 7
 
 Shape = tuple[int | None, ...]
@@ -32,16 +32,18 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How the graph around a node differs from the node's schema, by the operator's names.
+    """How the graph around a node differs from the node's schema.
+
+    All fields refer to inputs, outputs and attributes by the operator's names.
 
     Attributes:
-        names: what the graph calls inputs and outputs of the node; inputs of one name are one
-            value.
-        inputs: the inputs that the graph declares first; the others follow in the node's order.
-        outputs: likewise the outputs.
-        initializers: inputs that the graph holds as initializers. Those among ``inputs`` are
-            declared as inputs, too, as before IR version 4.
-        attributes: the attributes that the node has first; the others follow sorted by name.
+        names: the graph's names for inputs and outputs of the node. Inputs with the same name are
+            one value.
+        inputs: the first inputs that the graph declares; the others follow in the node's order.
+        outputs: the first outputs that the graph declares; the others follow in the node's order.
+        initializers: inputs of the node that are initializers of the graph. Those among `inputs`
+            are also declared as inputs, which IR versions before 4 required.
+        attributes: the first attributes of the node; the others follow sorted by name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -50,50 +52,58 @@ class Wiring:
     initializers: Sequence[str] = ()
     attributes: Sequence[str] = ()
 
-    def name(self, own: str) -> str:
-        """Return what the graph calls an input or output of the node."""
-        return self.names.get(own, own)
+    def name(self, operand: str) -> str:
+        """Return the graph's name for an input or output of the node."""
+        return self.names.get(operand, operand)
 
     def fed(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return what the graph is fed, in its order, of the inputs by the operator's names."""
-        held = set(map(self.name, self.initializers))
-        names = dict.fromkeys((*self.inputs, *values))
-        return {self.name(name): values[name] for name in names if self.name(name) not in held}
-
-    def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return what the graph yields, in its order, of the outputs by the operator's names."""
-        return {self.name(it): values[it] for it in dict.fromkeys((*self.outputs, *values))}
-
-    def apply(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> onnx.ModelProto:
-        """Return a model of one node, whose graph has the operator's names, wired so.
+        """Return the values that must be fed to the graph, in its order and by its names.
 
         Args:
-            model: is changed.
-            inputs: of the node.
+            values: the inputs of the node by the operator's names.
+        """
+        constants = set(map(self.name, self.initializers))
+        names = dict.fromkeys((*self.inputs, *values))
+        return {self.name(name): values[name] for name in names if self.name(name) not in constants}
+
+    def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Return the outputs of the graph, in its order and by its names.
+
+        Args:
+            values: the outputs of the node by the operator's names.
+        """
+        return {self.name(name): values[name] for name in dict.fromkeys((*self.outputs, *values))}
+
+    def apply(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> onnx.ModelProto:
+        """Apply this wiring to a model of one node.
+
+        Args:
+            model: a model whose graph has the operator's names; it is modified and returned.
+            inputs: the inputs of the node.
         """
         graph = model.graph
         (node,) = graph.node
-        held = dict.fromkeys(map(self.name, self.initializers))
-        declared = {it.name: it for it in (*graph.input, *graph.output)}
-        own_inputs, own_outputs = list(node.input), list(node.output)
+        constants = dict.fromkeys(map(self.name, self.initializers))
+        declared = {info.name: info for info in (*graph.input, *graph.output)}
+        node_inputs, node_outputs = list(node.input), list(node.output)
         values = {self.name(name): value for name, value in inputs.items()}
 
-        def infos(first: Sequence[str], others: Sequence[str]) -> list[onnx.ValueInfoProto]:
-            found: dict[str, onnx.ValueInfoProto] = {}
-            for own in (*first, *others):
+        def infos(first: Sequence[str], following: Sequence[str]) -> list[onnx.ValueInfoProto]:
+            infos_by_name: dict[str, onnx.ValueInfoProto] = {}
+            for operand in (*first, *following):
                 info = onnx.ValueInfoProto()
-                info.CopyFrom(declared[own])
-                info.name = self.name(own)
-                found.setdefault(info.name, info)
-            return list(found.values())
+                info.CopyFrom(declared[operand])
+                info.name = self.name(operand)
+                infos_by_name.setdefault(info.name, info)
+            return list(infos_by_name.values())
 
-        fed = [name for name in own_inputs if self.name(name) not in held]
-        new_inputs, new_outputs = infos(self.inputs, fed), infos(self.outputs, own_outputs)
+        fed = [name for name in node_inputs if self.name(name) not in constants]
+        new_inputs, new_outputs = infos(self.inputs, fed), infos(self.outputs, node_outputs)
         del graph.input[:], graph.output[:]
         graph.input.extend(new_inputs)
         graph.output.extend(new_outputs)
-        graph.initializer.extend(numpy_helper.from_array(values[it], it) for it in held)
-        node.input[:], node.output[:] = map(self.name, own_inputs), map(self.name, own_outputs)
+        graph.initializer.extend(numpy_helper.from_array(values[name], name) for name in constants)
+        node.input[:], node.output[:] = map(self.name, node_inputs), map(self.name, node_outputs)
         place = {name: place for place, name in enumerate(self.attributes)}
         attributes = sorted(node.attribute, key=lambda item: place.get(item.name, len(place)))
         del node.attribute[:]
@@ -117,11 +127,11 @@ def node_model(
     """Build a model whose graph is one node.
 
     Args:
-        operator: the node's, ours or onnx's.
+        operator: the node's operator, from onnxopt or onnx.
         version: the version of its domain that the model imports.
-        inputs: the node's and so the graph's inputs in order, None for one that is left out.
-        outputs: likewise.
-        attributes: exactly those that the node has.
+        inputs: the inputs of the node and of the graph, in order; None for an omitted input.
+        outputs: the outputs of the node and of the graph, in order; None for an omitted output.
+        attributes: the attributes of the node.
         graph_name: the graph's name.
 
     Raises:
@@ -144,7 +154,7 @@ def node_model(
 
 
 def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> onnx.ModelProto:
-    """Build a model around a graph, of the oldest IR version that carries its opsets.
+    """Build a model of a graph, with the oldest IR version that supports its opsets.
 
     Args:
         graph: the graph.
@@ -153,11 +163,11 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
     Raises:
         ValueError: if the installed onnx does not know the version of a domain.
     """
-    opsets = [helper.make_operatorsetid(*each) for each in imports]
-    known = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
-    ours = {operator.domain for operator in registry().operators} - known
+    opsets = [helper.make_operatorsetid(domain, version) for domain, version in imports]
+    onnx_domains = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
+    new_domains = {operator.domain for operator in registry().operators} - onnx_domains
     ir_version = max(
-        _IR_VERSION if opset.domain in ours else helper.find_min_ir_version_for([opset])
+        _IR_VERSION if opset.domain in new_domains else helper.find_min_ir_version_for([opset])
         for opset in opsets
     )
     return helper.make_model(
@@ -177,18 +187,22 @@ def formula_model(
 
     Args:
         operator: the node's operator.
-        attributes: those that the node has; it leaves out the others.
+        attributes: the attributes of the node; all others are omitted.
         inputs: tensors in the operator's order that satisfy its signature.
         graph_name: the graph's name.
-        input_names: of the graph; those of the operator if left out.
+        input_names: the graph's names of the inputs; by default those of the operator.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
     outputs: list[onnx.ValueInfoProto] = []
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
-        own, shape = inputs[like].shape, inputs[base].shape
-        # As far as onnx's shape inference lets us, which takes the shape of the first.
-        known = (size if size == other else None for size, other in zip(shape, own, strict=False))
-        declared = tuple(known) if len(own) == len(shape) else shape
+        inferred, shape = inputs[like].shape, inputs[base].shape
+        # onnx infers the shape of the input `like`. A dimension in which that differs from the
+        # formula's shape is declared as unknown, because the model check would reject it.
+        sizes = (
+            size if size == inferred_size else None
+            for size, inferred_size in zip(shape, inferred, strict=False)
+        )
+        declared = tuple(sizes) if len(inferred) == len(shape) else shape
         outputs.append(tensor_info(name, inputs[like].dtype, declared))
     return node_model(
         operator,
@@ -211,13 +225,13 @@ def formula_model(
 def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.ValueInfoProto:
     """Declare a tensor; None stands for an unknown dimension or an unknown shape.
 
-    What is returned is not to be changed: it may be returned again.
+    The result is cached; callers must not modify it.
     """
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
 def value_info(name: str, value: Declared) -> onnx.ValueInfoProto:
-    """Declare a value as what it is; the shapes of a sequence's elements are left open."""
+    """Declare a value with its type and shape; the shapes of a sequence's elements stay unknown."""
     return helper.make_value_info(name, _type_of(value))
 
 

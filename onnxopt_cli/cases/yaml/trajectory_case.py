@@ -3,19 +3,23 @@
 The file states only the initial inputs and those that change from outside. An input is fed back if
 an output is its next value (``X_new`` of ``X``). An integer scalar counts up. Any other input is
 constant, unless ``steps`` gives a value for each step or computes it from X as a gradient.
+
+Each such case runs in two ways: as a model of one step, which is run repeatedly, and as one model
+whose ``Loop`` runs all steps and stacks their outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
 from onnxopt_cli.cases.case import Problem
-from onnxopt_cli.cases.onnx.loop_model import loop_inputs, loop_model
-from onnxopt_cli.cases.onnx.node_model import formula_model
+from onnxopt_cli.cases.onnx.node_model import formula_model, tensor_info, whole_model
 from onnxopt_cli.cases.tensors.declared import (
     BYTES_PER_ELEMENT,
     DeclaredTensor,
@@ -46,14 +50,23 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unknown_name,
 )
 from onnxopt_cli.core.trajectory import Derived, Trajectory
-from onnxopt_cli.core.values import Array, dtype_name
+from onnxopt_cli.core.values import DTYPES, Array, dtype_name
 from onnxopt_cli.interpret.bound.chained_bound import first_inputs
 from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
+from onnxopt_cli.interpret.lower.symbol import (
+    Recorder,
+    Symbol,
+    as_dtype,
+)
 from onnxopt_cli.operators.operator import Operator
 
 #: Limit on the elements that all steps of a case compute, including gradients. The expected results
 #: are computed in a wide type and several times, which takes minutes at this limit.
 MAX_STEP_ELEMENTS = 100_000_000
+
+_INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
+_ITERATION, _CONDITION, _NEXT_CONDITION = "iteration", "going", "goes_on"
 
 
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
@@ -196,9 +209,128 @@ def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Pr
 
     def looped() -> Problem:
         steps = trajectory()
-        return Problem(loop_model(steps), loop_inputs(steps), None, trajectory=steps)
+        return Problem(_loop_model(steps), _loop_inputs(steps), None, trajectory=steps)
 
     return {"/steps": step_by_step, "/loop": looped}
+
+
+def _loop_model(trajectory: Trajectory) -> onnx.ModelProto:
+    """Build a model whose loop body contains the node and primitive operators around it.
+
+    The inputs are those of :func:`_loop_inputs`. The outputs have the node's names, and a leading
+    dimension for the recorded steps.
+    """
+    step = trajectory.model
+    node = step.graph.node[0]
+    count = trajectory.count
+    is_subset = trajectory.recorded != tuple(range(1, count + 1))
+    finals = [f"{name}_last" for name in trajectory.feedback.values()]
+    scalars = [value.name for value in step.graph.output if not value.type.tensor_type.shape.dim]
+    stacked = [f"{name}_all" if is_subset or name in scalars else name for name in node.output]
+    constants: dict[str, Any] = {"count": np.int64(count), "always": np.bool_(True)}
+    if is_subset:
+        constants["recorded"] = np.array(trajectory.recorded, np.int64) - 1
+    if scalars:
+        constants["vector"] = np.array([len(trajectory.recorded)], np.int64)
+    loop = helper.make_node(
+        "Loop",
+        ["count", "always", *trajectory.feedback.values()],
+        [*finals, *stacked],
+        body=_body(trajectory),
+    )
+    nodes = [loop]
+    for all_rows, name in zip(stacked, node.output, strict=True):
+        rows = f"{name}_rows" if name in scalars else name
+        if is_subset:
+            nodes.append(helper.make_node("Gather", [all_rows, "recorded"], [rows], axis=0))
+        if name in scalars:
+            # onnx's reference evaluator stacks scalars into a column.
+            source = rows if is_subset else all_rows
+            nodes.append(helper.make_node("Reshape", [source, "vector"], [name]))
+    graph = helper.make_graph(
+        nodes,
+        step.graph.name,
+        [
+            tensor_info(name, value.dtype, value.shape)
+            for name, value in _loop_inputs(trajectory).items()
+        ],
+        [_with_shape(value, value.name, [len(trajectory.recorded)]) for value in step.graph.output],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    opsets = ((opset.domain, opset.version) for opset in step.opset_import)
+    return whole_model(graph, [("", OLDEST_OPSET), *opsets])
+
+
+def _loop_inputs(trajectory: Trajectory) -> dict[str, Array]:
+    """Return the inputs of the model: initial values, and stacked values of all steps."""
+    values = {**trajectory.start, **trajectory.series}
+    return {name: values[name] for name in trajectory.names if name in values}
+
+
+def _body(trajectory: Trajectory) -> onnx.GraphProto:
+    """Build the graph of one step; its names differ from those of the outer graph."""
+    step = trajectory.model
+    node = step.graph.node[0]
+    fresh = UniqueNames(step)
+    fed_back = trajectory.feedback.values()
+    varying = {*trajectory.counted, *trajectory.series, *trajectory.derived, *fed_back}
+    changing = [name for name in node.input if name in varying]
+    inner_names = {name: fresh(f"{name}_now") for name in (*changing, *node.output)}
+    nodes = list(_inputs_of_step(trajectory, inner_names, fresh))
+    inner_node = onnx.NodeProto()
+    inner_node.CopyFrom(node)
+    inner_node.input[:] = [inner_names.get(name, name) for name in node.input]
+    inner_node.output[:] = [inner_names[name] for name in node.output]
+    nodes += [inner_node, helper.make_node("Identity", [_CONDITION], [_NEXT_CONDITION])]
+    declared = {value.name: value for value in (*step.graph.input, *step.graph.output)}
+    carried = [
+        helper.make_node("Identity", [inner_names[output]], [fresh(f"{name}_next")])
+        for output, name in trajectory.feedback.items()
+    ]
+    state = [tensor_info(_ITERATION, _INT64, ()), tensor_info(_CONDITION, _BOOL, ())]
+    return helper.make_graph(
+        [*nodes, *carried],
+        "step",
+        [*state, *(_with_shape(declared[name], inner_names[name]) for name in fed_back)],
+        [
+            tensor_info(_NEXT_CONDITION, _BOOL, ()),
+            *(
+                _with_shape(declared[name], identity.output[0])
+                for identity, name in zip(carried, fed_back, strict=True)
+            ),
+            *(_with_shape(declared[name], inner_names[name]) for name in node.output),
+        ],
+        value_info=[
+            _with_shape(declared[name], inner_names[name])
+            for name in changing
+            if name not in fed_back
+        ],
+    )
+
+
+def _inputs_of_step(
+    trajectory: Trajectory, inner_names: dict[str, str], fresh: UniqueNames
+) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that compute the inputs of a step from the iteration and the state."""
+    for name in trajectory.series:
+        yield helper.make_node("Gather", [name, _ITERATION], [inner_names[name]], axis=0)
+    for name in sorted(trajectory.counted):
+        yield helper.make_node("Add", [name, _ITERATION], [inner_names[name]])
+    for name, derived in trajectory.derived.items():
+        recorder = Recorder(fresh)
+        like = trajectory.start[derived.of]
+        operand = Symbol(recorder, inner_names[derived.of], like.dtype, like.shape)
+        result = as_dtype(recorder, derived.formula(operand), derived.dtype)
+        yield from recorder.finish({inner_names[name]: result.name})
+
+
+def _with_shape(
+    value: onnx.ValueInfoProto, name: str, leading: Sequence[int] = ()
+) -> onnx.ValueInfoProto:
+    """Return the declaration of a tensor with another name and additional leading dimensions."""
+    tensor = value.type.tensor_type
+    shape = [*leading, *(size.dim_value for size in tensor.shape.dim)]
+    return helper.make_tensor_value_info(name, tensor.elem_type, shape)
 
 
 def _check_count(value: DeclaredTensor, node: Node, count: int, fields: CaseFields) -> None:
