@@ -19,7 +19,7 @@ from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, TypedAttribute
 from onnxopt_cli.suites.wirings import shared_values
 
-#: The shape of the first tensor, and shapes of another operand that must be refused beside it.
+#: The shape of the first tensor, and a shape of another operand that must be rejected with it.
 _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "enlarges_scalar": ((), (2,)),
     "enlarges_rank_0": ((), (1,)),
@@ -35,16 +35,16 @@ _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "flat": ((3, 4), (12,)),
 }
 #: The unfit shapes in the suites that run in seconds.
-_FEW_UNFIT = ("enlarges_scalar", "enlarges_axis", "too_long")
+_BRIEF_UNFIT_WORDS = ("enlarges_scalar", "enlarges_axis", "too_long")
 #: Shapes of a first tensor, with shapes of two operands that broadcast to it in different ways.
-_APART: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
+_DISTINCT_BROADCASTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
     ((3, 4), (4,), (3, 1)),
     ((2, 3, 4), (3, 1), (2, 1, 4)),
     ((2, 3, 2, 3), (2, 1, 1, 3), (3, 2, 1)),
 )
 #: A shape of four axes without equal neighbours, for operands with every choice of axes of 1.
 _FOUR_AXES = (2, 3, 2, 3)
-_FEW_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
+_BRIEF_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
 #: Shapes of doubles to which operands of fewer axes, or axes of 1, broadcast.
 _DOUBLE_SHAPES: Shapes = ((3, 4), (2, 3, 4), (2, 1, 3), (2, 2, 3, 3))
 _LAST_COUNTS = (2**63 - 1, -(2**63))
@@ -53,14 +53,14 @@ _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
 #: Ranks beside NaN, as shares of the range of the attribute.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
-_FEW_SHARES = (0.6, 0.5)
+_BRIEF_SHARES = (0.6, 0.5)
 
 
 def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: of the operator.
+        author: the author of the operator's cases.
         thorough: whether to yield the product of slots and shapes, or a compact form of it.
     """
     yield from _unfit_operands(author, thorough=thorough)
@@ -77,18 +77,18 @@ def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield operands of every slot whose shape does not broadcast to the first tensor's."""
-    for word, (whole, unfit) in _UNFIT_SHAPES.items():
-        if not thorough and word not in _FEW_UNFIT:
+    for word, (first_shape, unfit) in _UNFIT_SHAPES.items():
+        if not thorough and word not in _BRIEF_UNFIT_WORDS:
             continue
         for number in (1, 2) if thorough else (1,):
-            template = author.template("refused", "", shapes=[whole] * number, turn=False)
+            template = author.template("refused", "", shapes=[first_shape] * number, turn=False)
             for tensor, group in product(author.stepped, range(number)):
-                own = author.slot_name(tensor, group, number)
+                name = author.slot_name(tensor, group, number)
                 about = (
-                    f"{own} of shape {list(unfit)} does not broadcast to {list(whole)}: the node "
-                    "must be refused, whether or not the result depends on the values."
+                    f"{name} of shape {list(unfit)} does not broadcast to {list(first_shape)}: the "
+                    "node must be refused, whether or not the result depends on the values."
                 )
-                inputs = {**template.inputs, own: np.full(unfit, 0.5, np.float32)}
+                inputs = {**template.inputs, name: np.full(unfit, 0.5, np.float32)}
                 ending = f"_{group + 1}_of_2" if number > 1 else ""
                 yield _refused(template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs)
 
@@ -115,14 +115,17 @@ def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     if not author.rate:
         return
     for tensor, group in product(author.operator.tensors, range(1 + thorough)):
-        own = author.slot_name(tensor, group, 2)
+        slot_name = author.slot_name(tensor, group, 2)
         template = author.template("", "", shapes=[(), ()])
         yield replace(
             template,
             name=f"wired_shared_{author.rate}_{tensor}_{group + 1}_of_2",
-            about=f"{author.rate} and {own} are one value: detects one updated before it is read.",
-            inputs={**template.inputs, own: np.array(RATE, np.float32)},
-            wiring=Wiring(names={own: author.rate}),
+            about=(
+                f"{author.rate} and {slot_name} are one value: detects one updated before it is "
+                "read."
+            ),
+            inputs={**template.inputs, slot_name: np.array(RATE, np.float32)},
+            wiring=Wiring(names={slot_name: author.rate}),
         )
 
 
@@ -135,55 +138,58 @@ def _shared_across(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
             for place, tensor in enumerate(names)
         ]
         yield shared_values(author, f"wired_across_by_{shift}", [(4,), (4,)], pairs)
-    for one, other in permutations(names, 2) if thorough else ():
-        pairs = [[(one, 0), (other, 1)]]
-        yield shared_values(author, f"wired_across_{one}_{other}", [(4,), (4,)], pairs)
+    for first, second in permutations(names, 2) if thorough else ():
+        pairs = [[(first, 0), (second, 1)]]
+        yield shared_values(author, f"wired_across_{first}_{second}", [(4,), (4,)], pairs)
 
 
 def _together(
     author: Author,
     name: str,
     about: str,
-    whole: tuple[int, ...],
+    first_shape: tuple[int, ...],
     narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
     **settings: Any,
 ) -> Iterator[CaseTemplate]:
-    """Yield a case of a group for each way to broadcast, or a case for each where results add up.
+    """Yield one case with a group for each way to broadcast; separate cases if results accumulate.
 
     Args:
-        author: of the operator.
-        name: of the case.
+        author: the author of the operator's cases.
+        name: the name of the case, or its beginning.
         about: the description of the case.
-        whole: the shape of the first tensor.
-        narrow: the shapes of operands that broadcast, by a word for each way.
+        first_shape: the shape of the first tensor.
+        narrow: for each way to broadcast, by a word for it, the shapes of the operands.
         settings: further arguments of :meth:`Author.template`.
     """
     if author.carried:
         for word, shapes in narrow.items():
             ways = {(tensor, 0): shape for tensor, shape in shapes.items()}
-            yield author.template(f"{name}_{word}", about, shapes=[whole], narrow=ways, **settings)
+            yield author.template(
+                f"{name}_{word}", about, shapes=[first_shape], narrow=ways, **settings
+            )
     elif narrow:
         ways = {
             (tensor, group): shape
             for group, shapes in enumerate(narrow.values())
             for tensor, shape in shapes.items()
         }
-        yield author.template(name, about, shapes=[whole] * len(narrow), narrow=ways, **settings)
+        group_shapes = [first_shape] * len(narrow)
+        yield author.template(name, about, shapes=group_shapes, narrow=ways, **settings)
 
 
 def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield operands with inner axes of 1, and two operands that broadcast in different ways."""
     about = "Two operands broadcast in different ways: detects the strides of one for the other."
-    for whole, one_shape, other_shape in _APART:
+    for first_shape, *operand_shapes in _DISTINCT_BROADCASTS:
         pairs = {
-            f"{one}_{other}": {one: one_shape, other: other_shape}
-            for one, other in permutations(author.stepped, 2)
+            "_".join(operands): dict(zip(operands, operand_shapes, strict=True))
+            for operands in permutations(author.stepped, 2)
         }
-        name = f"broadcast_apart_rank_{len(whole)}"
-        yield from _together(author, name, about, whole, pairs)
+        name = f"broadcast_apart_rank_{len(first_shape)}"
+        yield from _together(author, name, about, first_shape, pairs)
     about = "Operands with axes of 1 between others: detects axes that are merged."
     every = product(*((1, size) for size in _FOUR_AXES))
-    shapes = [*every][1:-1] if thorough else _FEW_AXES_OF_ONE
+    shapes = [*every][1:-1] if thorough else _BRIEF_AXES_OF_ONE
     for tensor in author.stepped:
         ways = {"_".join(map(str, shape)): {tensor: shape} for shape in shapes}
         yield from _together(author, f"broadcast_axes_{tensor}", about, _FOUR_AXES, ways)
@@ -200,23 +206,23 @@ def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTempla
     """Yield doubles of every slot that broadcast, at every number of axes."""
     about = "Doubles that broadcast to several axes: detects float32 in the code for them."
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
-    wholes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
-    for whole, count, setting in product(wholes, counts, author.settings):
+    shapes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
+    for shape, count, setting in product(shapes, counts, author.settings):
         words: dict[str, tuple[int, ...]] = {
-            "last_axis": whole[-1:],
+            "last_axis": shape[-1:],
             "one": (1,),
-            "first_axis": (whole[0], *(1,) * (len(whole) - 1)),
+            "first_axis": (shape[0], *(1,) * (len(shape) - 1)),
         }
         if thorough:
-            words |= {"scalar": (), "all_one": (1,) * len(whole), "last_axes": whole[1:]}
+            words |= {"scalar": (), "all_one": (1,) * len(shape), "last_axes": shape[1:]}
         ways: dict[str, dict[str, tuple[int, ...]]] = {"same": {}}
         ways |= {
-            f"{tensor}_{word}": {tensor: shape}
-            for tensor, (word, shape) in product(author.stepped, words.items())
+            f"{tensor}_{word}": {tensor: narrow_shape}
+            for tensor, (word, narrow_shape) in product(author.stepped, words.items())
         }
-        ending = "_".join([*map(str, whole), *["T_0"] * (count == 0), *setting.values()])
+        ending = "_".join([*map(str, shape), *["T_0"] * (count == 0), *setting.values()])
         yield from _together(
-            author, f"double_broadcast_{ending}", about, whole, ways,
+            author, f"double_broadcast_{ending}", about, shape, ways,
             count=count, setting=setting, wide=True,
         )  # fmt: skip
 
@@ -252,7 +258,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
-    """Yield each attribute 0 where other settings or T = 0 may skip it."""
+    """Yield each attribute as 0 with other settings or T = 0, which may skip its code."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
             about = f"Doubles, {name} = 0: detects float32 in the code for it."
@@ -267,12 +273,12 @@ def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield ranks among magnitudes some of which are NaN, and beside empty tensors."""
+    """Yield ranks among magnitudes that include NaN, and ranks in nodes with empty tensors."""
     layers = {
         "nan": (1.0, np.nan, 3.0, 4.0, 5.0),
         "nan_last": (1.0, -2.0, 3.0, 4.0, np.nan),
     }
-    shares = _SHARES if thorough else _FEW_SHARES
+    shares = _SHARES if thorough else _BRIEF_SHARES
     for name, (word, values), share in product(author.limits, layers.items(), shares):
         about = f"{name} at {share:g} of its range: detects NaN ranked as a number."
         tensors: dict[str, TemplateInput] = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Whatever goes wrong while one case is read costs that case, and no other."""
+"""Any error while a case is read makes only that case invalid."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def raising(error):
 
 def requires_one_pass_and_an_invalid_case(answer, name):
     assert answer.code == 2
-    said = " ".join(answer.text.replace("│", " ").split())
-    assert name in said
-    assert "\x1b[31m" not in said
-    assert "1 pass" in said
+    output = " ".join(answer.text.replace("│", " ").split())
+    assert name in output
+    assert "\x1b[31m" not in output
+    assert "1 pass" in output
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda item: type(item).__name__)
@@ -72,7 +72,7 @@ def requires_one_pass_and_an_invalid_case(answer, name):
     ],
     ids=["when its file is read", "when it is its turn"],
 )
-def test_whatever_a_case_of_a_file_raises_costs_that_case(
+def test_exception_in_one_case_makes_only_that_case_invalid(
     workplace, onnxopt, monkeypatch, error, raises, x
 ):
     np.save(workplace / "x.npy", np.float32([1, 2]))
@@ -82,7 +82,9 @@ def test_whatever_a_case_of_a_file_raises_costs_that_case(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda item: type(item).__name__)
-def test_whatever_a_directory_raises_costs_that_directory(workplace, onnxopt, monkeypatch, error):
+def test_exception_in_one_directory_makes_only_that_case_invalid(
+    workplace, onnxopt, monkeypatch, error
+):
     from onnxopt_cli.cases.onnx import data_set
 
     value = tensor(np.float32([1, 2]))
@@ -119,7 +121,7 @@ def npy(header: str) -> bytes:
     ],
     ids=["hex", "negative hex", "digits", "name", "True", "float", "huge", "own name"],
 )
-def test_odd_numbers_names_and_arrays_cost_their_case(workplace, onnxopt, given):
+def test_unusual_numbers_names_and_arrays_make_only_their_case_invalid(workplace, onnxopt, given):
     (workplace / "true.npy").write_bytes(
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True,), }")
     )
@@ -137,7 +139,7 @@ def test_odd_numbers_names_and_arrays_cost_their_case(workplace, onnxopt, given)
     assert "some.yaml:4" in answer.err or "some.yaml:7" in answer.err
 
 
-def test_a_target_with_a_name_that_no_file_has_is_named(onnxopt):
+def test_invalid_file_name_is_reported(onnxopt):
     answer = onnxopt("run", "x" * 5000)
     assert answer.code == 2
     assert "File name too long" in answer.err
@@ -148,15 +150,15 @@ SEEDS = [*hostile_yaml(), *hostile_directories()]
 
 
 @given(st.integers(0, 2**32))
-def test_no_damage_to_files_ends_more_than_a_case(tmp_path_factory, number):
+def test_damaged_files_make_only_their_case_invalid(tmp_path_factory, number):
     generator = random.Random(number)  # noqa: S311 - must repeat
     files = mutate(generator.choice(SEEDS), generator.choice(SEEDS), generator)
     folder = tmp_path_factory.mktemp("damaged")
     write_seed(folder, files)
     try:
-        found = collect([str(folder)], memory=64 << 20)
+        collected = collect([str(folder)], memory=64 << 20)
     except OnnxoptError:
         return
-    for case in found.cases:
+    for case in collected.cases:
         with suppress(InvalidCase):
             case.load()

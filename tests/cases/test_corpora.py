@@ -44,14 +44,14 @@ def read_all(name):
 
 
 @pytest.mark.parametrize("name", [name for name in CORPORA if name != "onnx-node"])
-def test_every_case_of_the_installed_corpora_is_read_without_a_problem(name):
+def test_all_cases_of_the_installed_corpora_are_valid(name):
     contents = read_all(name)
     assert contents
     assert all(case_id.startswith(f"{name}/") for case_id in contents)
     assert all(content.inputs is not None and content.stored for content in contents.values())
 
 
-def test_the_light_corpus_has_the_tolerances_of_onnx_s_own_runner():
+def test_light_corpus_has_the_tolerances_of_onnx_s_runner():
     contents = read_all("onnx-light")
     densenet = contents["onnx-light/light_densenet121/0"]
     assert densenet.tolerance == Relative(2e-3, 1e-7, Provenance.DIRECTORY)
@@ -60,22 +60,22 @@ def test_the_light_corpus_has_the_tolerances_of_onnx_s_own_runner():
     assert image.ravel()[1] == np.float32(1 / image.size)
 
 
-def test_cases_say_which_onnx_they_are_from():
+def test_cases_state_the_version_of_onnx():
     assert corpus("onnx-simple")[0][0].source == f"onnx {onnx.__version__}"
 
 
-def test_every_corpus_is_described_in_a_line():
+def test_each_corpus_has_a_description_of_one_line():
     assert all(0 < len(text) < 80 and "\n" not in text for text in CORPORA.values())
 
 
-def test_an_unknown_corpus_is_an_error_that_names_the_known():
+def test_unknown_corpus_is_rejected_with_the_valid_names():
     with pytest.raises(UsageError) as caught:
         corpus("onnx-nodes")
     assert "onnx-node, onnx-simple" in caught.value.hint
 
 
 def stand_in(*cases):
-    """A replacement for onnx's slow collection that makes a few cases of one node."""
+    """Replace onnx's slow collection by one that makes a few cases of one node."""
     collected = []
 
     def collect():
@@ -100,7 +100,7 @@ def stand_in(*cases):
 
 @pytest.fixture
 def few(monkeypatch, tmp_path):
-    """Two node cases instead of all, and a cache of their own; yields the log of collections."""
+    """Use only two node cases and a separate cache; yield the log of collections."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])
@@ -123,7 +123,7 @@ def few(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    # The tests that onnx's sources name are not among them.
+    # These cases are not named in onnx's sources.
     monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
     corpora._origin.cache_clear()
     yield log
@@ -131,7 +131,7 @@ def few(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("few")
-def test_values_in_memory_become_arrays_whatever_they_are():
+def test_values_in_memory_are_converted_to_arrays():
     (_, a), (_, b) = node_contents()
     assert same(dict(a.inputs), {"x": np.array(2, np.float32)})
     assert same(dict(a.stored), {"y": np.array(2, np.float32)})
@@ -139,13 +139,13 @@ def test_values_in_memory_become_arrays_whatever_they_are():
 
 
 @pytest.mark.usefixtures("few")
-def test_a_node_case_has_a_tolerance_only_where_it_is_not_onnx_s_default():
+def test_node_case_has_a_tolerance_only_if_it_differs_from_the_default():
     (_, a), (_, b) = node_contents()
     assert a.tolerance is None
     assert b.tolerance == Relative(0.5, 1e-7, Provenance.DIRECTORY)
 
 
-def test_node_cases_are_collected_once_and_then_found_in_the_cache(few, tmp_path):
+def test_node_cases_are_collected_once_and_then_cached(few, tmp_path):
     first, second = corpus("onnx-node"), corpus("onnx-node")
     assert len(few) == 1
     assert [case.id for case in first[0]] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
@@ -154,27 +154,27 @@ def test_node_cases_are_collected_once_and_then_found_in_the_cache(few, tmp_path
     assert second[0][1].load().tolerance.rtol == 0.5
 
 
-def test_making_them_says_how_far_it_is(few, tmp_path, onnxopt, monkeypatch):
+def test_making_node_cases_shows_progress(few, tmp_path, onnxopt, monkeypatch):
     (tmp_path / "sources").mkdir()
     for name in ("abs", "neg"):
         (tmp_path / "sources" / f"{name}.py").touch()
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
-    asked = ("run", "onnx-node/test_a", "--isolation", "none", "--no-explain")
-    said = r"making onnx's node cases: 2 of 2, [\d.e+-]+ files/s, 0 s left"
-    assert re.search(said, onnxopt(*asked).err)
-    assert "making" not in onnxopt(*asked).err
+    arguments = ("run", "onnx-node/test_a", "--isolation", "none", "--no-explain")
+    progress = r"making onnx's node cases: 2 of 2, [\d.e+-]+ files/s, 0 s left"
+    assert re.search(progress, onnxopt(*arguments).err)
+    assert "making" not in onnxopt(*arguments).err
     assert len(few) == 1
 
 
 @pytest.mark.usefixtures("few")
-def test_nothing_else_is_left_in_the_cache(tmp_path):
+def test_cache_contains_no_temporary_files(tmp_path):
     corpus("onnx-node")
     (only,) = (tmp_path / "cache").iterdir()
     assert only.name.startswith(f"onnx-node-{onnx.__version__}-")
 
 
 @pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "manifest.json"])
-def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
+def test_incomplete_cache_is_rebuilt(few, tmp_path, lost):
     corpus("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     path = cache / lost
@@ -190,7 +190,7 @@ def test_a_damaged_cache_is_made_anew(few, tmp_path, lost):
 
 
 def alter_unseen(cache):
-    """Change a byte of an expected output, and set the time back."""
+    """Change a byte of an expected output, and restore the modification time."""
     path = cache / "node/test_a/test_data_set_0/output_0.pb"
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -222,7 +222,7 @@ def edit_manifest(cache, **fields):
 
 
 def drop_case(cache):
-    """Take a case away, as a cache that was cut short lacks it."""
+    """Remove a case, as if writing the cache had been interrupted."""
     manifest = json.loads((cache / "manifest.json").read_text())
     entries = {path: it for path, it in manifest["entries"].items() if "test_b" not in path}
     shutil.rmtree(cache / "node/test_b")
@@ -261,23 +261,25 @@ def drop_case(cache):
         ),
     ],
 )
-def test_a_cache_that_anything_was_done_to_is_made_anew(few, tmp_path, attack):
+def test_modified_cache_is_rebuilt(few, tmp_path, attack):
     before = read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     attack(cache)
     after = read_all("onnx-node")
     assert len(few) == 2
     assert list(after) == list(before)
-    assert all(same(dict(after[it].stored), dict(before[it].stored)) for it in before)
-    assert [it.tolerance for it in after.values()] == [it.tolerance for it in before.values()]
-    # Then it is as good as new, and the other is gone.
+    assert all(same(dict(after[test].stored), dict(before[test].stored)) for test in before)
+    assert {test: problem.tolerance for test, problem in after.items()} == {
+        test: problem.tolerance for test, problem in before.items()
+    }
+    # The rebuilt cache is valid, and the modified one has been removed.
     read_all("onnx-node")
     assert len(few) == 2
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [cache.name]
     assert sorted(path.name for path in cache.iterdir()) == ["manifest.json", "node"]
 
 
-def test_a_file_that_was_only_touched_has_its_digest_and_is_used(few, tmp_path):
+def test_cache_with_only_new_file_times_is_used(few, tmp_path):
     read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     (cache / "node/test_a/model.onnx").touch()
@@ -285,7 +287,7 @@ def test_a_file_that_was_only_touched_has_its_digest_and_is_used(few, tmp_path):
     assert len(few) == 1
 
 
-def test_a_cache_lacks_no_test_that_onnx_s_sources_name(few, tmp_path):
+def test_cache_without_a_test_of_onnx_s_sources_is_rebuilt(few, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
     corpora._origin.cache_clear()
@@ -296,7 +298,7 @@ def test_a_cache_lacks_no_test_that_onnx_s_sources_name(few, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs modes")
-def test_the_cache_is_for_its_user_alone(few, tmp_path, monkeypatch):
+def test_cache_is_accessible_only_to_its_user(few, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "new" / "cache"))
     read_all("onnx-node")
     (cache,) = (tmp_path / "new" / "cache").iterdir()
@@ -305,7 +307,7 @@ def test_the_cache_is_for_its_user_alone(few, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", ["", ".cache-"])
-def test_a_lock_that_is_never_let_go_keeps_nobody(few, tmp_path, monkeypatch, folder):
+def test_lock_that_is_never_released_does_not_block(few, tmp_path, monkeypatch, folder):
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(corpora, "_LOCK_SECONDS", 0.2)
     held = tmp_path / "cache" / folder
@@ -318,7 +320,7 @@ def test_a_lock_that_is_never_let_go_keeps_nobody(few, tmp_path, monkeypatch, fo
         os.close(descriptor)
 
 
-def test_a_foreign_cache_of_one_case_does_not_stand_for_all(few, onnxopt, tmp_path):
+def test_foreign_cache_of_one_case_is_rebuilt(few, onnxopt, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text(
         'expect(node, name="test_a")\nexpect(node, name="test_b")'
@@ -326,7 +328,7 @@ def test_a_foreign_cache_of_one_case_does_not_stand_for_all(few, onnxopt, tmp_pa
     corpora._origin.cache_clear()
     everything = onnxopt("list", "onnx-node").out
     (cache,) = (tmp_path / "cache").iterdir()
-    # All that the manifest can say is right: only onnx's own sources tell that a case is missing.
+    # The manifest is consistent; only onnx's sources show that a case is missing.
     manifest = json.loads((cache / "manifest.json").read_text())
     drop_case(cache)
     entries = {
@@ -339,7 +341,7 @@ def test_a_foreign_cache_of_one_case_does_not_stand_for_all(few, onnxopt, tmp_pa
     assert len(few) == 2
 
 
-def test_onnx_s_sources_name_nearly_all_of_its_tests():
+def test_onnx_s_sources_name_most_of_its_tests():
     corpora._origin.cache_clear()
     _, named = corpora._origin()
     names = {case.id.split("/")[1] for case in corpus("onnx-node")[0]}
@@ -348,7 +350,7 @@ def test_onnx_s_sources_name_nearly_all_of_its_tests():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a device")
-def test_that_there_is_no_cache_is_said_once(few, onnxopt, monkeypatch, caplog):
+def test_missing_cache_is_reported_once(few, onnxopt, monkeypatch, caplog):
     monkeypatch.setenv(CACHE_VARIABLE, "/dev/null")
     monkeypatch.setattr(corpora, "_unusable", set())
     answer = onnxopt("list", "onnx-node/test_a", "onnx-node/test_b")
@@ -359,7 +361,7 @@ def test_that_there_is_no_cache_is_said_once(few, onnxopt, monkeypatch, caplog):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_cache_that_cannot_be_written_leaves_the_cases_in_memory(tmp_path):
+def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
     (tmp_path / "cache").write_text("a file where the folder would be")
     cases, problems = corpus("onnx-node")
     assert problems == []
@@ -370,7 +372,7 @@ def test_a_cache_that_cannot_be_written_leaves_the_cases_in_memory(tmp_path):
 
 @pytest.mark.usefixtures("few")
 def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
-    # All begin to write before any has finished.
+    # All runs start to write before the first one has finished.
     barrier = threading.Barrier(4)
     write = corpora.write_node_corpus
 
@@ -388,7 +390,7 @@ def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-def test_what_onnx_prints_while_it_collects_is_not_seen(monkeypatch, capfd):
+def test_output_of_onnx_during_collection_is_suppressed(monkeypatch, capfd):
 
     def noisy():
         sys.stdout.write("out")
@@ -402,7 +404,7 @@ def test_what_onnx_prints_while_it_collects_is_not_seen(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_all_node_cases_come_back_from_directories_as_they_are_in_memory():
+def test_node_cases_in_directories_equal_those_in_memory():
     cases, problems = corpus("onnx-node")
     assert problems == []
     in_memory = dict(node_contents())
@@ -417,7 +419,7 @@ def test_all_node_cases_come_back_from_directories_as_they_are_in_memory():
 
 
 @pytest.mark.usefixtures("few")
-def test_the_written_corpus_is_found_as_the_named_one(tmp_path):
+def test_written_corpus_equals_the_named_one(tmp_path):
     named, _ = corpus("onnx-node")
     folder = tmp_path / "onnx-node"
     digests, operators = write_node_corpus(folder)

@@ -1,4 +1,4 @@
-"""Files that are exchanged by links after they were looked at: nothing outside is read."""
+"""Files that are replaced by links after they were checked: no outside file is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASE = """\
   attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
   inputs: {R: 0.5, T: 1, X: %s, G: [0.5, -0.5], V: [0.25, 0.0]}
 """
-# In its first case it puts a link to a folder or file outside in place of one that a case names.
+# In the first case, the plugin replaces a file or folder of another case by a link to the outside.
 PLUGIN = """\
 import os
 from pathlib import Path
@@ -38,9 +38,7 @@ class Backend:
 
 @pytest.mark.parametrize("suffix", [".npy", ".pb"])
 @pytest.mark.parametrize("exchanged", ["sub", "sub/x"])
-def test_a_link_that_takes_the_place_of_a_file_or_folder_is_not_followed(
-    workplace, onnxopt, suffix, exchanged
-):
+def test_link_that_replaces_a_checked_path_is_not_followed(workplace, onnxopt, suffix, exchanged):
     for folder, value in (("in", 1), ("out", 66)):
         (workplace / folder / "sub").mkdir(parents=True)
         array = np.array([value, value], np.float32)
@@ -51,15 +49,15 @@ def test_a_link_that_takes_the_place_of_a_file_or_folder_is_not_followed(
     name = exchanged + suffix if exchanged.endswith("x") else exchanged
     (workplace / "plugin.py").write_text(PLUGIN.format(name))
     text = "onnxopt: 1\nsuite: s\noperator: Momentum\ncases:\n"
-    # Cases are read a little ahead, so that the one in question is not among the first.
+    # Cases are read a few ahead, so the case with the link comes late.
     text += "".join(CASE % (f"c{number}", "[1.0, 2.0]") for number in range(20))
     text += CASE % ("last", f"{{file: sub/x{suffix}}}")
     (workplace / "in" / "c.yaml").write_text(text)
     backend = "python:plugin.py:Backend"
     options = ("--isolation", "none", "--report", "json=r.json")
     answer = onnxopt("run", "in/c.yaml", "-b", backend, *options)
-    *others, last = json.loads((workplace / "r.json").read_text())["results"]
-    assert {other["outcome"] for other in others} == {"pass"}
+    *earlier, last = json.loads((workplace / "r.json").read_text())["results"]
+    assert {result["outcome"] for result in earlier} == {"pass"}
     assert last["outcome"] == "invalid", answer.text
     assert "has become a symbolic link since it was checked" in last["message"]
     assert answer.code == 2

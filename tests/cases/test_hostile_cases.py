@@ -1,4 +1,4 @@
-"""Case files and models that mean harm, before the command as users start it."""
+"""Hostile case files and models, run by the command as users start it."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Run:
 
     def __init__(self, place: Path, *arguments: str, limit: int = 0) -> None:
         report = place / "report.json"
-        wanted = ("--report", f"json={report}") if arguments[0] == "run" else ()
+        report_options = ("--report", f"json={report}") if arguments[0] == "run" else ()
         with (place / "out").open("w+") as out, (place / "err").open("w+") as err:
             subprocess.run(
                 [sys.executable, "-c", MEASURE, place / "usage.json",
                  PRLIMIT, f"--data={limit or 'unlimited'}", sys.executable, "-m", "onnxopt_cli",
-                 *arguments, *wanted],
+                 *arguments, *report_options],
                 cwd=place,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200",
                      "OPENBLAS_NUM_THREADS": "1"},
@@ -77,14 +77,14 @@ class Run:
 
 
 def shape_of_gigabytes():
-    """A few bytes that ask for 4 GiB."""
+    """A model of a few bytes that requires 4 GiB."""
     size = tensor(np.array([2**30], np.int64), "n")
     node = helper.make_node("ConstantOfShape", ["n"], ["y"])
     return model([node], [size], tensor_type(shape=[None]))
 
 
 def endless_loop():
-    """A Loop whose condition is the one it is given, and that one is true."""
+    """A Loop that passes its condition, true, to the next iteration."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])],
         "b",
@@ -120,7 +120,7 @@ def model(nodes, initializers, kind):
         ("onnxruntime", endless_loop, ["--timeout", "3"], "timeout", "no answer within 3 s"),
     ],
 )
-def test_a_small_model_that_takes_everything_costs_its_case_alone(
+def test_small_model_with_huge_demands_affects_only_its_case(
     tmp_path, hostile, options, outcome, words, backend
 ):
     expected = [tensor(np.ones(1, np.float32))]
@@ -131,17 +131,17 @@ def test_a_small_model_that_takes_everything_costs_its_case_alone(
     assert len((tmp_path / "test_hostile" / "model.onnx").read_bytes()) < 300
     run = Run(tmp_path, "run", ".", "-b", backend, *options)
     assert run.code == 1
-    assert [found for found, _ in run.results] == [outcome, "pass"]
+    assert [result for result, _ in run.results] == [outcome, "pass"]
     assert words in run.results[0][1]
     assert run.memory < 1 << 30
 
 
 @pytest.mark.slow
-def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_given(tmp_path):
+def test_case_with_the_maximum_of_elements_stays_within_the_memory_limit(tmp_path):
     memory = 1 << 30
-    # X alone is large, the types are unlike.
-    others = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
-    text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *others)
+    # Only X is large; the types differ.
+    small_tensors = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
+    text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *small_tensors)
     (tmp_path / "c.yaml").write_text(text)
     run = Run(tmp_path, "run", "c.yaml", "--memory", f"{memory >> 20}MiB")
     assert run.code == 0
@@ -152,18 +152,18 @@ def test_a_case_of_as_many_elements_as_may_be_takes_no_more_than_the_memory_give
     ("arguments", "memory"),
     [(["list"], 4 << 30), (["run", "--memory", "1GiB"], 1 << 30)],
 )
-def test_all_values_of_a_case_together_may_have_so_many_elements(tmp_path, arguments, memory):
+def test_total_number_of_elements_of_a_case_is_limited(tmp_path, arguments, memory):
     quarter = NORMAL % ("float32", memory // BYTES_PER_ELEMENT // 4)
     (tmp_path / "c.yaml").write_text(ADAM % ((quarter,) * 4))
     run = Run(tmp_path, *arguments, "c.yaml")
     assert run.code == 2
-    found = (
+    message = (
         f"found {memory // BYTES_PER_ELEMENT + 2} elements in the case up to here, expected at most"
     )
-    assert f"c.yaml:7: case c: inputs.H: {found}" in " ".join(run.err.split())
+    assert f"c.yaml:7: case c: inputs.H: {message}" in " ".join(run.err.split())
 
 
-def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_path):
+def test_case_that_exceeds_memory_is_the_only_one_reported(tmp_path):
     small = ADAM.replace("- name: c\n", "- name: d\n") % ((PLAIN_TENSOR % "float32",) * 4)
     large = NORMAL % ("float32", 150_000)
     (tmp_path / "c.yaml").write_text(ADAM % ((large,) * 4) + small.partition("cases:\n")[2])
@@ -174,14 +174,14 @@ def test_a_case_that_there_is_no_memory_for_is_out_of_memory_and_no_other(tmp_pa
     assert "memory" in words.lower()
 
 
-def test_a_file_that_there_is_no_memory_for_is_named(tmp_path):
+def test_file_that_exceeds_memory_is_reported(tmp_path):
     (tmp_path / "c.yaml").write_text(f"# {'x' * (15 << 20)}\n{ADAM % (('1',) * 4)}")
     run = Run(tmp_path, "list", "c.yaml", limit=80 << 20)
     assert run.code == 2
     assert "c.yaml:1: there is not enough memory to read it" in run.err
 
 
-def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(workplace, onnxopt):
+def test_a_hundred_of_a_thousand_faults_are_shown(workplace, onnxopt):
     (workplace / "c.yaml").write_text("onnxopt: 1\nsuite: s\ncases:\n" + "- x\n" * 1000)
     run = onnxopt("list", "c.yaml")
     assert run.code == 2
@@ -190,14 +190,14 @@ def test_of_a_thousand_problems_a_hundred_are_shown_and_the_others_counted(workp
 
 
 class Bomb:
-    """What runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self):
         return (os.mkdir, ("unpickled",))
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz"])
-def test_a_pickle_in_an_array_file_is_refused_and_not_run(workplace, onnxopt, suffix):
+def test_pickle_in_an_array_file_is_rejected_and_not_executed(workplace, onnxopt, suffix):
     file = io.BytesIO()
     save = np.save if suffix == "npy" else np.savez
     save(file, np.array([Bomb()], object), allow_pickle=True)
@@ -210,17 +210,17 @@ def test_a_pickle_in_an_array_file_is_refused_and_not_run(workplace, onnxopt, su
     assert not (workplace / "unpickled").exists()
 
 
-def test_markup_in_names_is_shown_as_it_is(workplace, onnxopt, monkeypatch):
+def test_markup_in_names_is_shown_literally(workplace, onnxopt, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     given, wrong = tensor(np.ones(2, np.float32)), tensor(np.zeros(2, np.float32))
     names = identity({"[int64][/x]=cmd": tensor_type(shape=[2])})
     make_directory(workplace / "test_[int64][red]", names, [given], [wrong])
     folder = f"{workplace.name}/test_[int64][red]/0"
     assert folder in onnxopt("list", ".").out
-    shown = onnxopt("show", "test_[int64][red]").out
-    assert "[int64][/x]=cmd" in shown
-    assert "test_[int64][red]" in shown
-    # An identity whose output is another is a case that is wrong.
+    output = onnxopt("show", "test_[int64][red]").out
+    assert "[int64][/x]=cmd" in output
+    assert "test_[int64][red]" in output
+    # The stored output of this Identity differs from its input, so the case is invalid.
     run = onnxopt("run", ".")
     assert run.code == 2
     assert folder in run.out

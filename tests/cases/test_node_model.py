@@ -1,4 +1,4 @@
-"""Models of one node: equal to those that ONNX publishes, and accepted by its checker."""
+"""Models of one node: equal to those that ONNX publishes, and valid for its checker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def published():
         "momentum_multiple",
     ],
 )
-def test_the_models_that_onnx_publishes_are_rebuilt_as_equal_messages(published, name):
+def test_published_models_are_rebuilt_as_equal_messages(published, name):
     case = published[f"test_{name}"]
     node = case.model.graph.node[0]
     attributes = {
@@ -72,9 +72,7 @@ def test_the_models_that_onnx_publishes_are_rebuilt_as_equal_messages(published,
 @pytest.mark.parametrize(
     ("v_shape", "declared"), [((2, 3), [2, 3]), ((1, 3), [None, 3]), ((2, 1), [2, None])]
 )
-def test_dimensions_that_inference_would_take_from_a_broadcast_operand_are_left_open(
-    v_shape, declared
-):
+def test_dimensions_inferred_from_a_broadcast_operand_are_unknown(v_shape, declared):
     momentum = registry().named("Momentum")
     attributes = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": "standard"}
     inputs = [
@@ -92,7 +90,7 @@ def test_dimensions_that_inference_would_take_from_a_broadcast_operand_are_left_
     assert [d.dim_value if d.HasField("dim_value") else None for d in shape.dim] == declared
 
 
-def test_each_output_has_the_element_type_of_its_own_input():
+def test_each_output_has_the_element_type_of_its_input():
     inputs = [tensor(()), tensor((), np.dtype(np.int64))]
     inputs += [tensor((2,), np.dtype(d)) for d in ("f4", "f4", "f8", "f4", "f4", "f8", "f8", "f8")]
 
@@ -109,7 +107,7 @@ def test_each_output_has_the_element_type_of_its_own_input():
     }
 
 
-def test_an_input_left_out_keeps_the_place_of_those_after_it():
+def test_omitted_input_keeps_the_positions_of_later_ones():
     model = node_model(
         onnx.defs.get_schema("Clip"),
         13,
@@ -123,7 +121,7 @@ def test_an_input_left_out_keeps_the_place_of_those_after_it():
     onnx.checker.check_model(model, full_check=True)
 
 
-def test_sequences_and_optionals_are_declared_as_such():
+def test_sequences_and_optionals_are_declared_with_their_types():
     sequence = DeclaredGroup("seq", F32, (tensor((2,)), tensor((3,))))
     optional = DeclaredGroup("optional", np.dtype(np.int64))
 

@@ -1,4 +1,4 @@
-"""Finding ONNX test directories: which cases there are, under which ids, and what is missing."""
+"""Finding ONNX test directories: their cases, ids and faults."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def problem(root, *, cases=0):
 @pytest.mark.parametrize(
     "kind", ["node", "simple", "pytorch-operator", "pytorch-converted", "real", "model"]
 )
-def test_directories_in_a_folder_of_onnx_s_own_kind_belong_to_onnx_s_suite(tmp_path, kind):
+def test_folder_with_the_name_of_an_onnx_kind_belongs_to_that_suite(tmp_path, kind):
     make_plain(tmp_path / kind / "test_x")
     assert ids(tmp_path / kind) == [f"onnx-{kind}/test_x/0"]
 
 
-def test_any_other_folder_gives_its_own_name_to_the_suite(tmp_path):
+def test_suite_of_another_folder_has_its_name(tmp_path):
     make_plain(tmp_path / "mine" / "test_x")
     assert ids(tmp_path) == ["mine/test_x/0"]
 
 
-def test_the_id_does_not_depend_on_how_the_path_was_typed(tmp_path, monkeypatch):
+def test_id_is_independent_of_how_the_path_was_typed(tmp_path, monkeypatch):
     directory = make_plain(tmp_path / "tree" / "mine" / "test_x")
     (tmp_path / "link").symlink_to(directory)
     data_set = directory / "test_data_set_0"
@@ -49,7 +49,7 @@ def test_the_id_does_not_depend_on_how_the_path_was_typed(tmp_path, monkeypatch)
         assert ids(Path()) == ["mine/test_x/0"]
 
 
-def test_a_case_stands_where_the_path_as_typed_leads(tmp_path, monkeypatch):
+def test_location_is_the_path_as_typed(tmp_path, monkeypatch):
     make_plain(tmp_path / "mine" / "test_x")
     monkeypatch.chdir(tmp_path)
     ((case,), _) = find_directories(Path("mine"))
@@ -68,7 +68,7 @@ def test_directories_are_sorted_by_name(tmp_path):
     assert ids(tmp_path) == ["s/test_a/0", "s/test_b/0", "s/test_c/0"]
 
 
-def test_a_single_data_set_is_found_alone(tmp_path):
+def test_path_of_a_data_set_selects_only_that_data_set(tmp_path):
     for number in range(3):
         make_directory(tmp_path / "s" / "test_x", identity({"x": FLOAT}), number=number)
     assert ids(tmp_path / "s" / "test_x" / "test_data_set_1") == ["s/test_x/1"]
@@ -83,7 +83,7 @@ def test_light_models_are_cases_without_a_directory(tmp_path):
     assert ids(folder) == ids(tmp_path) == ["onnx-light/light_a/0"]
 
 
-def test_a_model_file_names_its_own_cases_alone(tmp_path):
+def test_path_of_a_model_file_selects_only_its_cases(tmp_path):
     for number in range(2):
         make_directory(tmp_path / "test_x", identity({"x": FLOAT}), number=number)
     make_plain(tmp_path / "test_y")
@@ -97,7 +97,7 @@ def test_a_model_file_names_its_own_cases_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx"])
-def test_model_file_without_test_data_is_one_case_whatever_lies_beside_it(tmp_path, name):
+def test_model_file_without_test_data_is_one_case(tmp_path, name):
     make_plain(tmp_path / "test_y")
     (tmp_path / name).write_bytes(identity({"x": FLOAT}).SerializeToString())
     (case,) = load_cases(tmp_path / name)
@@ -105,7 +105,7 @@ def test_model_file_without_test_data_is_one_case_whatever_lies_beside_it(tmp_pa
     assert case.load().stored is None
 
 
-def test_a_gap_in_the_data_sets_is_a_problem(tmp_path):
+def test_gap_in_the_data_sets_is_reported(tmp_path):
     for number in (0, 2):
         make_directory(tmp_path / "s" / "test_x", identity({"x": FLOAT}), number=number)
     assert str(problem(tmp_path, cases=2)) == (
@@ -113,38 +113,38 @@ def test_a_gap_in_the_data_sets_is_a_problem(tmp_path):
     )
 
 
-def test_data_sets_that_begin_with_one_are_a_gap(tmp_path):
+def test_data_sets_that_begin_with_one_are_reported(tmp_path):
     make_directory(tmp_path / "test_x", identity({"x": FLOAT}), number=1)
     assert problem(tmp_path, cases=1).what == "has test_data_set_1, but no test_data_set_0"
 
 
 @pytest.mark.parametrize("name", ["test_data_set_00", "test_data_set_x", "test_data_set_-1"])
-def test_a_data_set_without_a_plain_number_is_a_problem(tmp_path, name):
+def test_data_set_without_a_valid_number_is_reported(tmp_path, name):
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / name).mkdir()
     assert problem(tmp_path, cases=1).what == f"has {name!r}; test_data_set_<number> was expected"
 
 
-def test_a_directory_without_data_sets_is_a_problem(tmp_path):
+def test_directory_without_data_sets_is_reported(tmp_path):
     (tmp_path / "test_x").mkdir()
     (tmp_path / "test_x" / "model.onnx").write_bytes(b"")
     assert problem(tmp_path).what == "has no data sets: no folder test_data_set_0"
 
 
-def test_data_sets_without_a_model_are_a_problem(tmp_path):
+def test_data_sets_without_a_model_are_reported(tmp_path):
     make_directory(tmp_path / "anything")
     assert problem(tmp_path).what == "has data sets, but no model.onnx"
 
 
 @pytest.mark.parametrize("file", [None, "input_0.pb", "data.json"])
-def test_a_test_directory_that_lost_its_model_is_a_problem(tmp_path, file):
+def test_test_directory_without_a_model_is_reported(tmp_path, file):
     (tmp_path / "test_x").mkdir()
     if file:
         (tmp_path / "test_x" / file).write_bytes(b"{}")
     assert problem(tmp_path).what == "has no model.onnx"
 
 
-def test_a_model_that_is_elsewhere_is_a_problem_and_not_downloaded(tmp_path):
+def test_remote_model_is_reported_and_not_downloaded(tmp_path):
     (tmp_path / "test_x").mkdir()
     data = '{"url": "https://example.org/m.tar.gz", "model_name": "m", "rtol": 0.1}'
     (tmp_path / "test_x" / "data.json").write_text(data)
@@ -153,14 +153,14 @@ def test_a_model_that_is_elsewhere_is_a_problem_and_not_downloaded(tmp_path):
     )
 
 
-def test_a_model_that_is_elsewhere_may_also_be_here(tmp_path):
+def test_remote_model_with_a_local_copy_is_read(tmp_path):
     make_plain(tmp_path / "s" / "test_x")
     data = '{"url": "https://example.org/m.tar.gz", "model_name": "m"}'
     (tmp_path / "s" / "test_x" / "data.json").write_text(data)
     assert ids(tmp_path) == ["s/test_x/0"]
 
 
-def test_folders_that_are_no_test_directories_are_passed_over(tmp_path):
+def test_other_folders_are_ignored(tmp_path):
     (tmp_path / "test_code").mkdir()
     (tmp_path / "test_code" / "test_it.py").write_text("")
     (tmp_path / "yaml").mkdir()
@@ -170,7 +170,7 @@ def test_folders_that_are_no_test_directories_are_passed_over(tmp_path):
     assert ids(tmp_path) == []
 
 
-def test_links_that_lead_back_end(tmp_path):
+def test_search_ends_with_cyclic_links(tmp_path):
     make_plain(tmp_path / "s" / "test_x")
     (tmp_path / "s" / "again").symlink_to(tmp_path / "s")
     (tmp_path / "s" / "up").symlink_to(tmp_path)
@@ -178,25 +178,25 @@ def test_links_that_lead_back_end(tmp_path):
     assert ids(tmp_path) == ["s/test_x/0"]
 
 
-def test_a_directory_reached_twice_is_one_case(tmp_path):
+def test_directory_found_twice_is_one_case(tmp_path):
     make_plain(tmp_path / "z" / "test_x")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "alias").symlink_to(tmp_path / "z" / "test_x")
     assert ids(tmp_path) == ["z/test_x/0"]
 
 
-def test_the_search_ends_at_a_depth(tmp_path):
+def test_depth_of_the_search_is_limited(tmp_path):
     deep = tmp_path.joinpath(*"abcdefghijklmnopqrst")
     make_plain(deep / "test_x")
     assert problem(tmp_path).what == "is more than 16 folders deep; not searched"
 
 
-def test_a_name_that_cannot_be_shown_is_a_problem(tmp_path):
+def test_unprintable_name_is_reported(tmp_path):
     make_plain(tmp_path / "s" / "test_\x1b[31m")
     assert problem(tmp_path).what == r"has a name that is not printable: 's/test_\x1b[31m/0'"
 
 
-def test_a_name_that_is_not_unicode_is_a_problem(tmp_path):
+def test_name_that_is_not_unicode_is_reported(tmp_path):
     try:
         make_plain(tmp_path / "s" / os.fsdecode(b"test_\xff"))
     except OSError:
@@ -204,10 +204,10 @@ def test_a_name_that_is_not_unicode_is_a_problem(tmp_path):
     assert problem(tmp_path).what == r"has a name that is not printable: 's/test_\udcff/0'"
 
 
-def test_a_folder_that_does_not_exist_is_a_problem(tmp_path):
+def test_missing_folder_is_reported(tmp_path):
     assert problem(tmp_path / "no").what == "cannot be read: No such file or directory"
 
 
-def test_finding_does_not_parse(tmp_path):
+def test_finding_cases_does_not_parse_models(tmp_path):
     make_directory(tmp_path / "s" / "test_x", b"not a model", [b"not a tensor"])
     assert ids(tmp_path) == ["s/test_x/0"]

@@ -1,4 +1,4 @@
-"""External data of models in test directories: what is taken in, and what is never opened."""
+"""External data of models in test directories: valid locations and rejected ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_external_data_in_subgraphs_and_attributes_are_read(tmp_path):
     assert numpy_helper.to_array(graph.node[0].attribute[0].t).tolist() == [1, 2]
 
 
-def test_data_in_a_folder_below_are_read(tmp_path):
+def test_external_data_in_a_subfolder_are_read(tmp_path):
     below = tmp_path / "test_x" / "below"
     below.mkdir(parents=True)
     (below / "w").write_bytes(ONE_TWO.tobytes())
@@ -86,14 +86,14 @@ def test_data_in_a_folder_below_are_read(tmp_path):
     "location",
     ["../weights", "below/../../weights", "/etc/passwd", "C:/weights", "..\\weights", "a\0b", "."],
 )
-def test_a_location_that_may_lead_out_is_refused(tmp_path, location):
+def test_location_outside_the_folder_is_rejected(tmp_path, location):
     (tmp_path / "weights").write_bytes(DATA)
     assert complaint(tmp_path, external(location=location)) == (
         f"has external data in {location!r}, which is not a path inside the model's folder"
     )
 
 
-def test_a_symbolic_link_is_refused(tmp_path):
+def test_symbolic_link_to_external_data_is_rejected(tmp_path):
     (tmp_path / "secret").write_bytes(DATA)
     (tmp_path / "test_x").mkdir()
     (tmp_path / "test_x" / "weights").symlink_to(tmp_path / "secret")
@@ -102,7 +102,7 @@ def test_a_symbolic_link_is_refused(tmp_path):
     )
 
 
-def test_a_folder_that_is_a_symbolic_link_is_refused(tmp_path):
+def test_linked_folder_of_external_data_is_rejected(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "w").write_bytes(DATA)
     (tmp_path / "test_x").mkdir()
@@ -112,7 +112,7 @@ def test_a_folder_that_is_a_symbolic_link_is_refused(tmp_path):
     )
 
 
-def test_a_hard_link_is_refused(tmp_path):
+def test_hard_link_to_external_data_is_rejected(tmp_path):
     (tmp_path / "secret").write_bytes(DATA)
     (tmp_path / "test_x").mkdir()
     os.link(tmp_path / "secret", tmp_path / "test_x" / "weights")
@@ -121,7 +121,7 @@ def test_a_hard_link_is_refused(tmp_path):
     )
 
 
-def test_a_named_pipe_is_refused_and_does_not_block(tmp_path):
+def test_named_pipe_is_rejected_without_blocking(tmp_path):
     (tmp_path / "test_x").mkdir()
     os.mkfifo(tmp_path / "test_x" / "pipe")
     assert complaint(tmp_path, external(location="pipe")) == (
@@ -130,7 +130,7 @@ def test_a_named_pipe_is_refused_and_does_not_block(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("weight", "what"),
+    ("weight", "message"),
     [
         (external(location="none"), "has external data in 'none', which is missing"),
         (external(), "has external data without a location"),
@@ -169,20 +169,20 @@ def test_a_named_pipe_is_refused_and_does_not_block(tmp_path):
         ),
     ],
 )
-def test_external_data_that_do_not_fit_are_refused(tmp_path, weight, what):
-    assert complaint(tmp_path, weight) == what
+def test_inconsistent_external_data_are_rejected(tmp_path, weight, message):
+    assert complaint(tmp_path, weight) == message
 
 
-def test_a_location_given_twice_is_refused(tmp_path):
+def test_duplicate_location_is_rejected(tmp_path):
     weight = external(location="weights")
     weight.external_data.add(key="location", value="other")
     assert complaint(tmp_path, weight) == "names its external data twice"
 
 
-def test_many_tensors_on_the_same_bytes_do_not_multiply_without_end(tmp_path, monkeypatch):
+def test_total_size_of_tensors_that_share_bytes_is_limited(tmp_path, monkeypatch):
     weights = [external(f"w{index}", location="weights") for index in range(3)]
     read(tmp_path, *weights)
-    # With room for two tensors beside the model itself.
+    # The limit leaves room for two tensors in addition to the model.
     most = (tmp_path / "test_x" / "model.onnx").stat().st_size + 20
     monkeypatch.setattr(model_file, "PROTOBUF_LIMIT", most)
     with pytest.raises(InvalidCase) as caught:
@@ -192,7 +192,7 @@ def test_many_tensors_on_the_same_bytes_do_not_multiply_without_end(tmp_path, mo
     ]
 
 
-def test_external_data_beside_raw_data_are_refused(tmp_path):
+def test_external_data_together_with_raw_data_are_rejected(tmp_path):
     weight = tensor(ONE_TWO, "w")
     weight.external_data.add(key="location", value="/etc/passwd")
     assert complaint(tmp_path, weight) == "stores its elements in another file"

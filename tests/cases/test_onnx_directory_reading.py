@@ -1,4 +1,4 @@
-"""Reading the cases of ONNX test directories, and everything that can be wrong with one."""
+"""Reading the cases of ONNX test directories, and the faults that are reported."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def read(root):
 
 
 def complaints(root):
-    """Return what is wrong, as 'file: what' with the file relative to the root."""
+    """Return the faults as 'file: message', with files relative to the root."""
     with pytest.raises(InvalidCase) as caught:
         read(root)
     return [str(problem).removeprefix(f"{root}{os.sep}") for problem in caught.value.problems]
 
 
 def complaint(tmp_path, inputs, types=None):
-    """Return what is wrong with a directory whose inputs are these messages."""
+    """Return the only fault of a directory whose inputs are these messages."""
     types = {"x": FLOAT} if types is None else types
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", identity(types), inputs, [value] * len(types))
@@ -48,7 +48,7 @@ def complaint(tmp_path, inputs, types=None):
     return only.removeprefix(f"test_data_set_0{os.sep}")
 
 
-def test_values_come_in_the_graph_s_order_under_its_names(tmp_path):
+def test_values_have_the_names_and_order_of_the_graph(tmp_path):
     types = {"b": FLOAT, "a": FLOAT}
     three_four = tensor(np.array([3, 4], np.float32))
     pair = [tensor(ONE_TWO), three_four]
@@ -69,7 +69,7 @@ def test_eleven_inputs_are_sorted_as_numbers(tmp_path):
     assert [int(value) for value in content.inputs.values()] == list(range(11))
 
 
-def test_names_in_the_files_precede_their_positions(tmp_path):
+def test_names_in_files_take_precedence_over_positions(tmp_path):
     types = {"a": FLOAT, "s": SEQUENCE}
     model = identity(types)
     swapped = [numpy_helper.from_list([ONE_TWO], "s"), tensor(ONE_TWO, "a")]
@@ -119,14 +119,14 @@ def test_data_json_gives_the_tolerance(tmp_path, text, rtol, atol):
     assert read(tmp_path).tolerance == Relative(rtol, atol, Provenance.DIRECTORY)
 
 
-def test_data_json_without_a_tolerance_gives_none(tmp_path):
+def test_data_json_without_a_tolerance_sets_none(tmp_path):
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / "data.json").write_text('{"model_name": "x"}')
     assert read(tmp_path).tolerance is None
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "message"),
     [
         (b"[]", "is not a JSON object"),
         (b"{", "is not JSON: "),
@@ -141,15 +141,15 @@ def test_data_json_without_a_tolerance_gives_none(tmp_path):
         (b" " * 2_000_000, "has 2000000 bytes; at most 1000000 were expected"),
     ],
 )
-def test_a_wrong_data_json_is_a_problem(tmp_path, data, what):
+def test_invalid_data_json_is_reported(tmp_path, data, message):
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / "data.json").write_bytes(data)
     (only,) = complaints(tmp_path / "test_x")
-    assert only.startswith(f"data.json: {what}")
+    assert only.startswith(f"data.json: {message}")
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "message"),
     [
         (b"not a model", "is not a model: the data is damaged or cut off"),
         (b"", "is not a model: it has no graph, or one without outputs"),
@@ -164,20 +164,20 @@ def test_a_wrong_data_json_is_a_problem(tmp_path, data, what):
         (b"\x3a\x80\x01" * 200, "is not a model: the data is damaged or cut off"),
     ],
 )
-def test_a_file_that_is_no_model_is_a_problem(tmp_path, data, what):
+def test_file_that_is_not_a_model_is_reported(tmp_path, data, message):
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / "model.onnx").write_bytes(data)
-    assert complaints(tmp_path / "test_x") == [f"model.onnx: {what}"]
+    assert complaints(tmp_path / "test_x") == [f"model.onnx: {message}"]
 
 
-def test_a_model_with_two_outputs_of_one_name_is_a_problem(tmp_path):
+def test_model_with_duplicate_output_names_is_reported(tmp_path):
     model = identity({"x": FLOAT})
     model.graph.output.append(model.graph.output[0])
     make_directory(tmp_path / "test_x", model)
     assert complaints(tmp_path / "test_x") == ["model.onnx: has several outputs with the same name"]
 
 
-def test_a_model_whose_names_are_not_utf_8_is_a_problem(tmp_path):
+def test_model_with_names_that_are_not_utf_8_is_reported(tmp_path):
     model = identity({"x": FLOAT}).SerializeToString().replace(b"Identity", b"Identi\xff\xff")
     make_directory(tmp_path / "test_x", model)
     assert complaints(tmp_path / "test_x") == [
@@ -185,14 +185,14 @@ def test_a_model_whose_names_are_not_utf_8_is_a_problem(tmp_path):
     ]
 
 
-def test_a_model_that_is_a_named_pipe_is_a_problem_and_does_not_block(tmp_path):
+def test_model_that_is_a_named_pipe_is_reported_without_blocking(tmp_path):
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / "model.onnx").unlink()
     os.mkfifo(tmp_path / "test_x" / "model.onnx")
     assert complaints(tmp_path / "test_x") == ["model.onnx: is not a regular file"]
 
 
-def test_a_file_beyond_the_cap_is_a_problem_and_not_read(tmp_path):
+def test_file_over_the_size_limit_is_reported_and_not_read(tmp_path):
     make_plain(tmp_path / "test_x")
     with (tmp_path / "test_x" / "test_data_set_0" / "input_0.pb").open("wb") as file:
         file.truncate(2**31)
@@ -200,7 +200,7 @@ def test_a_file_beyond_the_cap_is_a_problem_and_not_read(tmp_path):
     assert only.endswith("has 2147483648 bytes; at most 2147483647 were expected")
 
 
-def test_all_that_is_wrong_with_a_data_set_is_said_at_once(tmp_path):
+def test_all_faults_of_a_data_set_are_reported_together(tmp_path):
     types = {"x": FLOAT, "y": FLOAT}
     wrong = tensor(np.zeros(3, np.float32))
     make_directory(tmp_path / "test_x", identity(types), [wrong, b"\xff"], [wrong])
@@ -215,14 +215,14 @@ def test_all_that_is_wrong_with_a_data_set_is_said_at_once(tmp_path):
     ]
 
 
-def test_a_gap_in_the_files_is_a_problem(tmp_path):
+def test_gap_in_the_numbers_of_files_is_reported(tmp_path):
     folder = make_plain(tmp_path / "test_x") / "test_data_set_0"
     (folder / "input_0.pb").rename(folder / "input_1.pb")
     assert complaints(tmp_path / "test_x") == ["test_data_set_0: has input_1.pb, but no input_0.pb"]
 
 
 @pytest.mark.parametrize("name", ["output_x.pb", "output_01.pb", "output_.pb", "output_\n.pb"])
-def test_a_file_without_a_plain_number_is_a_problem(tmp_path, name):
+def test_file_without_a_valid_number_is_reported(tmp_path, name):
     folder = make_plain(tmp_path / "test_x") / "test_data_set_0"
     (folder / name).write_bytes(b"")
     assert complaints(tmp_path / "test_x") == [
@@ -230,13 +230,13 @@ def test_a_file_without_a_plain_number_is_a_problem(tmp_path, name):
     ]
 
 
-def test_a_missing_input_is_a_problem(tmp_path):
+def test_missing_input_is_reported(tmp_path):
     assert complaint(tmp_path, []) == (
         "test_data_set_0: has 0 input files for the graph's 1 inputs: 'x' missing"
     )
 
 
-def test_an_input_too_many_is_a_problem(tmp_path):
+def test_extra_input_file_is_reported(tmp_path):
     value = tensor(ONE_TWO)
     assert (
         complaint(tmp_path, [value, value])
@@ -244,7 +244,7 @@ def test_an_input_too_many_is_a_problem(tmp_path):
     )
 
 
-def test_an_empty_data_set_is_a_problem(tmp_path):
+def test_empty_data_set_is_reported(tmp_path):
     make_directory(tmp_path / "test_x", identity({"x": FLOAT}))
     assert complaints(tmp_path / "test_x") == [
         "test_data_set_0: has 0 input files for the graph's 1 inputs: 'x' missing",
@@ -252,20 +252,20 @@ def test_an_empty_data_set_is_a_problem(tmp_path):
     ]
 
 
-def test_a_name_that_the_graph_lacks_is_a_conflict(tmp_path):
+def test_name_that_the_graph_lacks_is_reported(tmp_path):
     assert complaint(tmp_path, [tensor(ONE_TWO, "y")]) == (
         "input_0.pb: names itself 'y'; the graph's inputs are 'x'"
     )
 
 
-def test_two_files_for_one_input_are_a_conflict(tmp_path):
+def test_two_files_for_one_input_are_reported(tmp_path):
     values = [tensor(ONE_TWO, "b"), tensor(ONE_TWO)]
     assert complaint(tmp_path, values, {"a": FLOAT, "b": FLOAT}) == (
         "input_1.pb: holds the input 'b', as does input_0.pb"
     )
 
 
-def test_the_name_of_another_input_of_another_type_is_a_problem(tmp_path):
+def test_file_with_the_name_of_an_input_of_another_type_is_reported(tmp_path):
     values = [tensor(ONE_TWO, "s"), numpy_helper.from_list([])]
     types = {"a": FLOAT, "s": SEQUENCE}
     make_directory(tmp_path / "test_x", identity(types), values, [tensor(ONE_TWO), values[1]])
@@ -277,12 +277,12 @@ def test_the_name_of_another_input_of_another_type_is_a_problem(tmp_path):
     ]
 
 
-def test_a_name_that_is_not_utf_8_is_a_problem(tmp_path):
+def test_value_name_that_is_not_utf_8_is_reported(tmp_path):
     message = tensor(ONE_TWO).SerializeToString() + b"\x42\x01\xff"
     assert complaint(tmp_path, [message]) == r"input_0.pb: has a name that is not UTF-8: b'\xff'"
 
 
-def test_an_input_without_a_type_is_a_problem(tmp_path):
+def test_input_without_a_type_is_reported(tmp_path):
     model = identity({"x": FLOAT})
     model.graph.input[0].ClearField("type")
     value = tensor(ONE_TWO)
@@ -292,7 +292,7 @@ def test_an_input_without_a_type_is_a_problem(tmp_path):
     ]
 
 
-def test_a_sparse_input_is_a_problem(tmp_path):
+def test_sparse_input_is_reported(tmp_path):
     sparse = helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [2])
     make_directory(tmp_path / "test_x", identity({"x": sparse}), [b""], [b""])
     assert complaints(tmp_path / "test_x")[0] == (
@@ -302,7 +302,7 @@ def test_a_sparse_input_is_a_problem(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("array", "declared", "what"),
+    ("array", "declared", "message"),
     [
         (np.zeros(2), FLOAT, "is float64[2], but declared as float32[2]"),
         (np.zeros(3, np.float32), FLOAT, "is float32[3], but declared as float32[2]"),
@@ -315,15 +315,13 @@ def test_a_sparse_input_is_a_problem(tmp_path):
         ),
     ],
 )
-def test_a_tensor_of_another_type_or_shape_than_declared_is_a_problem(
-    tmp_path, array, declared, what
-):
+def test_tensor_that_contradicts_its_declaration_is_reported(tmp_path, array, declared, message):
     value = tensor(array)
     make_directory(tmp_path / "test_x", identity({"x": declared}), [value], [value])
-    assert complaints(tmp_path / "test_x")[0] == f"test_data_set_0/input_0.pb: {what}"
+    assert complaints(tmp_path / "test_x")[0] == f"test_data_set_0/input_0.pb: {message}"
 
 
-def test_a_tensor_where_a_sequence_is_declared_is_no_empty_sequence(tmp_path):
+def test_tensor_is_not_read_as_an_empty_sequence(tmp_path):
     message = tensor(ONE_TWO)
     assert len(SequenceProto.FromString(message.SerializeToString()).tensor_values) == 0
     make_directory(tmp_path / "test_x", identity({"x": SEQUENCE}), [message], [message])
@@ -333,7 +331,7 @@ def test_a_tensor_where_a_sequence_is_declared_is_no_empty_sequence(tmp_path):
     )
 
 
-def test_a_sparse_initializer_without_values_is_a_problem(tmp_path):
+def test_sparse_initializer_without_values_is_reported(tmp_path):
     model = identity({"x": FLOAT})
     model.graph.sparse_initializer.add(indices=tensor(np.array([0])), dims=[1])
     value = tensor(ONE_TWO)
@@ -343,7 +341,7 @@ def test_a_sparse_initializer_without_values_is_a_problem(tmp_path):
     ]
 
 
-def test_a_tensor_in_the_model_that_contradicts_itself_is_a_problem(tmp_path):
+def test_inconsistent_tensor_in_the_model_is_reported(tmp_path):
     bad = TensorProto(name="w", data_type=1, dims=[-1], raw_data=b"")
     short = TensorProto(data_type=1, dims=[2], float_data=[1])
     inner = helper.make_graph(
@@ -392,7 +390,7 @@ def subgraph(*nodes):
         {"training_info": [{"algorithm": subgraph()}]},
     ],
 )
-def test_a_tensor_is_checked_wherever_it_stands_in_a_model(tmp_path, part):
+def test_tensors_in_all_parts_of_a_model_are_checked(tmp_path, part):
     model = identity({"x": FLOAT})
     model.MergeFrom(ModelProto(**part))
     make_directory(tmp_path / "test_x", model, [tensor(ONE_TWO)], [tensor(ONE_TWO)])
@@ -420,7 +418,7 @@ def test_the_inputs_of_a_light_model_are_ramps(tmp_path):
     assert content.tolerance is None
 
 
-def test_a_light_model_has_the_tolerance_of_the_real_directory_that_names_it(tmp_path):
+def test_light_model_has_the_tolerance_of_its_real_directory(tmp_path):
     folder = light(tmp_path / "light", identity({"x": FLOAT}), [tensor(ONE_TWO)])
     real = tmp_path / "real" / "test_a"
     real.mkdir(parents=True)
@@ -430,14 +428,14 @@ def test_a_light_model_has_the_tolerance_of_the_real_directory_that_names_it(tmp
     assert read(folder).tolerance is None
 
 
-def test_a_light_model_without_its_output_is_a_problem(tmp_path):
+def test_light_model_without_its_output_is_reported(tmp_path):
     folder = light(tmp_path / "light", identity({"x": FLOAT}), [])
     with pytest.raises(InvalidCase, match="has 0 output files for the graph's 1 outputs: 'out_x'"):
         read(folder)
 
 
 @pytest.mark.parametrize(
-    ("declared", "what"),
+    ("declared", "message"),
     [
         (tensor_type(TensorProto.INT64, [2]), "is not a float32 tensor; only"),
         (SEQUENCE, "is not a float32 tensor; only such inputs can be generated"),
@@ -445,9 +443,9 @@ def test_a_light_model_without_its_output_is_a_problem(tmp_path):
         (tensor_type(shape=[-1, -1]), r"has the shape \[-1, -1\], which is negative or too large"),
     ],
 )
-def test_a_light_input_that_cannot_be_made_is_a_problem(tmp_path, declared, what):
+def test_light_input_that_cannot_be_generated_is_reported(tmp_path, declared, message):
     folder = light(tmp_path / "light", identity({"x": declared}), [tensor(ONE_TWO)])
-    with pytest.raises(InvalidCase, match=f"the input 'x' {what}"):
+    with pytest.raises(InvalidCase, match=f"the input 'x' {message}"):
         read(folder)
 
 
@@ -455,7 +453,7 @@ LARGE_TENSOR = np.arange(1 << 18, dtype=np.float32)
 LARGE_TYPE = tensor_type(shape=[1 << 18])
 
 
-def test_large_raw_data_are_taken_without_a_copy(tmp_path):
+def test_large_raw_data_are_read_without_a_copy(tmp_path):
     value = tensor(LARGE_TENSOR, "x")
     value.doc_string = "what follows the data"
     make_directory(
@@ -467,13 +465,13 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    for found in (content.inputs["x"], content.stored["out_x"]):
-        np.testing.assert_array_equal(found, LARGE_TENSOR, strict=True)
+    for array in (content.inputs["x"], content.stored["out_x"]):
+        np.testing.assert_array_equal(array, LARGE_TENSOR, strict=True)
     assert most < 2.5 * LARGE_TENSOR.nbytes
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "message"),
     [
         (lambda data: data[:-1], "not a valid TensorProto: the data is damaged or cut off"),
         (lambda data: data + data[-LARGE_TENSOR.nbytes - 4 :], "the field raw_data more than once"),
@@ -483,15 +481,15 @@ def test_large_raw_data_are_taken_without_a_copy(tmp_path):
         (lambda data: data[data.index(b"\x4a") :], "has no element type"),
     ],
 )
-def test_large_damaged_tensors_are_refused_as_small_ones_are(tmp_path, change, what):
+def test_damaged_large_tensors_are_rejected(tmp_path, change, message):
     data = change(tensor(LARGE_TENSOR).SerializeToString())
     model = identity({"x": LARGE_TYPE})
     folder = make_directory(tmp_path / "test_x", model, [data], [tensor(LARGE_TENSOR)])
-    assert [what in complaint for complaint in complaints(folder)] == [True]
+    assert [message in complaint for complaint in complaints(folder)] == [True]
 
 
 @pytest.mark.parametrize("declared", [SEQUENCE, helper.make_optional_type_proto(LARGE_TYPE)])
-def test_a_large_tensor_is_no_value_of_another_kind(tmp_path, declared):
+def test_large_tensor_is_rejected_as_another_kind_of_value(tmp_path, declared):
     data = tensor(LARGE_TENSOR).SerializeToString()
     for sent in (data, data[data.index(b"\x4a") :]):
         folder = make_directory(tmp_path / f"test_{len(sent)}", identity({"x": declared}), [sent])

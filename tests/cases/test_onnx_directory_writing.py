@@ -1,4 +1,4 @@
-"""Writing ONNX test directories: the layout, the bytes, and what comes back."""
+"""Writing ONNX test directories: the layout, the bytes, and reading them back."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def content(values, types, **others):
 
 
 def read(folder):
-    # Of few types onnx has an Identity.
+    # Only the types that onnx's Identity supports.
     return read_case(data_set_files(folder, 0))
 
 
-def test_the_layout_is_onnx_s(tmp_path):
+def test_layout_of_files_is_that_of_onnx(tmp_path):
     write_directory(tmp_path / "node" / "test_x", content({"x": ONE_TWO}, {"x": FLOAT}))
     files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
     assert files == [
@@ -62,7 +62,7 @@ def test_the_layout_is_onnx_s(tmp_path):
     assert load(tmp_path / "node/test_x/model.onnx") == identity({"x": FLOAT})
 
 
-def test_a_tolerance_goes_to_data_json_and_comes_back(tmp_path):
+def test_tolerance_in_data_json_reads_back(tmp_path):
     tolerance = Relative(0.125, 1e-7, Provenance.CASE)
     write_directory(tmp_path / "a", content({"x": ONE_TWO}, {"x": FLOAT}, tolerance=tolerance))
     assert json.loads((tmp_path / "a" / "data.json").read_text()) == {"rtol": 0.125, "atol": 1e-7}
@@ -70,7 +70,7 @@ def test_a_tolerance_goes_to_data_json_and_comes_back(tmp_path):
 
 
 @given(arrays())
-def test_what_is_written_comes_back_to_the_last_bit(tmp_path_factory, array):
+def test_written_arrays_read_back_bit_for_bit(tmp_path_factory, array):
     folder = tmp_path_factory.mktemp("case")
     case = content({"x": array}, {"x": tensor_type(element_number_of(array), array.shape)})
     write_directory(folder, case)
@@ -80,7 +80,7 @@ def test_what_is_written_comes_back_to_the_last_bit(tmp_path_factory, array):
     assert same(dict(back.stored), {"out_x": array})
 
 
-def test_sequences_optionals_and_maps_come_back(tmp_path):
+def test_sequences_optionals_and_maps_read_back(tmp_path):
     values = {"s": [ONE_TWO, ONE_TWO[:0]], "o": None, "p": [ONE_TWO], "m": {"k": ONE_TWO}}
     types = {"s": SEQUENCE, "o": OPTIONAL, "p": OPTIONAL, "m": MAP}
     write_directory(tmp_path / "a", content(values, types))
@@ -93,7 +93,7 @@ def test_an_input_with_an_initializer_is_not_written(tmp_path):
     assert list(read(tmp_path / "a").inputs) == ["x"]
 
 
-def test_the_same_case_is_the_same_bytes():
+def test_equal_cases_have_equal_files():
     case = content({"x": ONE_TWO, "m": {"b": ONE_TWO, "a": ONE_TWO}}, {"x": FLOAT, "m": MAP})
     assert directory_files(case) == directory_files(case)
 
@@ -128,19 +128,19 @@ def test_the_same_case_is_the_same_bytes():
         ),
     ],
 )
-def test_a_case_that_cannot_be_a_directory_is_not_written(tmp_path, case, message):
+def test_case_that_a_directory_cannot_represent_is_not_written(tmp_path, case, message):
     with pytest.raises(UsageError, match=message):
         write_directory(tmp_path / "a", case)
     assert not (tmp_path / "a").exists()
 
 
-def test_nothing_is_written_over(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     (tmp_path / "test_data_set_1").mkdir()
     with pytest.raises(UsageError, match="is not empty"):
         write_directory(tmp_path, content({"x": ONE_TWO}, {"x": FLOAT}))
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path):
+def test_folder_that_cannot_be_created_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write .*file/a: Not a directory"):
         write_directory(tmp_path / "file" / "a", content({"x": ONE_TWO}, {"x": FLOAT}))

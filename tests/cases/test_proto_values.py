@@ -1,4 +1,4 @@
-"""Tensors, sequences, optionals and maps as messages: what is read, written and refused."""
+"""Tensors, sequences, optionals and maps as messages: reading, writing and invalid data."""
 
 from __future__ import annotations
 
@@ -66,34 +66,34 @@ def element_number(name):
     return helper.np_dtype_to_tensor_dtype(DTYPES[name]) if name != STRING else TensorProto.STRING
 
 
-def test_every_element_type_of_onnx_is_known():
+def test_all_element_types_of_onnx_are_supported():
     assert {element_number(name) for name in DTYPES} == set(NUMBERS.values())
 
 
 @given(arrays())
-def test_every_array_comes_back_to_the_last_bit(array):
+def test_arrays_read_back_bit_for_bit(array):
     declared = tensor_type(element_number_of(array), array.shape)
     assert same(round_trip(array, declared), array)
 
 
 @given(arrays())
-def test_onnx_reads_what_is_written(array):
+def test_onnx_reads_written_tensors(array):
     declared = tensor_type(element_number_of(array), array.shape)
-    there = numpy_helper.to_array(message_of("x", array, declared))
+    read_array = numpy_helper.to_array(message_of("x", array, declared))
     if array.dtype == object:
-        # onnx's reader goes through a NumPy type that drops trailing null characters.
+        # onnx's reader uses a NumPy type that drops trailing null characters.
         stripped = [text.rstrip("\0") for text in array.ravel()]
-        assert [text.rstrip("\0") for text in there.ravel()] == stripped
+        assert [text.rstrip("\0") for text in read_array.ravel()] == stripped
     else:
-        assert same(there, array)
+        assert same(read_array, array)
 
 
 @given(arrays())
-def test_what_onnx_writes_is_read(array):
+def test_tensors_written_by_onnx_are_read(array):
     assert same(read(numpy_helper.from_array(array)), array)
 
 
-def test_an_array_of_foreign_byte_order_is_not_written():
+def test_array_of_foreign_byte_order_is_rejected():
     with pytest.raises(ValueError, match="declared as float32"):
         message_of("x", ONE_TWO.astype(">f4"), tensor_type())
 
@@ -104,7 +104,7 @@ def test_raw_data_are_little_endian():
     )
 
 
-def test_strided_arrays_are_written_in_their_own_order():
+def test_strided_arrays_are_written_in_logical_order():
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
     assert same(round_trip(array, tensor_type(shape=[3, 2])), np.ascontiguousarray(array))
 
@@ -152,7 +152,7 @@ def test_packed_and_unpacked_numbers_are_the_same_message():
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    ("fields", "message"),
     [
         ({"data_type": 0, "dims": [0]}, "has no element type"),
         ({"data_type": 99, "dims": [0]}, "has the unknown element type 99"),
@@ -237,8 +237,8 @@ def test_packed_and_unpacked_numbers_are_the_same_message():
         ),
     ],
 )
-def test_a_tensor_that_contradicts_itself_is_refused(fields, what):
-    assert complaint(TensorProto(**fields)).startswith(what)
+def test_inconsistent_tensor_is_rejected(fields, message):
+    assert complaint(TensorProto(**fields)).startswith(message)
 
 
 VALUES = numpy_helper.from_list([ONE_TWO])
@@ -247,7 +247,7 @@ FIVE_TENSORS = SequenceProto(elem_type=1, tensor_values=[tensor(np.float32(1))] 
 
 
 @pytest.mark.parametrize(
-    ("message", "declared", "what"),
+    ("message", "declared", "fault"),
     [
         (b"", ANY, "has no element type"),
         (b"", TENSORS, "has the unknown elem_type 0"),
@@ -292,12 +292,12 @@ FIVE_TENSORS = SequenceProto(elem_type=1, tensor_values=[tensor(np.float32(1))] 
         ),
     ],
 )
-def test_data_of_another_message_are_refused(message, declared, what):
-    assert complaint(message, declared).startswith(what)
+def test_data_of_another_message_class_are_rejected(message, declared, fault):
+    assert complaint(message, declared).startswith(fault)
 
 
 @given(arrays(), st.sampled_from([TENSORS, OPTIONAL, map_type(TensorProto.INT64)]))
-def test_no_tensor_passes_for_another_kind_of_value(array, declared):
+def test_tensor_is_not_parsed_as_another_kind_of_value(array, declared):
     assert complaint(numpy_helper.from_array(array, "x"), declared)
 
 
@@ -328,19 +328,19 @@ MAPS = helper.make_sequence_type_proto(map_type(TensorProto.STRING))
         ([{"a": ONE_TWO}, {}], MAPS),
     ],
 )
-def test_structures_come_back(value, declared):
+def test_structures_read_back(value, declared):
     assert same(round_trip(value, declared), value)
 
 
 @pytest.mark.parametrize(
     ("value", "declared"), [(None, OPTIONAL), ([ONE_TWO], OPTIONAL_SEQUENCE), (ONE_TWO, OPTIONAL)]
 )
-def test_onnx_reads_optionals_that_are_written(value, declared):
+def test_onnx_reads_written_optionals(value, declared):
     assert same(numpy_helper.to_optional(message_of("x", value, declared)), value)
 
 
 @pytest.mark.parametrize(("value", "declared"), [([], TENSORS), ([[ONE_TWO], []], NESTED)])
-def test_onnx_reads_sequences_that_are_written(value, declared):
+def test_onnx_reads_written_sequences(value, declared):
     assert same(numpy_helper.to_list(message_of("x", value, declared)), value)
 
 
@@ -359,12 +359,12 @@ def test_onnx_reads_sequences_that_are_written(value, declared):
         (numpy_helper.from_dict({7: ONE_TWO}), map_type(TensorProto.INT64), {7: ONE_TWO}),
     ],
 )
-def test_structures_as_onnx_writes_them_are_read(message, declared, expected):
+def test_structures_written_by_onnx_are_read(message, declared, expected):
     assert same(read(message, declared), expected)
 
 
 @pytest.mark.parametrize(
-    ("message", "declared", "what"),
+    ("message", "declared", "fault"),
     [
         (
             SequenceProto(elem_type=3, tensor_values=[tensor(ONE_TWO)]),
@@ -441,14 +441,12 @@ def test_structures_as_onnx_writes_them_are_read(message, declared, expected):
         ),
     ],
 )
-def test_structures_that_contradict_themselves_or_their_declaration_are_refused(
-    message, declared, what
-):
-    assert complaint(message, declared).startswith(what)
+def test_inconsistent_structures_are_rejected(message, declared, fault):
+    assert complaint(message, declared).startswith(fault)
 
 
 @pytest.mark.parametrize(
-    ("value", "declared", "what"),
+    ("value", "declared", "message"),
     [
         ([ONE_TWO], tensor_type(), "x is a sequence of 1, but declared as float32"),
         (None, tensor_type(), "x is an empty optional, but declared as float32"),
@@ -461,12 +459,12 @@ def test_structures_that_contradict_themselves_or_their_declaration_are_refused(
         (np.array([1, "a"], object), tensor_type(8), "a string tensor holds int"),
     ],
 )
-def test_a_value_of_another_type_than_declared_is_not_written(value, declared, what):
-    with pytest.raises(ValueError, match=what):
+def test_value_of_an_undeclared_type_is_rejected(value, declared, message):
+    with pytest.raises(ValueError, match=message):
         message_of("x", value, declared)
 
 
-def test_damaged_data_never_raise_anything_else():
+def test_damaged_data_raise_only_malformed():
     original = TEXT_MAP.SerializeToString()
     generator = np.random.default_rng(0)
     kinds = [ANY, TENSORS, OPTIONAL, map_type(8)]

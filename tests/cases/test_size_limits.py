@@ -1,4 +1,4 @@
-"""Very large logs, and no shared memory: bounded work, or a refusal that says the size."""
+"""Very large logs are rejected with their size; audits work without shared memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def demo(workplace):
         ["explain", "{}"],
     ],
 )
-def test_a_log_or_report_of_a_gibibyte_is_refused_with_its_size(demo, onnxopt, name, command):
+def test_log_or_report_of_a_gibibyte_is_rejected_with_its_size(demo, onnxopt, name, command):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--report", "json=run.json"))
     os.truncate(name, LARGE_BYTES)
     answer = onnxopt(*[word.format(name) for word in command])
@@ -47,7 +47,7 @@ def test_a_log_or_report_of_a_gibibyte_is_refused_with_its_size(demo, onnxopt, n
     )
 
 
-def test_a_log_of_a_gibibyte_is_neither_resumed_nor_merged(demo, onnxopt):
+def test_log_of_a_gibibyte_is_not_resumed_or_merged(demo, onnxopt):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
     os.truncate("run.jsonl", LARGE_BYTES)
     for answer in (
@@ -58,9 +58,7 @@ def test_a_log_of_a_gibibyte_is_neither_resumed_nor_merged(demo, onnxopt):
         assert f"has {LARGE_BYTES} bytes" in answer.err
 
 
-def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
-    demo, onnxopt, monkeypatch
-):
+def test_run_that_exceeds_the_log_limit_leaves_a_readable_log(demo, onnxopt, monkeypatch):
     onnxopt(*run_arguments("OffAtC", "--log", "whole.jsonl"))
     limit = (demo / "whole.jsonl").stat().st_size - 10
     for module in (log_writer, log_reader, saved_run):
@@ -74,7 +72,7 @@ def test_a_run_whose_log_becomes_too_long_says_so_and_its_log_can_be_read(
 
 
 @pytest.mark.slow
-def test_an_audit_without_shared_memory_uses_one_process(workplace, onnxopt, monkeypatch):
+def test_audit_without_shared_memory_uses_one_process(workplace, onnxopt, monkeypatch):
     def no_semaphores(*_, **__):
         raise OSError(errno.ENOSPC, "No space")
 

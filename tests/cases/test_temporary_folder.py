@@ -1,4 +1,4 @@
-"""Folders to be filled and renamed: what a kill leaves of them is removed, and nothing else."""
+"""Temporary folders: only those of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with temporary_folder(Path(sys.argv[1]), ".cache-") as folder:
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that is filling a folder."""
+    """A process that holds a temporary folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.PIPE, text=True,
@@ -37,7 +37,7 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_what_a_killed_process_left_is_removed_and_what_others_have_is_not(tmp_path, holder):
+def test_only_folders_of_killed_processes_are_removed(tmp_path, holder):
     held = holder.stdout.readline().strip()
     (tmp_path / "cache").mkdir()
     (tmp_path / ".cachet").mkdir()
@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_is_removed_and_what_others_have_is_not(tmp_p
         )
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_link_to_a_folder_is_not_followed(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
     (tmp_path / ".cache-link").symlink_to(tmp_path / "precious")
@@ -63,7 +63,7 @@ def test_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "precious" / "file").exists()
 
 
-def test_a_folder_that_was_renamed_stays(tmp_path):
+def test_renamed_folder_is_kept(tmp_path):
     with temporary_folder(tmp_path, ".cache-") as folder:
         (folder / "whole").touch()
         folder.rename(tmp_path / "cache")

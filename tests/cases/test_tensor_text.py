@@ -1,4 +1,4 @@
-"""Every notation of a tensor, and what each refuses."""
+"""Notations of tensors in case files, and invalid ones."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def same(found, expected):
         ("{dtype: bool, data: [true, false]}", np.array([True, False])),
     ],
 )  # fmt: skip
-def test_a_notation_gives_its_array(text, expected):
+def test_notation_is_read_as_its_array(text, expected):
     same(make(text), expected)
 
 
-def test_nan_is_nan_in_every_type_that_has_one():
+def test_nan_is_supported_by_all_types_that_have_it():
     for name in ("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e8m0fnu"):
         assert np.isnan(make(f"{{dtype: {name}, data: .nan}}").astype(float))
 
@@ -143,11 +143,11 @@ def test_nan_is_nan_in_every_type_that_has_one():
         ("{optional: {dtype: double, data: 1}, dtype: float}", ".optional: found float64, expecte"),
     ],
 )  # fmt: skip
-def test_a_notation_that_is_wrong_is_refused_where_it_is_wrong(text, message):
+def test_invalid_notation_is_rejected_with_its_position(text, message):
     assert message in refusal(text)
 
 
-def test_decimals_are_read_as_doubles_and_rounded_once_more():
+def test_decimals_are_read_as_doubles_and_then_rounded():
     assert make("{dtype: float64, data: 0.1}") == 0.1
     assert make("0.1") == np.float32(0.1)
 
@@ -169,23 +169,23 @@ def test_random_data_are_the_draws_of_randomstate_cast_to_the_dtype(distribution
     same(make(text), draw(np.random.RandomState(42)).astype(DTYPES[dtype]))
 
 
-def test_random_data_are_these_numbers_everywhere():
-    found = make("{random: {normal: {}, seed: 0}, shape: [2]}")
-    assert found.tolist() == [1.7640523910522461, 0.40015721321105957]
+def test_random_data_are_equal_on_all_platforms():
+    values = make("{random: {normal: {}, seed: 0}, shape: [2]}")
+    assert values.tolist() == [1.7640523910522461, 0.40015721321105957]
 
 
-def test_random_integers_are_int64_and_random_bools_are_bools():
+def test_random_integers_and_bools_have_their_types():
     assert make("{random: {integers: {low: 0, high: 3}, seed: 1}, shape: []}").dtype == np.int64
     text = "{random: {integers: {low: 0, high: 2}, seed: 1}, shape: [9], dtype: bool}"
     assert set(make(text).tolist()) == {True, False}
 
 
-def test_random_data_are_not_made_before_they_are_needed():
+def test_random_data_are_made_on_demand():
     declared = read(f"{{random: {{normal: {{}}, seed: 0}}, shape: [{MAX_ELEMENTS}]}}")
     assert declared.shape == (MAX_ELEMENTS,)
 
 
-def test_sequences_and_optionals_hold_values():
+def test_sequences_and_optionals_contain_values():
     sequence = read("{sequence: [[1.5], [2, 3]]}")
     assert [part.tolist() for part in made(sequence)] == [[1.5], [2.0, 3.0]]
     assert sequence.dtype == np.float32
@@ -198,7 +198,7 @@ def test_sequences_and_optionals_hold_values():
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "?", "<i8", ">u2", "<c8"])
-def test_npy_and_npz_files_give_their_array(tmp_path, dtype, order):
+def test_npy_and_npz_files_are_read(tmp_path, dtype, order):
     array = np.arange(6).reshape(2, 3).astype(dtype, order=order)
     np.save(tmp_path / "x.npy", array)
     np.savez_compressed(tmp_path / "x.npz", a=array, b=array + array)
@@ -207,7 +207,7 @@ def test_npy_and_npz_files_give_their_array(tmp_path, dtype, order):
     same(make("{file: x.npz, key: a}", tmp_path), native)
 
 
-def test_types_that_numpy_does_not_know_are_named_beside_the_file(tmp_path):
+def test_types_that_npy_files_lack_must_be_stated(tmp_path):
     array = np.array([0.5, 2], ml_dtypes.bfloat16)
     np.save(tmp_path / "x.npy", array)
     same(make("{file: x.npy, dtype: bfloat16}", tmp_path), array)
@@ -216,7 +216,7 @@ def test_types_that_numpy_does_not_know_are_named_beside_the_file(tmp_path):
     assert "state the dtype" in refusal("{file: x.npy, dtype: float8e5m2}", tmp_path)
 
 
-def test_pb_files_give_their_tensor(tmp_path):
+def test_pb_files_are_read(tmp_path):
     array = np.array([[1, -2]], ml_dtypes.int4)
     (tmp_path / "x.pb").write_bytes(onnx.numpy_helper.from_array(array).SerializeToString())
     same(make("{file: x.pb}", tmp_path), array)
@@ -265,14 +265,14 @@ def npy_header(*shape):
         ("x.txt", b"1", "does not end in .npy, .npz or .pb"),
     ],
 )  # fmt: skip
-def test_damaged_and_hostile_files_are_refused(tmp_path, name, data, message):
+def test_damaged_and_hostile_files_are_rejected(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
-    found = refusal(f"{{file: {name}}}", tmp_path)
-    assert found.startswith(f".file: the file {name} ")
-    assert message in found
+    error = refusal(f"{{file: {name}}}", tmp_path)
+    assert error.startswith(f".file: the file {name} ")
+    assert message in error
 
 
-def test_an_npz_member_must_be_named_unless_it_is_the_only_one(tmp_path):
+def test_key_of_an_npz_file_is_required_unless_it_has_one_array(tmp_path):
     archive(tmp_path / "one.npz", a=npy(np.zeros(1)))
     archive(tmp_path / "two.npz", a=npy(np.zeros(1)), b=npy(np.zeros(1)))
     assert make("{file: one.npz}", tmp_path).tolist() == [0.0]
@@ -282,7 +282,7 @@ def test_an_npz_member_must_be_named_unless_it_is_the_only_one(tmp_path):
     assert "has no keys" in refusal("{file: x.npy, key: a}", tmp_path)
 
 
-def test_a_zip_bomb_is_measured_and_not_unpacked(tmp_path):
+def test_zip_bomb_is_rejected_by_its_size(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("large.npy", npy_header(2**40) + bytes(9_000_000))
         file.writestr("long.npy", npy_header(3) + bytes(9_000_000))
@@ -295,7 +295,7 @@ def test_a_zip_bomb_is_measured_and_not_unpacked(tmp_path):
 @pytest.mark.parametrize(
     "path", ["../x.npy", "a/../../x.npy", "/etc/x.npy", "C:\\x.npy", "C:/x.npy", "a\\x.npy", '""']
 )
-def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, path):
+def test_path_outside_the_folder_is_rejected(tmp_path, path):
     np.save(tmp_path / "x.npy", np.zeros(1))
     folder = tmp_path / "inner"
     folder.mkdir()
@@ -305,7 +305,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(tmp_path, path):
     )
 
 
-def test_links_are_followed_inside_the_folder_and_refused_outside(tmp_path):
+def test_links_are_followed_only_inside_the_folder(tmp_path):
     folder = tmp_path / "inner"
     (folder / "sub").mkdir(parents=True)
     np.save(tmp_path / "outer.npy", np.zeros(1))
@@ -321,7 +321,7 @@ def test_links_are_followed_inside_the_folder_and_refused_outside(tmp_path):
     refusal("{file: loop.npy}", folder)
 
 
-def test_files_that_are_missing_or_no_files_are_refused(tmp_path):
+def test_missing_and_irregular_files_are_rejected(tmp_path):
     (tmp_path / "folder.npy").mkdir()
     os.mkfifo(tmp_path / "pipe.npy")
     assert "is missing" in refusal("{file: none.npy}", tmp_path)
@@ -329,7 +329,7 @@ def test_files_that_are_missing_or_no_files_are_refused(tmp_path):
     assert "is not a regular file" in refusal("{file: pipe.npy}", tmp_path)
 
 
-def test_a_file_that_changes_after_the_check_is_noticed(tmp_path):
+def test_file_that_changes_after_the_check_is_detected(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(3))
     declared = read("{file: x.npy}", tmp_path)
     np.save(tmp_path / "x.npy", np.zeros(4))

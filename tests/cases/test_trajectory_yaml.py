@@ -1,4 +1,4 @@
-"""What is wrong with trajectories in case files is said with its line."""
+"""Faults of trajectories in case files are reported with their lines."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def case(steps, inputs=INPUTS, more=""):
         ),
     ],
 )
-def test_what_is_wrong_with_steps_is_said_with_line_and_field(tmp_path, text, problems):
-    found = problems_of(tmp_path, text)
-    assert len(found) == len(problems)
-    for mine, theirs in zip(sorted(problems), sorted(found), strict=True):
-        assert theirs.startswith(mine)
+def test_faults_of_steps_are_reported_with_line_and_field(tmp_path, text, problems):
+    actual = problems_of(tmp_path, text)
+    assert len(actual) == len(problems)
+    for beginning, problem in zip(sorted(problems), sorted(actual), strict=True):
+        assert problem.startswith(beginning)
 
 
-def test_gradients_of_all_steps_may_stand_in_a_file(tmp_path):
+def test_gradients_of_all_steps_are_read_from_a_file(tmp_path):
     gradients = np.arange(12, dtype=np.float32).reshape(6, 2)
     np.save(tmp_path / "gradients.npy", gradients)
     steps, loop = contents(tmp_path, trajectory_text("Adam", "{file: gradients.npy}", 6))
@@ -142,7 +142,7 @@ def test_gradients_of_all_steps_may_stand_in_a_file(tmp_path):
     np.testing.assert_array_equal(loop.inputs["G"], gradients)
 
 
-def test_a_trajectory_is_as_large_as_other_tensors_may_be(tmp_path):
+def test_size_of_a_trajectory_is_limited(tmp_path):
     inputs = "R: 0.1, T: 1, " + ", ".join(
         f"{name}: {{random: {{uniform: {{}}, seed: 1}}, shape: [100000]}}" for name in "XVH"
     )
@@ -170,7 +170,7 @@ LOGISTIC = (
     ],
     ids=["large", "square", "data"],
 )
-def test_the_steps_of_a_case_may_not_compute_for_hours(tmp_path, count, size, gradient, computed):
+def test_number_of_computed_elements_is_limited(tmp_path, count, size, gradient, computed):
     inputs = "R: 0.1, T: 1, " + ", ".join(
         f"{name}: {{random: {{uniform: {{}}, seed: 1}}, shape: [{size}]}}" for name in "XVH"
     )

@@ -1,4 +1,4 @@
-"""Every way in which a case file can be wrong: named with line, case and field, all at once."""
+"""Faults of case files are reported together, each with line, case and field."""
 
 # ruff: noqa: E501 - each message stands on a line of its own, whole
 
@@ -21,21 +21,21 @@ ATTRIBUTES = "alpha, beta, epsilon, norm_coefficient, norm_coefficient_post"
 
 
 def case(fields):
-    """Return a file whose one case, on line 4, has these fields beside its name."""
+    """Return a file with one case, on line 4, that has a name and these fields."""
     return f"{HEAD}cases: [{{name: c, {fields}}}]"
 
 
 def adam(**changes):
-    """Return a file with one right case of Adam, changed; an empty change leaves a field out."""
+    """Return a file with a valid case of Adam and changes; an empty one omits a field."""
     fields = {"inputs": ADAM_INPUTS} | changes
     return case(", ".join(f"{name}: {value}" for name, value in fields.items() if value))
 
 
 def inputs(**changes):
-    """Return a file with one right case of Adam, some inputs changed."""
-    given = {"R": "0.1", "T": "0", "X": "[1, 2]", "G": "[1, 2]", "V": "[1, 2]", "H": "[1, 2]"}
-    given |= changes
-    return adam(inputs="{" + ", ".join(f"{k}: {v}" for k, v in given.items() if v) + "}")
+    """Return a file with a valid case of Adam and changed inputs."""
+    values = {"R": "0.1", "T": "0", "X": "[1, 2]", "G": "[1, 2]", "V": "[1, 2]", "H": "[1, 2]"}
+    values |= changes
+    return adam(inputs="{" + ", ".join(f"{k}: {v}" for k, v in values.items() if v) + "}")
 
 
 def other(fields):
@@ -336,11 +336,11 @@ def other(fields):
         ]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_line_case_field_and_what_was_expected(tmp_path, text, problems):
+def test_faults_are_reported_with_line_case_field_and_expectation(tmp_path, text, problems):
     assert problems_of(tmp_path, text) == problems
 
 
-def test_everything_wrong_with_a_file_is_reported_at_once_in_the_order_of_its_lines(tmp_path):
+def test_all_faults_of_a_file_are_reported_in_the_order_of_lines(tmp_path):
     text = f"""\
 onnxopt: 1
 suite: s
@@ -363,8 +363,8 @@ cases:
       V: {{dtype: float33, data: 1}}
       H: 1e999
 """
-    found = [problem.split(": found")[0] for problem in problems_of(tmp_path, text)]
-    assert found == [
+    places = [problem.split(": found")[0] for problem in problems_of(tmp_path, text)]
+    assert places == [
         "4: author",
         "7: case a: inputs",
         "8: case a: tolerance.rtol",
@@ -391,24 +391,24 @@ cases:
         ("attributes: {x: 1}, inputs: {a: [1]}, outputs: {c: [1]}", "found attributes and model"),
     ],
 )  # fmt: skip
-def test_cases_of_a_model_file_are_checked_against_its_graph(tmp_path, fields, problem):
+def test_cases_with_a_model_file_are_checked_against_its_graph(tmp_path, fields, problem):
     save_model(tmp_path)
     text = f"onnxopt: 1\nsuite: s\ncases: [{{name: c, model: add.onnx, {fields}}}]"
     assert problem in problems_of(tmp_path, text)[0]
 
 
-def test_a_file_that_is_no_model_is_a_problem(tmp_path):
+def test_file_that_is_not_a_model_is_reported(tmp_path):
     (tmp_path / "x.onnx").write_bytes(b"no model")
     (problem,) = problems_of(tmp_path, adam(model="x.onnx"))
     assert problem.startswith("4: case c: model: the file x.onnx is not a model")
 
 
-def test_a_problem_of_the_file_is_reported_once_for_all_its_cases(tmp_path):
+def test_fault_of_the_file_is_reported_once_for_all_cases(tmp_path):
     text = f"{HEAD.replace('Adam', 'Adamm')}cases: [{{name: a}}, {{name: b}}]"
     assert len(problems_of(tmp_path, text)) == 1
 
 
-def test_unreadable_files_are_problems(tmp_path):
+def test_unreadable_files_are_reported(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "latin.yaml").write_bytes(b"onnxopt: 1\nabout: \xe9t\xe9\n")
@@ -424,13 +424,13 @@ def test_unreadable_files_are_problems(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_a_problem(tmp_path):
+def test_file_without_permission_is_reported(tmp_path):
     path = tmp_path / "secret.yaml"
     path.touch(mode=0)
     assert "cannot be read" in str(read_yaml_file(path)[1][0])
 
 
-def test_a_file_over_the_size_cap_is_not_read(tmp_path, monkeypatch):
+def test_file_over_the_size_limit_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(yaml_syntax, "MAX_BYTES", 100)
     (tmp_path / "file.yaml").write_text(ADAM)
     cases, (problem,) = read_yaml_file(tmp_path / "file.yaml")
@@ -438,7 +438,7 @@ def test_a_file_over_the_size_cap_is_not_read(tmp_path, monkeypatch):
     assert "at most 100 were expected" in str(problem)
 
 
-def test_a_folder_or_file_whose_name_no_id_can_have_needs_another_name(tmp_path):
+def test_folder_or_file_name_that_is_invalid_in_an_id_is_reported(tmp_path):
     folder = tmp_path / "my cases"
     folder.mkdir()
     cases, problems = read_text(folder, ADAM.replace("suite: spec\n", ""))
@@ -453,14 +453,14 @@ def test_a_folder_or_file_whose_name_no_id_can_have_needs_another_name(tmp_path)
 
 def test_hostile_text_is_shown_escaped_and_short(tmp_path):
     text = adam(about='[1], "\\x1b[31m\\u202e' + "x" * 500 + '": 1')
-    found = problems_of(tmp_path, text)
-    assert any("\\x1b[31m\\u202exxx" in problem for problem in found)
-    assert all(len(problem) < 400 for problem in found)
-    assert not any(re.search("[\x1b\u202e]", problem) for problem in found)
+    problems = problems_of(tmp_path, text)
+    assert any("\\x1b[31m\\u202exxx" in problem for problem in problems)
+    assert all(len(problem) < 400 for problem in problems)
+    assert not any(re.search("[\x1b\u202e]", problem) for problem in problems)
 
 
 @given(data=st.data())
-def test_no_damage_to_a_file_raises(tmp_path_factory, data):
+def test_damaged_case_file_raises_no_exception(tmp_path_factory, data):
     start = data.draw(st.integers(0, len(ADAM)))
     length = data.draw(st.integers(0, 12))
     middle = data.draw(st.text(alphabet="[]{}:,-?*&!|>'\"% \n\t1.#~eé_aX", max_size=6))

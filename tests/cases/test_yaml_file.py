@@ -1,4 +1,4 @@
-"""YAML case files that are right, and what becomes of them."""
+"""Valid YAML case files, and the cases that they contain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.errors import InvalidCase
 
 
-def test_a_case_tells_what_is_written_about_it(tmp_path):
+def test_case_has_the_fields_of_its_file(tmp_path):
     cases, problems = read_text(tmp_path, ADAM)
     assert problems == []
     (case,) = cases
@@ -35,12 +35,12 @@ def test_a_case_tells_what_is_written_about_it(tmp_path):
     assert case.tags == ("published", "small")
 
 
-def test_the_content_is_a_model_of_one_node_with_only_the_given_attributes(tmp_path):
+def test_model_is_one_node_with_only_the_stated_attributes(tmp_path):
     content = only_case(tmp_path, ADAM)
     onnx.checker.check_model(content.model, full_check=True)
     (node,) = content.model.graph.node
-    given = {a.name: np.float32(onnx.helper.get_attribute_value(a)) for a in node.attribute}
-    assert given == {
+    attributes = {a.name: np.float32(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+    assert attributes == {
         "alpha": np.float32(0.95),
         "beta": np.float32(0.1),
         "epsilon": np.float32(1e-7),
@@ -54,12 +54,12 @@ def test_the_content_is_a_model_of_one_node_with_only_the_given_attributes(tmp_p
     assert content.tolerance == Relative(1e-3, 1e-7, Provenance.CASE)
 
 
-def test_outputs_of_an_operator_with_a_formula_may_be_left_out(tmp_path):
+def test_outputs_of_an_operator_with_a_formula_are_optional(tmp_path):
     text = f"onnxopt: 1\nsuite: s\noperator: Adam\ncases: [{{name: c, inputs: {ADAM_INPUTS}}}]"
     assert only_case(tmp_path, text).stored is None
 
 
-def test_inputs_in_any_order_reach_the_model_in_the_specifications_order(tmp_path):
+def test_inputs_are_sorted_into_the_specification_s_order(tmp_path):
     text = """
         onnxopt: 1
         suite: s
@@ -74,7 +74,7 @@ def test_inputs_in_any_order_reach_the_model_in_the_specifications_order(tmp_pat
     assert [v.name for v in content.model.graph.output] == ["X1_new", "X2_new", "H1_new", "H2_new"]
 
 
-def test_an_expected_output_has_the_dtype_of_its_own_input(tmp_path):
+def test_stored_output_has_the_dtype_of_its_input(tmp_path):
     text = """
         onnxopt: 1
         suite: s
@@ -102,7 +102,7 @@ def test_an_expected_output_has_the_dtype_of_its_own_input(tmp_path):
         ),
     ],
 )
-def test_tolerances_are_for_the_case_for_outputs_or_for_both(tmp_path, text, general, outputs):
+def test_tolerances_apply_to_the_case_or_to_outputs(tmp_path, text, general, outputs):
     file = (
         f"onnxopt: 1\nsuite: s\noperator: Adam\n"
         f"cases: [{{name: c, inputs: {ADAM_INPUTS}, tolerance: {text}}}]"
@@ -112,7 +112,7 @@ def test_tolerances_are_for_the_case_for_outputs_or_for_both(tmp_path, text, gen
     assert content.output_tolerances == outputs
 
 
-def test_the_tolerance_of_the_file_is_for_cases_without_their_own(tmp_path):
+def test_tolerance_of_the_file_applies_to_cases_without_their_own(tmp_path):
     text = f"""
         onnxopt: 1
         suite: s
@@ -131,7 +131,7 @@ def test_the_tolerance_of_the_file_is_for_cases_without_their_own(tmp_path):
     assert second.output_tolerances == {}
 
 
-def test_the_suite_is_named_after_the_folder_however_the_path_is_typed(tmp_path, monkeypatch):
+def test_suite_has_the_name_of_the_folder(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "file.yaml").write_text(ADAM.replace("suite: spec\n", ""))
@@ -140,7 +140,7 @@ def test_the_suite_is_named_after_the_folder_however_the_path_is_typed(tmp_path,
         assert read_yaml_file(path)[0][0].id == "mine/file/adam"
 
 
-def test_valid_cases_are_returned_beside_broken_ones(tmp_path):
+def test_valid_cases_are_returned_despite_invalid_ones(tmp_path):
     text = f"""
         onnxopt: 1
         suite: s
@@ -156,7 +156,7 @@ def test_valid_cases_are_returned_beside_broken_ones(tmp_path):
     assert [problem.where.rpartition(":")[2] for problem in problems] == ["7", "8"]
 
 
-def test_a_case_that_must_be_refused_may_break_the_signature(tmp_path):
+def test_case_that_must_be_rejected_may_break_the_signature(tmp_path):
     text = """
         onnxopt: 1
         suite: s
@@ -199,7 +199,7 @@ def test_a_rejected_case_may_state_the_outputs_of_its_node(tmp_path, names):
     assert result.outcome is Outcome.PASS
 
 
-def test_integers_are_floats_where_the_operator_of_a_refused_case_has_floats(tmp_path):
+def test_integers_become_floats_if_the_operator_declares_floats(tmp_path):
     text = """
         onnxopt: 1
         suite: s
@@ -272,7 +272,7 @@ def test_integers_are_floats_where_the_operator_of_a_refused_case_has_floats(tmp
         ),
     ],
 )
-def test_any_operator_of_onnx_can_be_named(tmp_path, case, inputs, attributes):
+def test_all_operators_of_onnx_are_supported(tmp_path, case, inputs, attributes):
     text = f"onnxopt: 1\nsuite: s\ncases: [{{name: c, {case[1:-1]}}}]"
     content = only_case(tmp_path, text)
     onnx.checker.check_model(content.model, full_check=True)
@@ -284,7 +284,7 @@ def test_any_operator_of_onnx_can_be_named(tmp_path, case, inputs, attributes):
             assert onnx.helper.get_attribute_value(attribute) == attributes[attribute.name]
 
 
-def test_the_model_imports_the_opset_that_is_asked_for(tmp_path):
+def test_model_imports_the_stated_opset(tmp_path):
     case = "{name: c, operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1]}}"
     text = f"onnxopt: 1\nsuite: s\nopset: 13\ncases: [{case}]"
     model = only_case(tmp_path, text).model
@@ -313,11 +313,11 @@ def test_element_types_follow_the_schema_and_each_other(
         f"inputs: {{{inputs}}}, outputs: {{{outputs}}}}}]"
     )
     content = only_case(tmp_path, text)
-    found = [*content.inputs.values(), *content.stored.values()]
-    assert [str(value.dtype) for value in found] == dtypes
+    values = [*content.inputs.values(), *content.stored.values()]
+    assert [str(value.dtype) for value in values] == dtypes
 
 
-def test_sequences_and_optionals_are_inputs_and_outputs(tmp_path):
+def test_sequences_and_optionals_are_valid_inputs_and_outputs(tmp_path):
     content = only_case(tmp_path, identity("{sequence: [[1.5], [2, 3]]}"))
     onnx.checker.check_model(content.model, full_check=True)
     assert [part.tolist() for part in content.inputs["input"]] == [[1.5], [2.0, 3.0]]
@@ -326,7 +326,7 @@ def test_sequences_and_optionals_are_inputs_and_outputs(tmp_path):
     assert content.inputs["input"] is None
 
 
-def test_a_model_file_is_fed_by_the_names_and_types_of_its_graph(tmp_path):
+def test_values_of_a_model_file_have_the_names_and_types_of_its_graph(tmp_path):
     save_model(tmp_path)
     text = """
         onnxopt: 1
@@ -340,7 +340,7 @@ def test_a_model_file_is_fed_by_the_names_and_types_of_its_graph(tmp_path):
     assert read_text(tmp_path, text)[0][0].operators == ("Add",)
 
 
-def test_a_model_of_one_node_with_a_formula_needs_no_outputs(tmp_path):
+def test_outputs_of_a_model_with_a_formula_are_optional(tmp_path):
     adam = only_case(tmp_path, ADAM).model
     onnx.save(adam, tmp_path / "adam.onnx")
     text = (
@@ -352,7 +352,7 @@ def test_a_model_of_one_node_with_a_formula_needs_no_outputs(tmp_path):
     assert content.model == adam
 
 
-def test_what_turns_out_wrong_only_when_data_are_made_is_an_invalid_case(tmp_path):
+def test_error_while_data_are_made_is_an_invalid_case(tmp_path):
     random = "{random: {normal: {scale: 1e39}, seed: 0}, shape: [3]}"
     cases, problems = read_text(tmp_path, identity(random, "[1.0, 2.0, 3.0]"))
     assert problems == []
@@ -361,7 +361,7 @@ def test_what_turns_out_wrong_only_when_data_are_made_is_an_invalid_case(tmp_pat
     assert "file.yaml:6: case c: inputs.input.random: found a draw of" in str(caught.value)
 
 
-def test_a_byte_order_mark_is_no_content(tmp_path):
+def test_byte_order_mark_is_ignored(tmp_path):
     (tmp_path / "file.yaml").write_text(ADAM, encoding="utf-8-sig")
     cases, problems = read_yaml_file(tmp_path / "file.yaml")
     assert len(cases) == 1
@@ -378,11 +378,11 @@ def test_the_schema_is_valid_and_describes_every_field():
             yield from fields(field)
 
     definitions = schema["$defs"]
-    found = list(fields(schema))
+    descriptions = list(fields(schema))
     for part in definitions.values():
-        found += fields(part)
-    assert len(found) > 40
-    for name, field in found:
+        descriptions += fields(part)
+    assert len(descriptions) > 40
+    for name, field in descriptions:
         *_, last = field.get("$ref", "").split("/")
         target = definitions.get(last) or definitions["limit"].get(last, {})
         hover = {**target, **field}
@@ -391,7 +391,7 @@ def test_the_schema_is_valid_and_describes_every_field():
             assert hover.get("description"), name
 
 
-def test_the_schema_judges_files_as_an_editor_would():
+def test_schema_accepts_and_rejects_files_without_the_reader():
     schema = json.loads(json.dumps(packaged_schema("onnxopt_cli.cases.yaml")))
     validator = jsonschema_rs.validator_for(schema)
     case = {"name": "c", "inputs": {"X": [[1, 2.5], [3, 4]]}}
@@ -403,7 +403,7 @@ def test_the_schema_judges_files_as_an_editor_would():
     ("notation", "kind"),
     [("{type: INTS, data: [50]}", "INTS"), ("{type: FLOAT, data: 50}", "FLOAT"), ("50", "FLOATS")],
 )
-def test_a_refused_case_may_state_the_type_of_an_attribute(tmp_path, notation, kind):
+def test_case_that_must_be_rejected_may_state_attribute_types(tmp_path, notation, kind):
     (tmp_path / "c.yaml").write_text(f"""\
 onnxopt: 1
 suite: mine

@@ -1,4 +1,4 @@
-"""YAML that attacks: refused from the event stream, before anything is built from it."""
+"""Hostile YAML is rejected from the event stream, before nodes are built from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request, monkeypatch):
-    """Both parsers that PyYAML may have."""
+    """Both parsers of PyYAML: libyaml and its own."""
     monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
     return request.param
 
@@ -60,11 +60,11 @@ def first_error(text):
         ("a:\n  - 1\n b: 2", "3: found invalid YAML"),
     ],
 )
-def test_what_is_refused_is_named_with_its_line(text, message):
+def test_rejected_syntax_is_reported_with_its_line(text, message):
     assert first_error(text).startswith(message)
 
 
-def test_the_bomb_of_aliases_is_refused_without_being_expanded():
+def test_alias_bomb_is_rejected_without_expansion():
     levels = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     for name, other in zip("bcdefghi", "abcdefgh", strict=True):
         levels.append(f"{name}: &{name} [{', '.join([f'*{other}'] * 10)}]")
@@ -72,7 +72,7 @@ def test_the_bomb_of_aliases_is_refused_without_being_expanded():
     assert len(errors) == 9 + 80
 
 
-# In a process of its own: a parser that reads on to the end crashes.
+# In a separate process, because a parser that reads to the end crashes.
 NESTED = """
 import sys, yaml
 from onnxopt_cli.cases.yaml import yaml_syntax as syntax
@@ -84,13 +84,13 @@ for unit in sys.argv[2:]:
 
 
 @pytest.mark.slow
-def test_nesting_is_refused_at_its_depth_and_not_at_its_end(loader):
+def test_deep_nesting_is_rejected_at_the_limit(loader):
     units = ["[", "{a: ", "- ", "? ", "[{a: "]
     done = subprocess.run(
         [sys.executable, "-c", NESTED, loader, *units], capture_output=True, text=True, check=False
     )
-    said = f"None 1 found nesting deeper than {MAX_DEPTH}, expected less"
-    assert done.stdout.splitlines() == [f"{unit} {said}" for unit in units], done.stderr
+    message = f"None 1 found nesting deeper than {MAX_DEPTH}, expected less"
+    assert done.stdout.splitlines() == [f"{unit} {message}" for unit in units], done.stderr
 
 
 @pytest.mark.usefixtures("loader")
@@ -99,7 +99,7 @@ def test_nesting_up_to_the_limit_is_read():
     assert parse_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))[1] != []
 
 
-def test_more_values_than_the_limit_are_refused(monkeypatch):
+def test_number_of_values_is_limited(monkeypatch):
     monkeypatch.setattr(yaml_syntax, "MAX_NODES", 100)
     assert parse_yaml("[" + "1," * 90 + "]")[1] == []
     assert first_error("[" + "1," * 100 + "]").startswith("1: found over 100 values")
@@ -135,10 +135,10 @@ def test_more_values_than_the_limit_are_refused(monkeypatch):
         ("", None),
     ],
 )
-def test_plain_scalars_are_read_as_yaml_1_2_has_them(text, value):
-    found = plain_scalar(text)
-    assert found == value
-    assert type(found) is type(value)
+def test_plain_scalars_follow_yaml_1_2(text, value):
+    scalar = plain_scalar(text)
+    assert scalar == value
+    assert type(scalar) is type(value)
 
 
 def test_a_negative_zero_keeps_its_sign():
@@ -151,6 +151,6 @@ def test_a_quoted_number_stays_text():
 
 
 @given(st.text(alphabet="[]{}:,-?*&!|>'\"% \n\tab1.#~\0é"))
-def test_no_text_raises(text):
+def test_arbitrary_text_raises_no_exception(text):
     root, errors = parse_yaml(text)
     assert root is not None or errors

@@ -1,4 +1,4 @@
-"""Written case files: readable, and read back to the last bit."""
+"""Written case files are readable, and read back bit for bit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def array(values, dtype="f4"):
 
 
 def adagrad_inputs(**changes):
-    given = {"R": array(0.1), "T": array(0, "i8"), "X": array(1), "G": array(2), "H": array(3)}
-    return given | changes
+    inputs = {"R": array(0.1), "T": array(0, "i8"), "X": array(1), "G": array(2), "H": array(3)}
+    return inputs | changes
 
 
 def written(*cases, **options):
@@ -47,7 +47,7 @@ def written(*cases, **options):
 
 @st.composite
 def arrays(draw):
-    """Any bit patterns of any element type, but for the payloads of NaN."""
+    """Draw arrays of all element types and bit patterns, except payloads of NaN."""
     name = draw(st.sampled_from([name for name in DTYPES if name != "string"]))
     dtype = DTYPES[name]
     shape = draw(SHAPES)
@@ -60,7 +60,7 @@ def arrays(draw):
         parts = np.where(np.isnan(parts), parts.dtype.type("nan"), parts)
         return parts.view(dtype).reshape(shape)
     if "int" in name:
-        # The types of less than a byte have bit patterns to spare.
+        # Types of less than a byte do not use all bits of a byte.
         return data if dtype.kind in "iu" else data.astype(np.int8).astype(dtype)
     if name.startswith(("float4_", "float6_")):
         return data.astype(np.float32).astype(dtype)
@@ -75,18 +75,18 @@ def read_back(tokens, default):
 
 
 @given(arrays(), st.sampled_from([F32, np.dtype(np.float64)]))
-def test_arrays_of_every_dtype_come_back_to_the_last_bit(expected, default):
-    found = read_back(tensor_flow(expected, default), default)
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert found.tobytes() == expected.tobytes()
+def test_arrays_of_all_dtypes_read_back_bit_for_bit(expected, default):
+    actual = read_back(tensor_flow(expected, default), default)
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.tobytes() == expected.tobytes()
 
 
 @given(hnp.arrays(object, SHAPES, elements=TEXT))
-def test_text_comes_back_however_lines_are_broken(expected):
-    found = read_back(tensor_flow(expected, expected.dtype), expected.dtype)
-    assert found.shape == expected.shape
-    assert found.tolist() == expected.tolist()
+def test_text_reads_back_with_any_line_breaks(expected):
+    actual = read_back(tensor_flow(expected, expected.dtype), expected.dtype)
+    assert actual.shape == expected.shape
+    assert actual.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_text_comes_back_however_lines_are_broken(expected):
         (7, "f8", "7"),
     ],
 )
-def test_numbers_have_the_fewest_digits_that_come_back(value, dtype, text):
+def test_numbers_have_the_fewest_digits_that_read_back(value, dtype, text):
     assert number_text(value, np.dtype(dtype)) == text
 
 
@@ -129,11 +129,11 @@ def test_numbers_have_the_fewest_digits_that_come_back(value, dtype, text):
         ('"\\\n', '"\\"\\\\\\n"'),
     ],
 )
-def test_text_is_quoted_only_where_it_would_be_taken_for_something_else(text, token):
+def test_text_is_quoted_only_if_necessary(text, token):
     assert text_token(text) == token
 
 
-def test_a_file_is_laid_out_for_people():
+def test_written_file_is_readable():
     case = CaseTemplate(
         name="first",
         operator=ADAGRAD,
@@ -187,7 +187,7 @@ cases:
     )
 
 
-def test_written_cases_are_read_as_the_same_cases(tmp_path):
+def test_written_cases_read_back_as_equal_cases(tmp_path):
     values = np.random.RandomState(3).standard_normal((4, 30)).astype(np.float32)
     random = RandomTensor("lognormal", 9, (4, 30), F32, {"scale": 2.0})
     case = CaseTemplate(
@@ -204,14 +204,14 @@ def test_written_cases_are_read_as_the_same_cases(tmp_path):
     )
 
     text = written(case)
-    (found,), problems = read_text(tmp_path, text)
-    content = found.load()
+    (actual,), problems = read_text(tmp_path, text)
+    content = actual.load()
 
     assert problems == []
-    assert found.id == "s/file/c"
-    assert found.about == case.about
-    assert found.source == case.source.strip()
-    assert found.tags == ("a",)
+    assert actual.id == "s/file/c"
+    assert actual.about == case.about
+    assert actual.source == case.source.strip()
+    assert actual.tags == ("a",)
     assert content.model.graph.node[0].attribute[1].f == np.float32(0.1)
     for name, tensor in case.inputs.items():
         expected = tensor.make() if isinstance(tensor, RandomTensor) else tensor
@@ -223,7 +223,7 @@ def test_written_cases_are_read_as_the_same_cases(tmp_path):
     assert max(len(line) for line in text.splitlines() if "spaces" not in line) < 100
 
 
-def test_a_dtype_is_written_only_where_a_reader_would_not_guess_it():
+def test_dtype_is_written_only_if_it_differs_from_the_default():
     double = array([0.5], "f8")
     case = CaseTemplate(
         "c", ADAGRAD, adagrad_inputs(X=double), outputs={"X_new": double, "H_new": array([0.5])}
@@ -234,9 +234,9 @@ def test_a_dtype_is_written_only_where_a_reader_would_not_guess_it():
     assert "X_new: [0.5]" in text
 
 
-def test_a_case_to_be_refused_is_written_as_one(tmp_path):
+def test_case_that_must_be_rejected_reads_back(tmp_path):
     case = CaseTemplate("c", ADAGRAD, {"R": array(1), "odd": array([1], "i4")}, rejects=True)
-    (found,), problems = read_text(tmp_path, written(case))
+    (actual,), problems = read_text(tmp_path, written(case))
     assert problems == []
-    assert found.load().must_reject
-    assert found.load().inputs["odd"].dtype == np.int32
+    assert actual.load().must_reject
+    assert actual.load().inputs["odd"].dtype == np.int32

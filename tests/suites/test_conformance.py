@@ -1,4 +1,4 @@
-"""What the suite ``conformance`` asks of every operator: each dimension of its inputs alone."""
+"""The suite ``conformance`` varies each dimension of the inputs of every operator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
-# Where a result may be wrong: of a call, and of the tensors of one of its groups.
-WHERE = {
+# Dimensions in which a result may be wrong, as predicates of a call and one of its groups.
+DIMENSIONS = {
     **{f"rank {rank}": lambda _, group, rank=rank: group[0].ndim == rank for rank in range(8)},
     "one element": lambda _, group: group[0].shape == (1,),
     "one row and column": lambda _, group: group[0].shape == (1, 1),
@@ -30,18 +30,18 @@ WHERE = {
     "lower rank": lambda _, group: narrow(group, (3,)),
     "one row": lambda _, group: narrow(group, (1, 3)),
     "one column": lambda _, group: narrow(group, (3, 1)),
-    "beyond float32": lambda _, group: any(np.any(abs(it) == np.float64(1e60)) for it in group),
+    "beyond float32": lambda _, group: any(np.any(abs(x) == np.float64(1e60)) for x in group),
 }  # fmt: skip
 
 
 def narrow(group, shape):
-    return group[0].shape == (3, 3) and any(it.shape == shape for it in group[1:])
+    return group[0].shape == (3, 3) and any(array.shape == shape for array in group[1:])
 
 
 @pytest.fixture(scope="module")
-def seen():
-    """Return for each operator where a result stands that would be seen if it were zero."""
-    found = defaultdict(set)
+def tested_dimensions():
+    """Return, by operator, the dimensions in which a case has a result other than zero."""
+    dimensions = defaultdict(set)
     for case in collect(["conformance", "pruning"]).cases:
         content = case.load()
         call = None if content.must_reject else sole_call(content.model, content.inputs)
@@ -50,19 +50,20 @@ def seen():
         outputs, count = evaluate(call), len(call.groups)
         for place, group in enumerate(call.groups):
             if any(output.any() for output in outputs[place % len(outputs) :: count]):
-                found[call.operator].update(
-                    name for name, here in WHERE.items() if here(call, group)
+                dimensions[call.operator].update(
+                    name for name, applies in DIMENSIONS.items() if applies(call, group)
                 )
-    return found
+    return dimensions
 
 
 @pytest.mark.parametrize("operator", registry().operators, ids=lambda item: item.name)
-def test_each_dimension_is_asked_for_where_it_is_seen(operator, seen):
-    beside = {"no dimensions beside others", "lower rank", "one row", "one column"}
-    alone = len(operator.tensors) == 1
-    assert seen[operator] >= set(WHERE) - (beside if alone else set())
+def test_each_dimension_is_tested_where_it_affects_the_result(operator, tested_dimensions):
+    multiple = {"no dimensions beside others", "lower rank", "one row", "one column"}
+    has_one_tensor = len(operator.tensors) == 1
+    expected = set(DIMENSIONS) - (multiple if has_one_tensor else set())
+    assert tested_dimensions[operator] >= expected
 
 
-def test_a_state_under_a_root_is_not_negative_even_where_the_first_step_forgets_it():
+def test_state_under_a_root_is_not_negative_in_first_step_cases():
     made = operator_of(lambda T, X, Y: (X - np.sqrt((1 - 1 / T) * Y + X * X),), 1)
     assert nonnegative_tensors(made) == ("Y",)

@@ -12,7 +12,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.suites.catalogue import suites
 
 CASES = Path(__file__).parents[2] / "cases"
-# The fields that define a case. Its description is not one of them, and its outputs follow.
+# The fields that define a case; its description is excluded, and its outputs follow from them.
 FIELDS = ("name", "attributes", "inputs", "graph", "steps", "rejects")
 DIGESTS = Path(__file__).parent / "suite_digests.json"
 
@@ -69,10 +69,10 @@ def mine(tmp_path, monkeypatch):
     return write
 
 
-def test_the_version_of_a_suite_is_in_the_log_and_in_every_report(onnxopt, mine):
+def test_suite_version_is_in_the_log_and_in_all_reports(onnxopt, mine):
     mine("@7")
     formats = ("json", "junit", "xunit", "markdown", "badge", "html")
-    reports = [f"--report={it}={it}.out" for it in formats]
+    reports = [f"--report={name}={name}.out" for name in formats]
     answer = onnxopt("run", "mine.yaml", "--log", "run.jsonl", *reports)
     assert answer.code == 0
     assert "mine@7" in answer.out
@@ -80,11 +80,11 @@ def test_the_version_of_a_suite_is_in_the_log_and_in_every_report(onnxopt, mine)
         json.loads(Path("run.jsonl").read_text().splitlines()[0])["versions"]["suite mine"] == "7"
     )
     assert json.loads(Path("json.out").read_text())["versions"]["suite mine"] == "7"
-    for it in set(formats) - {"json"}:
-        assert "mine@7" in Path(f"{it}.out").read_text(), it
+    for name in set(formats) - {"json"}:
+        assert "mine@7" in Path(f"{name}.out").read_text(), name
 
 
-def test_a_pinned_suite_of_another_version_is_exit_2_with_what_to_do(onnxopt, tmp_path):
+def test_pinned_suite_of_another_version_is_rejected_with_a_hint(onnxopt, tmp_path):
     version = suites()["spec"].version
     assert onnxopt("run", f"spec@{version}/adam/adam").code == 0
     answer = onnxopt("run", f"spec@{version}9")
@@ -96,7 +96,7 @@ def test_a_pinned_suite_of_another_version_is_exit_2_with_what_to_do(onnxopt, tm
     assert "install the version of onnx that contains it" in answer.err
 
 
-def test_an_expectation_file_for_another_version_is_exit_2_until_it_is_updated(onnxopt, mine):
+def test_expectation_file_for_another_version_is_rejected_until_updated(onnxopt, mine):
     mine("@2")
     Path("expect.yaml").write_text(EXPECT.format(version=1))
     answer = onnxopt("run", "mine.yaml", "--expect", "expect.yaml")
@@ -108,13 +108,13 @@ def test_an_expectation_file_for_another_version_is_exit_2_until_it_is_updated(o
     assert onnxopt("run", "mine.yaml", "--expect", "expect.yaml").code == 0
 
 
-def test_a_new_expectation_file_says_for_which_version_it_is(onnxopt, mine):
+def test_new_expectation_file_states_the_suite_version(onnxopt, mine):
     mine("@3")
     onnxopt("run", "mine.yaml", "-b", "onnx-reference", "--update-expect", "e.yaml")
     assert 'suites: ["mine@3"]' in Path("e.yaml").read_text()
 
 
-def test_a_log_of_one_version_is_not_resumed_with_another(onnxopt, mine):
+def test_log_of_another_suite_version_is_not_resumed(onnxopt, mine):
     mine("@1")
     assert onnxopt("run", "mine.yaml", "--log", "run.jsonl").code == 0
     mine("@2")
@@ -123,7 +123,7 @@ def test_a_log_of_one_version_is_not_resumed_with_another(onnxopt, mine):
     assert "suite mine (1, now 2)" in answer.err
 
 
-def test_two_versions_of_a_suite_do_not_run_together(onnxopt, mine):
+def test_two_versions_of_a_suite_are_rejected_together(onnxopt, mine):
     mine("@1")
     Path("other.yaml").write_text(MINE.format(version="@2"))
     answer = onnxopt("run", "mine.yaml", "other.yaml")
@@ -132,7 +132,7 @@ def test_two_versions_of_a_suite_do_not_run_together(onnxopt, mine):
 
 
 @pytest.mark.parametrize("version", ["@", "@ 2", "@-1", "@2@3", "@" + "1" * 40])
-def test_a_version_that_is_none_is_refused_with_its_line(onnxopt, mine, version):
+def test_invalid_suite_version_is_rejected_with_its_line(onnxopt, mine, version):
     mine(version)
     answer = onnxopt("run", "mine.yaml")
     assert answer.code == 2
