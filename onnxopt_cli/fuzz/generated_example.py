@@ -79,11 +79,10 @@ class GeneratedExample:
             chosen = self.node.schema.attributes[name].type in _CHOSEN_TYPES
             yield (name, value) if chosen else name
         for place, value in enumerate(self.node.values):
-            if isinstance(value, np.ndarray):
-                name = dtype_name(value.dtype)
-                yield (place, name) if name not in _SIMPLEST_TYPES else place
-            elif value is not None:
+            if value is not None:
                 yield place
+            if isinstance(value, np.ndarray) and dtype_name(value.dtype) not in _SIMPLEST_TYPES:
+                yield place, dtype_name(value.dtype)
 
 
 def draw_generated(source: Source, operator: str) -> GeneratedExample:
