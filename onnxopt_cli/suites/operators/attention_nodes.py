@@ -63,6 +63,11 @@ def _attention(draft: NodeDraft) -> None:
     if mode is not None or draft.maybe():
         draft.outputs = [*draft.outputs, *[False] * (3 - len(draft.outputs)), True]
         draft.set("qk_matmul_output_mode", mode)
+        # Text and function body disagree on the order of softcap and the other steps.
+        draft.attributes.pop("softcap", None)
+    if past and rows != columns:
+        # The causal mask of a past is described only for as many new keys as queries.
+        draft.attributes.pop("is_causal", None)
 
 
 def _rotary_embedding(draft: NodeDraft) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from onnx.defs import OpSchema
 
-from onnxopt_cli.suites.operators.node_draft import NodeDraft
+from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _FLOATS = ("float32", "float64")
 _STYLES = ("plain", "halves")
@@ -30,18 +31,11 @@ def _resize(draft: NodeDraft) -> None:
     lengths = [draft.size(2, 5) for _ in range(rank)]
     shape = (draft.size(1, 2), draft.size(1, 2), *lengths)
     if not draft.since(11):
-        # Upsample, and Resize of version 10: whole factors have one meaning only.
-        mode = draft.choice((None, "nearest", "linear"))
-        draft.set("mode", mode)
-        scales = np.array([1, 1, *(draft.choice((2, 3, 1)) for _ in range(rank))], np.float32)
-        draft.add(draft.tensor(dtype, shape, styles=_STYLES))
-        if draft.has("scales"):
-            draft.set("scales", scales.tolist())
-        else:
-            draft.add(scales)
+        _upsample(draft, dtype, shape)
         return
     mode = draft.choice(_MODES)
     draft.set("mode", mode if mode != "nearest" or draft.maybe() else None)
+    _require_exact(draft, dtype, mode)
     options = [None, *_TRANSFORMATIONS, "tf_crop_and_resize"]
     if draft.since(19):  # half_pixel_symmetric since then
         options.append("half_pixel_symmetric")
@@ -73,12 +67,33 @@ def _resize(draft: NodeDraft) -> None:
         if transformation != "tf_crop_and_resize" and has_axes:
             draft.attribute("keep_aspect_ratio_policy", (None, "not_larger", "not_smaller"))
         return
+    # Implementations disagree on whether the scales apply to the cropped or to the whole image.
+    draft.require(transformation != "tf_crop_and_resize")
     # Only whole output lengths: the specification does not say which length a fraction has.
     factors = [target / length for target, length in zip(targets, lengths, strict=True)]
     scales = np.array([*[1.0] * len(kept), *factors], np.float32)
     whole = scales[len(kept) :] * np.array(lengths, np.float32) == np.array(targets)
     draft.require(whole.all())
     draft.add(scales)
+
+
+def _upsample(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
+    """Draw the rest of Upsample, or of Resize of version 10, with factors of one meaning only."""
+    mode = draft.choice((None, "nearest", "linear"))
+    draft.set("mode", mode)
+    _require_exact(draft, dtype, mode or "nearest")
+    factors = [draft.choice((2, 3, 1)) for _ in shape[2:]]
+    scales = np.array([1, 1, *factors], np.float32)
+    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    if draft.has("scales"):
+        draft.set("scales", scales.tolist())
+    else:
+        draft.add(scales)
+
+
+def _require_exact(draft: NodeDraft, dtype: np.dtype[Any], mode: str) -> None:
+    """Reject interpolated integers: the specification does not say how they are rounded."""
+    draft.require(dtype.kind not in "iu" or mode == "nearest")
 
 
 def _grid_sample(draft: NodeDraft) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -183,91 +182,8 @@ def _svm_classifier(draft: NodeDraft) -> None:
     draft.add(_rows(draft, features))
 
 
-@dataclass
-class _Trees:
-    """The nodes of an ensemble, a list for each attribute."""
-
-    columns: dict[str, list[Any]] = field(default_factory=dict)
-
-    def append(self, **values: Any) -> None:
-        for name, value in values.items():
-            self.columns.setdefault(name, []).append(value)
-
-
 # MIN and MAX of TreeEnsemble.
 _EXTREMES = (2, 3)
-_COMPARISONS = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
-
-
-def _grow(draft: NodeDraft, trees: _Trees, leaves: list[tuple[int, int]], features: int) -> None:
-    """Grow trees of a root, up to one inner node and leaves."""
-    mixed = draft.maybe()
-    for tree in range(draft.choice((2, 1, 3))):
-        comparison = draft.choice(_COMPARISONS)
-        deep = draft.maybe()
-        children = [(1, 2), (3, 4)] if deep else [(1, 2)]
-        for number in range(2 * len(children) + 1):
-            is_inner = number < len(children)
-            if mixed and is_inner:
-                comparison = draft.choice(_COMPARISONS)
-            left, right = children[number] if is_inner else (0, 0)
-            trees.append(
-                nodes_treeids=tree,
-                nodes_nodeids=number,
-                nodes_featureids=draft.integer(0, features - 1) if is_inner else 0,
-                nodes_modes=comparison if is_inner else "LEAF",
-                nodes_values=draft.integer(-4, 4) / 2 if is_inner else 0.0,
-                nodes_truenodeids=left,
-                nodes_falsenodeids=right,
-                nodes_missing_value_tracks_true=int(is_inner and draft.maybe()),
-            )
-            if not is_inner:
-                leaves.append((tree, number))
-
-
-def _tree_inputs(draft: NodeDraft, features: int, among: Sequence[str] = ("float32",)) -> None:
-    x = _rows(draft, features, among)
-    if x.dtype.kind == "f" and draft.maybe():
-        x = np.where(draft.state().randint(0, 4, x.shape) == 0, x.dtype.type(np.nan), x)
-    draft.add(x)
-
-
-def _tree_ensemble_regressor(draft: NodeDraft) -> None:
-    features, targets = draft.size(1, 3), draft.size(1, 3)
-    trees, leaves = _Trees(), list[tuple[int, int]]()
-    _grow(draft, trees, leaves, features)
-    for name, values in trees.columns.items():
-        draft.set(name, values)
-    draft.set("target_treeids", [tree for tree, _ in leaves])
-    draft.set("target_nodeids", [node for _, node in leaves])
-    target_ids = [draft.integer(0, targets - 1) for _ in leaves]
-    draft.set("target_weights", _floats(draft, len(leaves)))
-    aggregate = draft.attribute("aggregate_function", (None, "AVERAGE", "MIN", "MAX", "SUM"))
-    base_values = _floats(draft, targets) if draft.maybe() else None
-    if aggregate in ("MIN", "MAX"):
-        # The extreme of a target that no leaf votes for is undefined.
-        targets, target_ids = 1, [0] * len(leaves)
-        base_values = None
-    draft.set("target_ids", target_ids)
-    draft.set("n_targets", targets)
-    draft.set("base_values", base_values)
-    draft.set("post_transform", "NONE")
-    _tree_inputs(draft, features)
-
-
-def _tree_ensemble_classifier(draft: NodeDraft) -> None:
-    features, classes = draft.size(1, 3), draft.choice((3, 4))
-    trees, leaves = _Trees(), list[tuple[int, int]]()
-    _grow(draft, trees, leaves, features)
-    for name, values in trees.columns.items():
-        draft.set(name, values)
-    draft.set("class_treeids", [tree for tree, _ in leaves])
-    draft.set("class_nodeids", [node for _, node in leaves])
-    draft.set("class_ids", [draft.integer(0, classes - 1) for _ in leaves])
-    draft.set("class_weights", _floats(draft, len(leaves)))
-    draft.attribute("post_transform", (None, "SOFTMAX", "LOGISTIC", "NONE"))
-    _set_classes(draft, classes)
-    _tree_inputs(draft, features, _NUMBERS)
 
 
 def _tree_ensemble(draft: NodeDraft) -> None:
@@ -319,6 +235,4 @@ ML: Mapping[str, Callable[[NodeDraft], None]] = {
     "SVMClassifier": _svm_classifier,
     "SVMRegressor": _svm_regressor,
     "TreeEnsemble": _tree_ensemble,
-    "TreeEnsembleClassifier": _tree_ensemble_classifier,
-    "TreeEnsembleRegressor": _tree_ensemble_regressor,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,16 @@ def _instance_normalization(draft: NodeDraft) -> None:
         draft.add(draft.tensor(dtype, (shape[1],), styles=_STYLES))
 
 
+def _require_precision(draft: NodeDraft, dtype: np.dtype[Any]) -> None:
+    """Reject doubles that ``stash_type``, float32 by default, lets a backend compute in float32."""
+    draft.require(dtype != np.float64 or not draft.has("stash_type"))
+
+
 def _group_normalization(draft: NodeDraft) -> None:
     groups = draft.choice((2, 1, 3))
     shape = (draft.size(1, 2), groups * draft.size(1, 2), *draft.shape(1, 2))
     dtype = draft.dtype(0, _TYPES)
+    _require_precision(draft, dtype)
     draft.set("num_groups", groups)
     draft.float_attribute("epsilon", _EPSILONS)
     draft.add(draft.tensor(dtype, shape, styles=_STYLES))
@@ -55,6 +62,7 @@ def _group_normalization(draft: NodeDraft) -> None:
 def _layer_normalization(draft: NodeDraft) -> None:
     shape = draft.shape(1, 4)
     dtype = draft.dtype(0, _TYPES)
+    _require_precision(draft, dtype)
     axis = draft.axis(len(shape))
     draft.set("axis", axis if axis != -1 or draft.maybe() else None)
     draft.float_attribute("epsilon", _EPSILONS)
@@ -128,6 +136,8 @@ def _dropout(draft: NodeDraft) -> None:
         is_zero = isinstance(ratio, np.ndarray) and not ratio.any()
         draft.optional(lambda: np.array(draft.maybe() and is_zero))
     draft.outputs = draft.choice(([True], [True, True]))
+    # Before version 12, which describes the mask, the specification does not state its values.
+    draft.require(draft.since(12) or draft.outputs == [True])
 
 
 def _swiglu(draft: NodeDraft) -> None:
