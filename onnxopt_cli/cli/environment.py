@@ -163,7 +163,7 @@ class _Lines(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         super().write(without_ci_commands(text, goes_on=self._line_is_open))
         if text:
-            last_line = text.rpartition("\n")[2]
+            last_line = text.replace("\r", "\n").rpartition("\n")[2]
             continues = self._line_is_open and last_line == text
             self._line_is_open = bool(last_line.strip()) or continues
         return len(text)

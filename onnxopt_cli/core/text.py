@@ -18,6 +18,7 @@ _MAX_LINES_CHARS = 32_000
 # Characters reserved for the note on omitted characters.
 _NOTE_CHARS = 60
 _ASCII_LIMIT = 128
+_LINE_END = re.compile(r"[\r\n]")
 # Commands to CI servers in a program's output. GitHub interprets lines that begin with two colons;
 # Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word] anywhere. Blanks, the
 # frame of a panel, and colour escapes may precede the colons.
@@ -63,10 +64,10 @@ def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
     """
     if not _may_command(text):
         return text
-    first, end, rest = text.partition("\n")
-    if not goes_on:
-        first, end, rest = "", "", text
-    return _ANYWHERE.sub(r"\\x23", first + end + _AT_LINE_START.sub(r"\1\\x3a", rest))
+    # A carriage return begins a line, too.
+    first = len(_LINE_END.split(text, maxsplit=1)[0]) if goes_on else 0
+    guarded = text[:first] + _AT_LINE_START.sub(r"\1\\x3a", text[first:])
+    return _ANYWHERE.sub(r"\\x23", guarded)
 
 
 def _may_command(text: str) -> bool:

@@ -103,6 +103,7 @@ def locate(tmp_path, monkeypatch, onnxopt):
         options = ("-b", name, "--isolation", "none", "--json", "l.json")
         ran = onnxopt("locate", "model.onnx", *options, *arguments)
         assert "Traceback" not in ran.text
+        assert (tmp_path / "l.json").exists(), ran.text
         return ran, json.loads((tmp_path / "l.json").read_text())
 
     return located

@@ -237,6 +237,7 @@ class Backend:
 """
 
 
+@pytest.mark.isolated
 def test_functions_run_by_processes_of_a_plugin_are_found(onnxopt, workplace):
     (workplace / "vendor.py").write_text(SPAWNS)
     (workplace / "cases.yaml").write_text(

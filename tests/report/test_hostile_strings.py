@@ -175,6 +175,15 @@ def test_every_string_is_text_in_every_format(form, run):
     assert not INVISIBLE.search(lines)
 
 
+def test_carriage_return_within_an_open_line_begins_no_command():
+    written = io.BytesIO()
+    stream = _Lines(written, encoding="utf-8")
+    for part in ("error: ", "text\r::warning::x\n", "open\r", "::error::x\n"):
+        stream.write(part)
+    stream.flush()
+    assert not COMMAND.search(written.getvalue().decode().replace("\r", "\n"))
+
+
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(run=runs(), width=st.integers(20, 120))

@@ -170,7 +170,7 @@ def run_with_failing_call(folder, error, call):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not other_systems.AVAILABLE, reason="needs x86-64's numbers of system calls")
-@pytest.mark.parametrize(("call", "error"), zip(CALLS.split(), cycle(("ENOSYS", "EPERM"))))
+@pytest.mark.parametrize(("call", "error"), [*zip(CALLS.split(), cycle(("ENOSYS", "EPERM")))])
 def test_run_succeeds_without_an_optional_system_call(demo, call, error):
     run = run_with_failing_call(demo, error, call)
     assert run.returncode == 0, run.stderr
