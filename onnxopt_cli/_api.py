@@ -404,24 +404,26 @@ def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result
         session: a session whose cases have run.
         seconds: the time limit for each backend.
     """
-    from onnxopt_cli.analysis.locate import first_wrong_node
-
     config, plan = session.config, session.plan
     cases = {case.id: case for case in plan.cases}
-    for backend in config.backends:
-        for result in session.results.values():
-            is_failing = result.backend == backend and result.outcome is Outcome.FAIL
-            case = cases.get(result.case)
-            if not is_failing or case is None or len(result.operators) < _MIN_OPERATORS:
-                continue
-            # The workers of the session have ended.
-            opened = open_plan([backend], config.execution, plan.judging, plan.interruption)
-            with suppress(OnnxoptError), opened as restarted:
-                restarted.backends[0].ready()
-                node = first_wrong_node(case, restarted, seconds)
-                if node is not None:
-                    yield result, f"{node.node} ({node.operator}): {node.cause}"
-            break
+    first_failures: dict[str, Result] = {}
+    for result in session.results.values():
+        has_nodes = result.case in cases and len(result.operators) >= _MIN_OPERATORS
+        if has_nodes and result.outcome is Outcome.FAIL:
+            first_failures.setdefault(result.backend, result)
+    if not first_failures:
+        return
+    # Imported late: few runs have a failing model of several operators.
+    from onnxopt_cli.analysis.locate import first_wrong_node
+
+    for backend, result in first_failures.items():
+        # The workers of the session have ended.
+        opened = open_plan([backend], config.execution, plan.judging, plan.interruption)
+        with suppress(OnnxoptError), opened as restarted:
+            restarted.backends[0].ready()
+            node = first_wrong_node(cases[result.case], restarted, seconds)
+            if node is not None:
+                yield result, f"{node.node} ({node.operator}): {node.cause}"
 
 
 def _formula_names() -> list[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
-from forked import run_command
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.analysis.value_store import ValueStore
@@ -95,7 +93,7 @@ class Refusing:
 
 
 @pytest.fixture
-def locate(tmp_path, monkeypatch):
+def locate(tmp_path, monkeypatch, onnxopt):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "backend.py").write_text(BACKEND)
 
@@ -103,12 +101,9 @@ def locate(tmp_path, monkeypatch):
         onnx.save(model, "model.onnx")
         name = f"python:backend.py:{backend}"
         options = ("-b", name, "--isolation", "none", "--json", "l.json")
-        # In a process of its own: the state that earlier tests leave must not matter.
-        done = run_command("locate", "model.onnx", *options, *arguments)
-        text = done.stdout + done.stderr
-        ran = SimpleNamespace(code=done.returncode, out=done.stdout, text=text)
+        ran = onnxopt("locate", "model.onnx", *options, *arguments)
         assert "Traceback" not in ran.text
-        assert (tmp_path / "l.json").exists(), ran
+        assert (tmp_path / "l.json").exists(), ran.text
         return ran, json.loads((tmp_path / "l.json").read_text())
 
     return located
