@@ -13,7 +13,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt as stop:
-        # It came where nobody heard it any more.
+        # The signal arrived after the handlers of the command had been removed.
         os._exit(getattr(stop, "exit_code", 130))
     finally:
         # Python takes a while to end.
@@ -22,7 +22,7 @@ def main() -> None:
 
 def _end_at_signals() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # Windows has no SIGHUP; whoever starts the command may have it ignore the others.
+        # Windows has no SIGHUP. The parent process may have set the others to be ignored.
         number = getattr(_signal, name, None)
         if number is not None and _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _end)

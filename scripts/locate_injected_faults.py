@@ -182,7 +182,7 @@ def chains(model: onnx.ModelProto, length: int) -> list[list[onnx.NodeProto]]:
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
-    found = []
+    chains_found = []
     for first in model.graph.node:
         chain = [first]
         while len(chain) < length:
@@ -191,8 +191,8 @@ def chains(model: onnx.ModelProto, length: int) -> list[list[onnx.NodeProto]]:
                 break
             chain.append(after[0])
         if len(chain) == length and chain[-1].op_type in COMPUTING:
-            found.append(chain)
-    return found
+            chains_found.append(chain)
+    return chains_found
 
 
 def located(
@@ -241,18 +241,18 @@ def main() -> None:
                         faults.append((kind, [choose(nodes)]))
             for kind, nodes in faults:
                 fault = {"kind": kind, "outputs": [node.output[0] for node in nodes]}
-                found = located(path, options.locate, fault, Path(name))
+                report = located(path, options.locate, fault, Path(name))
                 names = [node.name or node.output[0] for node in nodes]
-                wrong = [item["node"] for item in found["wrong"]]
+                wrong = [item["node"] for item in report["wrong"]]
                 right = (
-                    found["subgraph"] == names and not wrong
+                    report["subgraph"] == names and not wrong
                     if options.combined
-                    else (wrong == names and not found["subgraph"])
+                    else (wrong == names and not report["subgraph"])
                 )
-                blamed = wrong or found["subgraph"]
+                blamed = wrong or report["subgraph"]
                 outcome = "right" if right else "other" if blamed else "invisible"
                 counts[outcome] += 1
-                print(outcome, path.stem, kind, names, blamed, found["not_judged"][:2], flush=True)
+                print(outcome, path.stem, kind, names, blamed, report["not_judged"][:2], flush=True)
     print(dict(counts))
 
 

@@ -85,15 +85,14 @@ def main() -> None:
             if not report.exists():
                 print(path.stem, "run", ran.returncode, located.stderr.strip())
                 continue
-            found = json.loads(report.read_text())
+            located_nodes = json.loads(report.read_text())
             report.unlink()
             codes = f"run {ran.returncode}, locate {located.returncode} in {seconds:.0f} s"
-            print(
-                f"{path.stem}: {codes}: "
-                f"{found['nodes']} nodes, wrong {[item['node'] for item in found['wrong']]}, "
-                f"not judged {[item['node'] for item in found['not_judged']]}",
-                flush=True,
+            wrong, unjudged = (
+                [item["node"] for item in located_nodes[key]] for key in ("wrong", "not_judged")
             )
+            counts = f"{located_nodes['nodes']} nodes, wrong {wrong}, not judged {unjudged}"
+            print(f"{path.stem}: {codes}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

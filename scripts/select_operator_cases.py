@@ -86,21 +86,20 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or [name for family in FAMILIES.values() for name in family]
-    kept = json.loads(TARGET.read_text()) if TARGET.exists() else {}
+    seeds = json.loads(TARGET.read_text()) if TARGET.exists() else {}
     if not options.operators:
-        kept = {name: selected for name, selected in kept.items() if name in names}
+        seeds = {name: selected for name, selected in seeds.items() if name in names}
     with ProcessPoolExecutor(options.jobs) as pool:
         for future in as_completed([pool.submit(select, name) for name in names]):
             selections = future.result()
             name = selections[0].operator
-            kept[name] = {str(it.version): it.seeds for it in selections if it.seeds}
-            for it in selections:
-                score = f"{it.mutants - len(it.survivors)} of {it.mutants} mutants"
-                survivors = ", ".join(it.survivors)
-                print(
-                    f"{name}-{it.version}: {len(it.seeds)} cases, {score}; {survivors}", flush=True
-                )
-            lines = [f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept)]
+            seeds[name] = {str(entry.version): entry.seeds for entry in selections if entry.seeds}
+            for entry in selections:
+                killed_count = entry.mutants - len(entry.survivors)
+                score = f"{killed_count} of {entry.mutants} mutants"
+                text = f"{len(entry.seeds)} cases, {score}; {', '.join(entry.survivors)}"
+                print(f"{name}-{entry.version}: {text}", flush=True)
+            lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
             TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return 0
 
@@ -135,11 +134,11 @@ def select_version(schema: onnx.defs.OpSchema, *, is_newest: bool) -> Selection:
     while remaining:
         best = max(
             remaining,
-            key=lambda it: (
-                len(kills[it.seed] - killed),
-                len(it.features - covered),
-                -it.size,
-                -it.seed,
+            key=lambda candidate: (
+                len(kills[candidate.seed] - killed),
+                len(candidate.features - covered),
+                -candidate.size,
+                -candidate.seed,
             ),
         )
         if not kills[best.seed] - killed:
@@ -155,11 +154,11 @@ def select_version(schema: onnx.defs.OpSchema, *, is_newest: bool) -> Selection:
     in_vain = 0
     further = range(count, count + (MORE_CANDIDATES if is_newest else 0))
     for candidate in valid_candidates(schema, further) if alive else ():
-        found = [mutant for mutant in alive if kills_mutant(candidate, mutant)]
-        in_vain = 0 if found else in_vain + 1
-        if found:
+        newly_killed = [mutant for mutant in alive if kills_mutant(candidate, mutant)]
+        in_vain = 0 if newly_killed else in_vain + 1
+        if newly_killed:
             seeds.append(candidate.seed)
-            alive = [mutant for mutant in alive if mutant not in found]
+            alive = [mutant for mutant in alive if mutant not in newly_killed]
         if not alive or in_vain >= MOST_IN_VAIN:
             break
     names = [mutant.name for mutant in alive]

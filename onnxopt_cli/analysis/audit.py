@@ -176,7 +176,7 @@ class MutationScore:
 
     @property
     def value(self) -> float | None:
-        """The share of mutants that the cases reject; None if there are none."""
+        """The share of mutants that the cases reject; None without mutants."""
         scored = self.scored
         rejected = sum(verdict.rejected for verdict in scored)
         return rejected / len(scored) if scored else None

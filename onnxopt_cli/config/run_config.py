@@ -183,7 +183,7 @@ class ModelInputs(Settings):
 
 
 #: Inputs that are drawn from the default seed.
-DRAWN = ModelInputs()
+DRAWN_INPUTS = ModelInputs()
 
 
 @dataclass(frozen=True)

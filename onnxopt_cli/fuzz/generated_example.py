@@ -56,7 +56,7 @@ class GeneratedExample:
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
         """Return the case file and, for a node with subgraphs, the model file, by name."""
         node = self.node
-        has_subgraph = any(isinstance(it, onnx.GraphProto) for it in node.attributes.values())
+        has_subgraph = any(isinstance(value, onnx.GraphProto) for value in node.attributes.values())
         model = f"{stem}.onnx" if has_subgraph else ""
         text = node_yaml_text(
             [node_case(NAME, node, about, model, source)],
@@ -71,7 +71,7 @@ class GeneratedExample:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """What distinguishes the node from the simplest one: types, attributes, inputs."""
+        """Types, attributes and inputs that distinguish the node from the simplest one."""
         return frozenset(self._traits())
 
     def _traits(self) -> Iterator[Hashable]:
@@ -92,7 +92,7 @@ def draw_generated(source: Source, operator: str) -> GeneratedExample:
         valid = not model_fault(node.problem.model)
     except Unsuitable:
         valid = False
-    except Exception:  # noqa: BLE001 - onnx's reference raises any error for what it does not compute
+    except Exception:  # noqa: BLE001 - onnx's reference raises any error for nodes that it does not compute
         valid = False
     if not valid:
         source.reject()

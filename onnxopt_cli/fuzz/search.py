@@ -86,8 +86,8 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
     for name in (*names, *excluded):
         if registry().named(name) is None and generator(name) is None:
             message = f"no operator {name!r} with a formula or a generator"
-            others = [other for family in FAMILIES.values() for other in family]
-            hint = nearest(name, [*operator_names, *others], ", ".join(operator_names))
+            generated_names = [name for family in FAMILIES.values() for name in family]
+            hint = nearest(name, [*operator_names, *generated_names], ", ".join(operator_names))
             raise NothingSelected(message, hint=hint)
     included = {registry().named(name) for name in names or operator_names}
     included -= {registry().named(name) for name in excluded}

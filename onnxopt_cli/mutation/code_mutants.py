@@ -318,8 +318,8 @@ def _call_replacements(node: ast.Call, text: str) -> Iterator[tuple[ast.expr, st
         yield new, f"{text} became {ast.unparse(new)}."
     for keyword in node.keywords:
         if keyword.arg in {"axis", "keepdims", "mode"}:
-            others = [entry for entry in node.keywords if entry is not keyword]
-            yield ast.Call(function, node.args, others), f"{keyword.arg} was omitted in {text}."
+            remaining = [entry for entry in node.keywords if entry is not keyword]
+            yield ast.Call(function, node.args, remaining), f"{keyword.arg} was omitted in {text}."
 
 
 # Built-in functions and methods with those that replace them.
@@ -333,8 +333,8 @@ def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
     """Yield a call of another function. Those of NumPy are changed as attributes."""
     match function:
         case ast.Name(id=name) if name in _BUILT_IN:
-            other = ast.Name(_BUILT_IN[name], ast.Load())
-            yield ast.Call(other, node.args, node.keywords)
+            replacement = ast.Name(_BUILT_IN[name], ast.Load())
+            yield ast.Call(replacement, node.args, node.keywords)
         case ast.Attribute(value=value, attr=name) if name in _METHODS and not _is_numpy(function):
             method = ast.Attribute(value, _METHODS[name], ast.Load())
             yield ast.Call(method, node.args, node.keywords)

@@ -260,7 +260,7 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     yield from _rows(about, of_defaults, {"defaults not rounded to float32": _decimal})
     yield Implementation(
         "attributes combined in float32",
-        "What follows from attributes alone, as 1 - alpha, is rounded to float32.",
+        "Values of attributes alone, such as 1 - alpha, are rounded to float32.",
         compute=partial(evaluate, attributes=_FLOAT32),
     )
     rows = {f"attributes rounded to {name}": dtype.type for name, dtype in _HALVES.items()}
@@ -308,14 +308,14 @@ def _promoted_types(_: Operator) -> Iterator[Implementation]:
             _FLOAT32 if tensors > 1 else promoted
         ),
     }
-    yield from _rows("What R and T broadcast to comes back.", _promoted, rows)
+    yield from _rows("The outputs have the shape to which R and T broadcast.", _promoted, rows)
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
     """Yield mistakes that take elements or attributes from other tensors, or omit elements."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
-        about = "What depends on all elements of a tensor depends on those of the others, too."
+        about = "A result of all elements of a tensor also depends on those of other tensors."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
         about = "The node gives one for each."

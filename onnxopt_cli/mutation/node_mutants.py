@@ -457,9 +457,9 @@ def _through(name: str) -> Callable[[Array], Array | None]:
     narrow = np.dtype(name)
 
     def change(array: Array) -> Array | None:
-        own = array.dtype
-        target = np.dtype(f"u{narrow.itemsize}") if own.kind == "u" else narrow
-        return array.astype(target).astype(own) if narrow.itemsize < own.itemsize else None
+        dtype = array.dtype
+        target = np.dtype(f"u{narrow.itemsize}") if dtype.kind == "u" else narrow
+        return array.astype(target).astype(dtype) if narrow.itemsize < dtype.itemsize else None
 
     return change
 
@@ -481,9 +481,9 @@ def _other_sign(array: Array) -> Array:
     """Return integers whose bits are read as the type of the same size with or without a sign."""
     kind = "u" if array.dtype.kind == "i" else "i"
     # The wider sum of both readings differs, but a result of the operator's type may not.
-    other = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
+    reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)
-    return np.clip(other.astype(np.float64), limits.min, limits.max)
+    return np.clip(reread.astype(np.float64), limits.min, limits.max)
 
 
 def _finite(array: Array) -> Array:
@@ -623,8 +623,8 @@ def _aligned_left(index: int, node: BoundNode) -> BoundNode | None:
     array, operands = node.operand(index), node.operands
     if array is None or array.ndim != 1 or array.size == 1:
         return None
-    others = [value for at, value in enumerate(operands) if at != index]
-    rank = max((value.ndim for value in others if isinstance(value, np.ndarray)), default=0)
+    further = [value for at, value in enumerate(operands) if at != index]
+    rank = max((value.ndim for value in further if isinstance(value, np.ndarray)), default=0)
     if rank <= 1:
         return None
     return node.with_operand(index, array.reshape(-1, *[1] * (rank - 1)))

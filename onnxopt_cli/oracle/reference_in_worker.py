@@ -43,8 +43,8 @@ class ConditionedReference:
         if VALUES in metadata:
             return reference_values(model, inputs)
         if CONTRIBUTIONS in metadata:
-            found = [astuple(entry) for entry in node_contributions(model, inputs)]
-            return [None] * output_count + [np.array([json.dumps(found)], dtype=object)]
+            contributions = [astuple(entry) for entry in node_contributions(model, inputs)]
+            return [None] * output_count + [np.array([json.dumps(contributions)], dtype=object)]
         try:
             results = all_readings(model, inputs, metadata.get("onnxopt.math", ""))
         except NoReferenceError as error:

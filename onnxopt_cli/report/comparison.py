@@ -37,7 +37,7 @@ class Direction(StrEnum):
 
 
 class Subject(StrEnum):
-    """What a change is about."""
+    """The property of a result that changed."""
 
     OUTCOME = "outcome"
     ACCURACY = "accuracy"

@@ -119,8 +119,8 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
-    A generated suite is limited to the operator whose file has the stem; if there is none, it is
-    complete.
+    A generated suite is limited to the operator whose file has the stem; if no
+    file has it, the suite is complete.
     """
     if name in CORPORA:
         return corpus(name, telling)

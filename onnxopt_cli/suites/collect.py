@@ -20,7 +20,7 @@ from onnxopt_cli.cases.onnx.directory import (
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.cases.tensors.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
-from onnxopt_cli.config.run_config import DRAWN, ModelInputs
+from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES
@@ -113,7 +113,7 @@ def collect(
     memory: int = DEFAULT_MEMORY,
     each: Each | None = None,
     telling: Telling = silently,
-    model_inputs: ModelInputs = DRAWN,
+    model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> Collection:
     """Find the cases that the targets name.
 
@@ -158,7 +158,7 @@ def collect(
 
 
 def find_again(
-    places: Mapping[str, Location], model_inputs: ModelInputs = DRAWN
+    places: Mapping[str, Location], model_inputs: ModelInputs = DRAWN_INPUTS
 ) -> dict[str, Case]:
     """Find cases of an earlier run by their ids and locations.
 
@@ -188,7 +188,7 @@ def _find(
     memory: int,
     each: Each | None = None,
     telling: Telling = silently,
-    model_inputs: ModelInputs = DRAWN,
+    model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> _Found:
     if not target:
         # Usually an unset variable of a script; Path("") would be the current folder.

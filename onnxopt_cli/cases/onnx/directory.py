@@ -31,7 +31,7 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_directory_data,
 )
 from onnxopt_cli.cases.tensors.regular_file import Malformed
-from onnxopt_cli.config.run_config import DRAWN, ModelInputs
+from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.errors import Fault
 
@@ -100,7 +100,7 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
         state its inputs, is a case without stored outputs.
     """
     folder = path.parent
-    if settings != DRAWN:
+    if settings != DRAWN_INPUTS:
         return [bare_model_case(path, settings)], []
     light_output = folder / f"{path.stem}_output_0.pb"
     if fnmatch.fnmatchcase(path.name, _LIGHT_MODELS) and light_output.exists():

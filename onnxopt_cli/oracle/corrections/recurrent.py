@@ -110,7 +110,7 @@ class _Cell:
 
     def step(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
         """Return the next hidden state, and the next state of the cell."""
-        f, *others = self.activations
+        f, *further = self.activations
         fed = [x @ w for w in self.w]
         biases = [wb + rb for wb, rb in zip(self.wb, self.rb, strict=True)]
         if self.kind == "RNN":
@@ -121,13 +121,13 @@ class _Cell:
                 hidden = fed[2] + r * (h @ self.r[2] + self.rb[2]) + self.wb[2]
             else:
                 hidden = fed[2] + (r * h) @ self.r[2] + self.wb[2] + self.rb[2]
-            return (1 - z) * others[0](hidden) + z * h, c
+            return (1 - z) * further[0](hidden) + z * h, c
         i, o, forget, cell = (fed[gate] + h @ self.r[gate] + biases[gate] for gate in range(4))
         p_i, p_o, p_f = self.peepholes
         i = f(i + p_i * c)
         forget = 1 - i if self.coupled else f(forget + p_f * c)
-        c = forget * c + i * others[0](cell)
-        return f(o + p_o * c) * others[1](c), c
+        c = forget * c + i * further[0](cell)
+        return f(o + p_o * c) * further[1](c), c
 
     def run(self, x: Array, h: Array, c: Array, lengths: Array, *, reverse: bool) -> list[Array]:
         """Return the hidden states of all steps, and the last states of each sequence.

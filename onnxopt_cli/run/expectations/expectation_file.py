@@ -213,7 +213,7 @@ def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | Non
     """Return the parsed text of a node; None without a node.
 
     Raises:
-        FormatError: if the text is invalid, naming what was expected.
+        FormatError: if the text is invalid, naming the expected form.
     """
     if node is None:
         return None

@@ -69,7 +69,7 @@ class Expectations:
 
     @property
     def hash(self) -> str:
-        """A hash of the files' contents; empty if there are none."""
+        """A hash of the files' contents; empty without files."""
         if not self.layers:
             return ""
         from hashlib import blake2b
@@ -153,7 +153,7 @@ class Expectations:
         return None
 
     def must_pass(self, case: str) -> str:
-        """Return the place that requires a case to pass; empty if there is none."""
+        """Return the place that requires a case to pass; empty if no place does."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):
@@ -255,7 +255,7 @@ def exit_code(
 
     Returns:
         4 if a backend could not be started, 2 if a case is unexpectedly invalid, 1 if another
-        result does not conform, 5 if no case applies to some backend or there are no results.
+        result does not conform, 5 if no case applies to some backend, or without results.
     """
     if any(result.not_started for result in results):
         return BackendUnavailable.exit_code

@@ -65,7 +65,7 @@ class Header:
         backends: the backends under test.
         cases: the selected cases of all shards.
         shard: the part of the cases that runs; None for all.
-        expectations: a hash of the expectation files; empty if there are none.
+        expectations: a hash of the expectation files; empty without them.
         options: the settings of the run in the form of RunConfig.to_json.
         hostname: name of the machine; empty in older logs.
         contents: digests of the files of backends and cases.

@@ -32,11 +32,11 @@ class Unary:
     """An operator of one tensor.
 
     Attributes:
-        low: the least argument; None if there is no limit.
+        low: the least argument; None for no limit.
         high: the largest argument.
         styles: how arguments are distributed.
         floats: float attributes with the values to choose from; None leaves them out.
-        others: other attributes with the values to choose from.
+        choices: attributes of other types with the values to choose from.
         among: the element types to choose from.
     """
 
@@ -44,7 +44,7 @@ class Unary:
     high: float | None = None
     styles: Sequence[str] = _SPECIAL
     floats: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    others: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     among: Sequence[str] = ANY
 
     def __call__(self, draft: NodeDraft) -> None:
@@ -58,7 +58,7 @@ class Unary:
         )
         for name, values in self.floats.items():
             draft.float_attribute(name, values)
-        for name, options in self.others.items():
+        for name, options in self.choices.items():
             draft.attribute(name, options)
 
 
@@ -81,7 +81,7 @@ UNARY: Mapping[str, Unary] = {
     "Erf": Unary(styles=("plain", "halves", "special")),
     "Exp": Unary(styles=("plain", "halves", "special")),
     "Floor": Unary(styles=("halves", "plain", "wide", "special")),
-    "Gelu": Unary(-4, 9, others={"approximate": (None, "tanh", "none")}),
+    "Gelu": Unary(-4, 9, choices={"approximate": (None, "tanh", "none")}),
     "HardSigmoid": Unary(
         styles=("plain", "halves", "wide"),
         floats={"alpha": (None, 0.5, 0.125, -0.25), "beta": (None, 0.625, 0.0, -0.25)},
@@ -90,7 +90,7 @@ UNARY: Mapping[str, Unary] = {
     "Identity": Unary(styles=("plain", "special")),
     "IsInf": Unary(
         styles=("special",),
-        others={"detect_negative": (None, 0, 1), "detect_positive": (None, 0, 1)},
+        choices={"detect_negative": (None, 0, 1), "detect_positive": (None, 0, 1)},
     ),
     "IsNaN": Unary(styles=("special",)),
     "LeakyRelu": Unary(styles=("plain", "negative", "wide"), floats={"alpha": _ALPHA}),
@@ -260,9 +260,9 @@ def _cast_values(draft: NodeDraft, source: np.dtype[Any], target: np.dtype[Any])
         # onnx's reference does not convert strings to bfloat16.
         draft.require(to_name != "bfloat16")
         random = draft.state()
-        whole = "int" in to_name
+        is_integer = "int" in to_name
         numbers = random.randint(0 if to_name.startswith("u") else -99, 100, shape)
-        texts = [str(n) if whole else f"{n / 8:g}" for n in numbers.ravel().tolist()]
+        texts = [str(n) if is_integer else f"{n / 8:g}" for n in numbers.ravel().tolist()]
         return np.array(texts, object).reshape(shape)
     if to_name == "string":
         # The specification does not say how many digits of a float are written.

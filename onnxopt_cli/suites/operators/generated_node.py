@@ -104,14 +104,14 @@ class GeneratedNode:
             Exception: any exception that the reference raises.
         """
         names = place_names(self.schema.outputs, len(self.requested))
-        wanted = [
+        requested_names = [
             name if request else None for name, request in zip(names, self.requested, strict=True)
         ]
-        untyped = [onnx.ValueInfoProto(name=name) if name else None for name in wanted]
+        untyped = [onnx.ValueInfoProto(name=name) if name else None for name in requested_names]
         values = iter(reference_outputs(self._model(untyped), self.inputs))
         stored: dict[str, Value] = {}
         typed: list[onnx.ValueInfoProto | None] = []
-        for name in wanted:
+        for name in requested_names:
             if name is None:
                 typed.append(None)
                 continue
@@ -134,12 +134,12 @@ class GeneratedNode:
     def tags(self) -> tuple[str, ...]:
         """The version, element types and optional features that a target must have."""
         domain = self.domain or "ai.onnx"
-        found = [f"{domain}-{self.version}", *sorted({*_dtypes(self.inputs.values())})]
+        tags = [f"{domain}-{self.version}", *sorted({*_dtypes(self.inputs.values())})]
         if any(isinstance(value, onnx.GraphProto) for value in self.attributes.values()):
-            found.append("subgraph")
+            tags.append("subgraph")
         if any(not isinstance(value, np.ndarray) for value in self.inputs.values()):
-            found.append("sequence")
-        return tuple(found)
+            tags.append("sequence")
+        return tuple(tags)
 
 
 def place_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:

@@ -66,7 +66,7 @@ NOT_COVERED: Mapping[str, Sequence[str]] = {
 
 @cache
 def generator(operator: str) -> Callable[[NodeDraft], None] | None:
-    """Return the generator of an operator; None if there is none."""
+    """Return the generator of an operator; None for an operator without one."""
     return next((family[operator] for family in FAMILIES.values() if operator in family), None)
 
 
@@ -80,15 +80,15 @@ def schemas(operator: str) -> Sequence[OpSchema]:
     """Return the versions of an operator that are generated, the newest first."""
     domain = domain_of(operator)
     schema = defs.get_schema(operator, domain=domain)
-    found = [] if schema.deprecated else [schema]
+    versions = [] if schema.deprecated else [schema]
     while schema.since_version > (1 if domain else OLDEST_OPSET):
         try:
             schema = defs.get_schema(operator, schema.since_version - 1, domain)
         except defs.SchemaError:
             break
         if not schema.deprecated:
-            found.append(schema)
-    return found
+            versions.append(schema)
+    return versions
 
 
 def draw(schema: OpSchema, choices: Choices) -> GeneratedNode:

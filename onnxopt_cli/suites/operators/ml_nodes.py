@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.node_draft import NodeDraft, tensor_attribute
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _NUMBERS = ("float32", "int64", "float64", "int32")
 _POST_TRANSFORMS = (None, "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "NONE")
@@ -196,8 +197,8 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     draft.set("tree_roots", numbers)
     draft.set("nodes_featureids", [draft.integer(0, features - 1) for _ in numbers])
     splits = np.array([draft.integer(-4, 4) / 2 for _ in numbers], dtype)
-    draft.set("nodes_splits", tensor_attribute(splits))
-    draft.set("nodes_modes", tensor_attribute(np.array(modes, np.uint8)))
+    draft.set("nodes_splits", tensor_of(splits))
+    draft.set("nodes_modes", tensor_of(np.array(modes, np.uint8)))
     draft.set("nodes_truenodeids", [2 * number for number in numbers])
     draft.set("nodes_falsenodeids", [2 * number + 1 for number in numbers])
     draft.set("nodes_trueleafs", [1] * count)
@@ -209,7 +210,7 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     leaves = 2 * count
     target_ids = [draft.integer(0, targets - 1) for _ in range(leaves)]
     weights = draft.tensor(dtype, (leaves,), styles=("plain", "halves"))
-    draft.set("leaf_weights", tensor_attribute(weights))
+    draft.set("leaf_weights", tensor_of(weights))
     if draft.attribute("aggregate_function", (1, 0, 2, 3)) in _EXTREMES:
         targets, target_ids = 1, [0] * leaves
     draft.set("leaf_targetids", target_ids)

@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-import onnx
 from onnx.defs import OpSchema
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import (
     DTYPES,
     STRING,
@@ -188,8 +186,7 @@ class NodeDraft:
     def narrowed(self, shape: Shape) -> Shape:
         """Choose a shape that broadcasts to the given one."""
         cut = self.integer(0, len(shape)) if self.maybe() else 0
-        kept = shape[cut:]
-        return tuple(1 if self.maybe(3) else size for size in kept)
+        return tuple(1 if self.maybe(3) else size for size in shape[cut:])
 
     def state(self) -> np.random.RandomState:
         """Return a generator of the elements of one tensor."""
@@ -351,8 +348,3 @@ def _integers(
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type itself, or int64 for a type that NumPy cannot convert objects to."""
     return dtype if dtype.kind in "iu" else np.dtype(np.int64)
-
-
-def tensor_attribute(array: Array) -> onnx.TensorProto:
-    """Return a tensor as the value of an attribute."""
-    return tensor_of(array)

@@ -14,7 +14,7 @@ _TYPES = ("float32", "float64", "float16")
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 #: The activations of a cell, in the order of ``activations``.
 _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-_OTHERS = (
+_FURTHER_ACTIVATIONS = (
     "Tanh",
     "Sigmoid",
     "Relu",
@@ -43,7 +43,7 @@ def _activations(draft: NodeDraft, operator: str, directions: int) -> None:
     names: list[str] = []
     for _ in range(directions):
         usual = _ACTIVATIONS[operator]
-        names += [draft.choice(_OTHERS) if draft.maybe() else name for name in usual]
+        names += [draft.choice(_FURTHER_ACTIVATIONS) if draft.maybe() else name for name in usual]
     draft.set("activations", names)
     pairs = [_PARAMETERS.get(name, (None, None)) for name in names]
     # Parameters are consumed in order by the activations that have some.

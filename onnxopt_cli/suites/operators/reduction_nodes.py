@@ -15,7 +15,7 @@ _TYPES = (
     *("int8", "uint8"),
 )
 _LARGEST_TERM = 1009
-_PLAIN = ("plain", "halves", "wide")
+_PLAIN_STYLES = ("plain", "halves", "wide")
 # MatMul, Gemm and Einsum compute integers of these types.
 _PRODUCT_TYPES = ("float32", "float64", "int32", "int64", "float16", "bfloat16", "uint32", "uint64")
 
@@ -50,7 +50,7 @@ def _reduce(
     *,
     low: float | None = None,
     high: float | None = None,
-    styles: Sequence[str] = _PLAIN,
+    styles: Sequence[str] = _PLAIN_STYLES,
     among: Sequence[str] = _TYPES,
     overflows: bool = True,
 ) -> None:
@@ -58,7 +58,7 @@ def _reduce(
     shape = draft.shape(1, 4)
     x = draft.tensor(dtype, shape, low=low, high=high, styles=styles)
     if dtype.kind in "iu" and not overflows and dtype.itemsize > 1:
-        # The specification does not say what an overflow of these reductions yields.
+        # The specification does not define the result of an overflow in these reductions.
         x = np.fmod(x, dtype.type(_LARGEST_TERM))
     draft.add(x)
     draft.attribute("keepdims", (None, 0, 1))

@@ -8,13 +8,13 @@ from math import prod
 
 import numpy as np
 
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.suites.operators.node_draft import (
     ANY,
     NUMBERS,
     NodeDraft,
     Shape,
-    tensor_attribute,
 )
 
 _STYLES = ("plain", "special")
@@ -172,7 +172,7 @@ def _constant(draft: NodeDraft) -> None:
     form = draft.choice(sorted(forms))
     if form == "value":
         dtype = DTYPES[draft.choice(draft.returned(0))]
-        draft.set(form, tensor_attribute(draft.tensor(dtype, draft.shape(0, 3), styles=_STYLES)))
+        draft.set(form, tensor_of(draft.tensor(dtype, draft.shape(0, 3), styles=_STYLES)))
         return
     count = draft.integer(1, 4)
     if "string" in form:
@@ -188,7 +188,7 @@ def _constant_of_shape(draft: NodeDraft) -> None:
     dtype = DTYPES[draft.choice(draft.returned(0))]
     if draft.maybe(4):
         return
-    draft.set("value", tensor_attribute(draft.tensor(dtype, (1,), styles=_STYLES)))
+    draft.set("value", tensor_of(draft.tensor(dtype, (1,), styles=_STYLES)))
 
 
 def _blocks(draft: NodeDraft, *, to_depth: bool) -> None:
