@@ -151,9 +151,9 @@ def _warm_up(work: Path) -> None:
     import onnx.reference  # noqa: F401 - for the children
 
     import onnxopt_cli.analysis.explain
-    import onnxopt_cli.cli.list_command
     import onnxopt_cli.cli.run_command
     import onnxopt_cli.cli.run_session
+    import onnxopt_cli.cli.show_command
     import onnxopt_cli.report.listing
     import onnxopt_cli.run.session  # noqa: F401 - for the children
 

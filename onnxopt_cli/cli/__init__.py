@@ -47,6 +47,12 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
+# Commands in the module of a related command: that module, and the name there.
+_IN_OTHER_MODULES = {
+    "list": ("show_command", "list_command"),
+    "schema": ("config_command", "schema_command"),
+}
+
 _USAGE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
@@ -65,7 +71,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"onnxopt_cli.cli.{cmd_name}_command").command
+        module, name = _IN_OTHER_MODULES.get(cmd_name, (f"{cmd_name}_command", "command"))
+        command: click.Command = getattr(import_module(f"onnxopt_cli.cli.{module}"), name)
         if cmd_name in _WITHOUT_OPERATORS:
             return command
         from onnxopt_cli.cli.shared_options import with_operators_option
