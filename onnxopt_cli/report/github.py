@@ -1,14 +1,23 @@
-"""Report failures as workflow commands, which GitHub shows beside the lines of the case files.
+"""Report failures as workflow commands, which GitHub shows beside lines of the repository.
+
+An error is shown beside the line of the backend that raised it, if that line is known and lies in
+the repository; every other failure beside its case.
 
 Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.diff_text import (
@@ -26,6 +35,19 @@ from onnxopt_cli.report.verdict import (
 _MAX_COMMANDS = 10
 #: GitHub truncates messages that are much longer.
 _MAX_MESSAGE_CHARS = 4000
+# Outcomes whose traceback shows the cause.
+_RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
+# A place of :mod:`onnxopt_cli.backends.host`, or a frame of a Python traceback.
+_FRAME = re.compile(
+    r"^(?:raised at (?P<path>.+):(?P<line>\d{1,7})"
+    r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
+    re.MULTILINE,
+)
+# The order of frames in the output of Python's faulthandler.
+_INNERMOST_FIRST = "most recent call first"
+_MAX_SOURCE_BYTES = 4 << 20
+# Folders with code that is not part of the repository, such as environments.
+_FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 
 
 def github_report(record: RunRecord) -> str:
@@ -46,12 +68,47 @@ def github_report(record: RunRecord) -> str:
             text = clipped(failure_text(item, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
             again = f"again: {printable(repeat_command(item, record.options))}"
             message = f"{text}\n{again}" if text else again
-            lines.append(_error(item.location, title, message))
+            location = _raising_line(item) or item.location
+            lines.append(_error(location, title, message))
     if hidden := len(items) - len(annotated_items):
         title = f"{hidden} more failures and problems are not annotated"
         where = f"the job's summary has the most telling of all {len(items)}, and {ELSEWHERE}"
         lines.append(f"::error title={_property(title)}::{_data(f'{title}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _raising_line(result: Result) -> Location | None:
+    """Return the innermost line of the repository in the traceback of an error; None without one.
+
+    A backend may print any text, so a frame counts only if the repository has its file and line.
+    """
+    if result.outcome not in _RAISED:
+        return None
+    for text in (result.printed, result.message):
+        locations = [*_locations(text)]
+        if _INNERMOST_FIRST not in text:
+            locations.reverse()
+        for location in locations:
+            if _is_in_repository(location):
+                return location
+    return None
+
+
+def _locations(text: str) -> Iterator[Location]:
+    for match in _FRAME.finditer(text):
+        path, line = match["path"] or match["file"], match["line"] or match["number"]
+        yield Location(Path(path), int(line))
+
+
+def _is_in_repository(location: Location) -> bool:
+    """Return whether a line exists in a file below the working directory, links resolved."""
+    with suppress(Malformed, OSError, ValueError):
+        folders = location.path.resolve().relative_to(Path.cwd().resolve()).parts[:-1]
+        if any(name.startswith(".") or name in _FOREIGN_FOLDERS for name in folders):
+            return False
+        source = read_regular_file(location.path, _MAX_SOURCE_BYTES)
+        return 1 <= (location.line or 0) <= len(source.splitlines())
+    return False
 
 
 def _error(location: Location, title: str, message: str) -> str:

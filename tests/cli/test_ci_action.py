@@ -52,6 +52,7 @@ def arguments_of_step(tmp_path, name, program, inputs):
             **env,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "CALLED": str(tmp_path / "arguments_of_step"),
+            "GITHUB_OUTPUT": str(tmp_path / "outputs_of_step"),
             "GITHUB_ACTION_PATH": str(ACTION.parent),
         },
         capture_output=True,
@@ -81,6 +82,7 @@ def test_command_accepts_the_default_inputs_of_the_action(tmp_path):
         "github",
     }
     assert str(options["artifacts"]).startswith(str(tmp_path))
+    assert (tmp_path / "outputs_of_step").read_text() == "code=7\n"
 
 
 def test_inputs_of_several_lines_become_separate_arguments(tmp_path):
@@ -123,23 +125,38 @@ def test_report_is_uploaded_even_if_the_run_fails():
     assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
 
 
-def test_each_use_in_a_job_has_a_separate_folder_and_artifact(tmp_path):
+def places(tmp_path, *uses):
+    """Return the outputs of the first step for each use of the action: a report and a folder."""
     outputs = []
-    for report in ("report", "report", "other", "a\nname=owned"):
+    for report, folder in uses:
         output = tmp_path / "output"
         output.unlink(missing_ok=True)
         subprocess.run(
             [BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c",
              load(ACTION)["runs"]["steps"][0]["run"]],
             env={"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(output), "REPORT": report,
-                 "TEMPORARY": str(tmp_path)},
+                 "FOLDER": folder, "TEMPORARY": str(tmp_path)},
             check=True,
         )  # fmt: skip
         outputs.append(dict(line.split("=", 1) for line in output.read_text().splitlines()))
+    return outputs
+
+
+def test_each_use_in_a_job_has_a_separate_folder_and_artifact(tmp_path):
+    uses = [(report, "") for report in ("report", "report", "other", "a\nname=owned")]
+    outputs = places(tmp_path, *uses)
     assert [values["name"] for values in outputs] == ["report", "report-2", "other-3", "a-4"]
     folders = {values["folder"] for values in outputs}
     assert len(folders) == 4
     assert all(Path(folder).is_dir() for folder in folders)
+
+
+def test_input_names_the_folder_of_a_use(tmp_path):
+    uses = [("a", "out/first"), ("a", "my out/second\nname=owned"), ("a", "")]
+    first, second, third = places(tmp_path, *uses)
+    assert (first["folder"], second["folder"]) == ("out/first", "my out/second")
+    assert third["folder"].startswith(str(tmp_path))
+    assert len({values["name"] for values in (first, second, third)}) == 3
 
 
 def test_used_actions_have_pinned_versions_and_known_inputs():

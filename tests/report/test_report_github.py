@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from demo import run_arguments, write_demo
 from report_records import every_outcome, hostile, record, result
 
 from onnxopt_cli.core.location import Location
@@ -106,6 +107,87 @@ def test_path_below_the_working_directory_is_relative(workplace):
         result("b", outcome=Outcome.FAIL, location=outside),
     )
     assert [file for file, *_ in commands(run)] == ["cases/a.yaml", "/somewhere/else/b.yaml"]
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "{folder}/backend.py", line 2, in run
+  File "{folder}/kernels.py", line 3, in kernel
+  File "{folder}/.venv/lib/site-packages/numpy/core.py", line 1, in dot
+  File "/usr/lib/python3/shapes.py", line 9, in check
+ValueError: shapes
+"""
+NEWEST_FIRST = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x1 (most recent call first):
+  File "/usr/lib/python3/ctypes.py", line 9 in call
+  File "{folder}/kernels.py", line 3 in kernel
+  File "{folder}/backend.py", line 2 in run
+"""
+
+
+@pytest.fixture
+def repository(workplace):
+    """Return the working directory, with the sources of a backend and an environment."""
+    installed = workplace / ".venv/lib/site-packages/numpy"
+    installed.mkdir(parents=True)
+    for file in (workplace / "backend.py", workplace / "kernels.py", installed / "core.py"):
+        file.write_text("a\nb\nc\n")
+    (workplace / "link.py").symlink_to("/etc/hostname")
+    return workplace
+
+
+@pytest.mark.parametrize(
+    ("outcome", "printed", "place"),
+    [
+        (Outcome.ERROR, "raised at {folder}/kernels.py:3", ("kernels.py", "3")),
+        (Outcome.ERROR, "starting\nraised at backend.py:1", ("backend.py", "1")),
+        (Outcome.ERROR, TRACEBACK, ("kernels.py", "3")),
+        (Outcome.CRASH, NEWEST_FIRST, ("kernels.py", "3")),
+    ],
+)
+def test_error_refers_to_the_line_of_the_backend_that_raised_it(
+    repository, outcome, printed, place
+):
+    text = printed.format(folder=repository)
+    for fields in ({"printed": text}, {"message": text}):
+        ((file, line, title, _),) = commands(record(result(outcome=outcome, **fields)))
+        assert (file, line) == place
+        assert title == f"{outcome}: demo/adam/first on numpy"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "printed"),
+    [
+        (Outcome.ERROR, "raised at {folder}/kernels.py:4"),
+        (Outcome.ERROR, "raised at {folder}/kernels.py:0"),
+        (Outcome.ERROR, "raised at {folder}/missing.py:1"),
+        (Outcome.ERROR, "raised at {folder}:1"),
+        (Outcome.ERROR, "raised at {folder}/../outside.py:1"),
+        (Outcome.ERROR, "raised at {folder}/link.py:1"),
+        (Outcome.ERROR, "raised at \0:1"),
+        (Outcome.ERROR, "raised at /dev/zero:1"),
+        (Outcome.ERROR, "raised at {folder}/.venv/lib/site-packages/numpy/core.py:1"),
+        # A wrong value has no line; the backend may print frames all the same.
+        (Outcome.FAIL, "raised at {folder}/kernels.py:3"),
+    ],
+)
+def test_line_that_the_repository_does_not_have_is_not_shown(repository, outcome, printed):
+    (repository.parent / "outside.py").write_text("a\n")
+    text = printed.format(folder=repository)
+    ((file, line, *_),) = commands(record(result(outcome=outcome, printed=text)))
+    assert (file, line) == ("cases/demo.yaml", "7")
+
+
+def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
+    write_demo(workplace)
+    answer = onnxopt(*run_arguments("RaisesAtB", "--report", "github=-"))
+    raising = (workplace / "vendor.py").read_text().splitlines().index(
+        '            raise ValueError("no luck")'
+    )  # fmt: skip
+    assert f"::error file=vendor.py,line={raising + 1},title=error%3A demo/demo/b" in answer.out
+    assert "::error file=demo.yaml,line=" in answer.out
 
 
 @pytest.mark.parametrize(
