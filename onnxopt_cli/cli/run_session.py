@@ -259,7 +259,7 @@ def execute(config: RunConfig) -> int:
     if summary := step_summary():
         reports.append((SUMMARY, Path(summary)))
     _require_places(config, reports)
-    targets = config.targets or default_targets()
+    targets = _targets(config)
     execution, memory = config.execution, config.execution.limits.memory
     each = None
     # Forking is unsafe if a backend in this process or a calling program may have threads.
@@ -290,6 +290,17 @@ def execute(config: RunConfig) -> int:
             for result in session.rerun() if config.rerun else ():
                 display.show_rerun(result)
         return _conclude(session, display, reports)
+
+
+def _targets(config: RunConfig) -> Sequence[str]:
+    """Return the targets of a run, of the gallery the rows of the runtimes under test."""
+    targets = config.targets or default_targets()
+    if not any(target.startswith("gallery") for target in targets):
+        return targets
+    # Other runs need not wait for this import.
+    from onnxopt_cli.suites.gallery.gallery_suite import targets_for
+
+    return targets_for(targets, config.backends)
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:

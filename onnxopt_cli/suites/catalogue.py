@@ -43,6 +43,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
+from onnxopt_cli.suites.gallery.gallery_suite import GALLERY, gallery_cases
 from onnxopt_cli.suites.operators.generators import NOT_COVERED
 from onnxopt_cli.suites.operators.operator_suite import (
     OPERATORS,
@@ -105,8 +106,8 @@ def suites() -> dict[str, Suite]:
 
 
 def suite_names() -> list[str]:
-    """Return the names of the generated suites and of the corpora of the installed onnx."""
-    return [*suites(), OPERATORS, *CORPORA]
+    """Return the names of all suites, including the corpora of the installed onnx."""
+    return [*suites(), OPERATORS, GALLERY, *CORPORA]
 
 
 def written_suites() -> list[str]:
@@ -119,13 +120,15 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
-    A generated suite is limited to the operator whose file has the stem; if no
-    file has it, the suite is complete.
+    A generated suite is limited to the operator whose file has the stem, and the gallery to the
+    runtime whose adapter has this name; if there is none, the suite is complete.
     """
     if name in CORPORA:
         return corpus(name, telling)
     if name == OPERATORS:
         return operator_cases(stem, telling), []
+    if name == GALLERY:
+        return gallery_cases(lambda suite, part: named_suite(suite, telling, part), stem)
     operators = [operator for operator in registry().operators if operator.name.lower() == stem]
     return suite_cases(name, telling, operators or None), []
 

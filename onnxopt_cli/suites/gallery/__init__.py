@@ -1,0 +1,1 @@
+"""The suite ``gallery``: defects found in public runtimes, each shown by one case."""

@@ -1,0 +1,460 @@
+"""Compute the right values of the gallery's own cases from the text of ONNX's specification.
+
+The functions compute in double with NumPy. They share no code with the package or onnx's reference,
+so they decide which value is right where no published output does. A row of the gallery whose case
+is one of ``onnx-node`` is decided by the output that ONNX publishes.
+
+The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
+the rounding of the output's type.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from onnxopt_cli import Case, load_cases
+from onnxopt_cli.suites.gallery.gallery_suite import own_cases, runtimes
+
+Tensor: TypeAlias = npt.NDArray[Any]
+Operands: TypeAlias = Sequence[Tensor]
+Attributes: TypeAlias = Mapping[str, Any]
+Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
+#: The suite of the rows whose cases have no published output.
+CONFORMANCE = "conformance/"
+# Differences that the rounding to the output's type and of a few double operations explain.
+_MAX_ULPS = 1.0
+_FIRST_VERSION_OF_ONE_AXIS = 13
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return np.asarray(tensor).astype(np.float64)
+
+
+def _require(attributes: Attributes, **implemented: Any) -> None:
+    """Check that attributes have the only values that a function of this module implements."""
+    for name, value in implemented.items():
+        if attributes[name] != value:
+            raise NotImplementedError(f"{name}={attributes[name]}")
+
+
+def attention(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Attention of tensors with four axes: scale, soft cap, mask, softmax, weighted sum."""
+    del version
+    query, key, value, mask, past_key, past_value = _padded(operands, 6)
+    past = 0
+    if past_key.size:
+        past = past_key.shape[2]
+        key, value = np.concatenate([past_key, key], 2), np.concatenate([past_value, value], 2)
+    repeats = query.shape[1] // key.shape[1]
+    result = np.zeros((*query.shape[:3], value.shape[3]))
+    scale = attributes.get("scale", 1 / math.sqrt(query.shape[3]))
+    softcap, window = attributes.get("softcap", 0.0), attributes.get("left_window_size", -1)
+    bias = np.broadcast_to(mask if mask.size else np.zeros(()), (*query.shape[:3], key.shape[2]))
+    for batch, head, row in np.ndindex(*query.shape[:3]):
+        diagonal = row + past
+        weights: dict[int, float] = {}
+        for column in range(key.shape[2]):
+            after = attributes.get("is_causal", 0) and column > diagonal
+            before = window >= 0 and column < diagonal - window
+            added = bias[batch, head, row, column]
+            if after or before or added == -math.inf:
+                continue
+            keys = key[batch, head // repeats, column]
+            score = scale * float(query[batch, head, row] @ keys)
+            weights[column] = (softcap * math.tanh(score / softcap) if softcap else score) + added
+        largest = max(weights.values(), default=0.0)
+        powers = {column: math.exp(score - largest) for column, score in weights.items()}
+        for column, power in powers.items():
+            share = power / sum(powers.values())
+            result[batch, head, row] += share * value[batch, head // repeats, column]
+    return [result]
+
+
+def _padded(operands: Operands, count: int) -> list[Tensor]:
+    """Return the operands as doubles, and an empty tensor for each missing one."""
+    missing = [np.zeros(0)] * (count - len(operands))
+    return [*map(_exact, operands), *missing]
+
+
+def _pooled(reduce: Callable[[list[float], int, Attributes], float]) -> Function:
+    """Return a pooling operator.
+
+    Args:
+        reduce: maps the elements of a window within the input, the number of its positions within
+            the padded input, and the attributes to an element of the output.
+    """
+
+    def pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+        del version
+        source = _exact(operands[0])
+        kernel = attributes["kernel_shape"]
+        axes = len(kernel)
+        strides = attributes.get("strides", [1] * axes)
+        dilations = attributes.get("dilations", [1] * axes)
+        starts, counts, ends = [], [], []
+        for axis, length in enumerate(source.shape[2:]):
+            extent = dilations[axis] * (kernel[axis] - 1) + 1
+            begin, end, count = _windows(attributes, axis, length, extent, strides[axis])
+            starts.append(-begin)
+            ends.append(length + end)
+            counts.append(count)
+        result = np.zeros((*source.shape[:2], *counts))
+        for place in np.ndindex(*result.shape):
+            inside: list[float] = []
+            padded = 0
+            for offset in np.ndindex(*kernel):
+                position = [
+                    start + stride * window + dilation * step
+                    for start, stride, window, dilation, step in zip(
+                        starts, strides, place[2:], dilations, offset, strict=True
+                    )
+                ]
+                padded += all(at < end for at, end in zip(position, ends, strict=True))
+                if all(0 <= at < size for at, size in zip(position, source.shape[2:], strict=True)):
+                    inside.append(float(source[(*place[:2], *position)]))
+            result[place] = reduce(inside, padded, attributes)
+        return [result]
+
+    return pool
+
+
+def _windows(
+    attributes: Attributes, axis: int, length: int, extent: int, stride: int
+) -> tuple[int, int, int]:
+    """Return the padding before and after an axis, and the number of windows along it."""
+    automatic = attributes.get("auto_pad", "NOTSET")
+    if automatic.startswith("SAME"):
+        count = -(-length // stride)
+        total = max((count - 1) * stride + extent - length, 0)
+        less, more = total // 2, total - total // 2
+        return (less, more, count) if automatic == "SAME_UPPER" else (more, less, count)
+    pads = attributes.get("pads", [0] * 2 * len(attributes["kernel_shape"]))
+    begin, end = pads[axis], pads[axis + len(pads) // 2]
+    room = length + begin + end - extent
+    count = room // stride + 1
+    # With ceil_mode, one more window if it starts before the padding at the end.
+    if attributes.get("ceil_mode", 0) and room % stride and count * stride < length + begin:
+        count += 1
+    return begin, end, count
+
+
+def _average(inside: list[float], padded: int, attributes: Attributes) -> float:
+    divisor = padded if attributes.get("count_include_pad", 0) else len(inside)
+    return sum(inside) / divisor
+
+
+def _norm(inside: list[float], padded: int, attributes: Attributes) -> float:
+    del padded
+    power = attributes.get("p", 2)
+    return float(sum(abs(element) ** power for element in inside) ** (1 / power))
+
+
+def lrn(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Divide by a power of the mean square in a region of the channels."""
+    del version
+    source, size = _exact(operands[0]), attributes["size"]
+    alpha, beta, bias = attributes["alpha"], attributes["beta"], attributes["bias"]
+    before, after = (size - 1) // 2, size // 2
+    result = np.zeros_like(source)
+    for channel in range(source.shape[1]):
+        region = source[:, max(0, channel - before) : channel + after + 1]
+        squares = (region**2).sum(1)
+        result[:, channel] = source[:, channel] / (bias + alpha / size * squares) ** beta
+    return [result]
+
+
+def lp_normalization(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Divide by the norm along an axis."""
+    del version
+    source = _exact(operands[0])
+    power, axis = attributes.get("p", 2), attributes.get("axis", -1)
+    norm = (np.abs(source) ** power).sum(axis, keepdims=True) ** (1 / power)
+    return [np.divide(source, norm, out=np.zeros_like(source), where=norm != 0)]
+
+
+def _along_axis(function: Callable[[Tensor], Tensor]) -> Function:
+    """Return Softmax or a similar operator: before version 13, all axes from ``axis`` on are one.
+
+    Args:
+        function: maps a matrix to the result along its rows.
+    """
+
+    def along_axis(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+        source = _exact(operands[0])
+        if version >= _FIRST_VERSION_OF_ONE_AXIS:
+            moved = np.moveaxis(source, attributes.get("axis", -1), -1)
+            rows = function(moved.reshape(-1, moved.shape[-1])).reshape(moved.shape)
+            return [np.moveaxis(rows, -1, attributes.get("axis", -1))]
+        leading = math.prod(source.shape[: attributes.get("axis", 1)])
+        return [function(source.reshape(leading, -1)).reshape(source.shape)]
+
+    return along_axis
+
+
+def _log_softmax(rows: Tensor) -> Tensor:
+    shifted = rows - rows.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def _hardmax(rows: Tensor) -> Tensor:
+    result = np.zeros_like(rows)
+    result[np.arange(len(rows)), rows.argmax(1)] = 1
+    return result
+
+
+def conv_transpose(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Transposed convolution without padding, strides and dilations."""
+    del version
+    source, weights, bias = _padded(operands, 3)
+    group = attributes.get("group", 1)
+    channels, within = source.shape[1] // group, weights.shape[1]
+    shape = [
+        size + step - 1 for size, step in zip(source.shape[2:], weights.shape[2:], strict=True)
+    ]
+    result = np.zeros((source.shape[0], within * group, *shape))
+    if bias.size:
+        result += bias.reshape(-1, *[1] * len(shape))
+    for batch, channel, *place in np.ndindex(*source.shape):
+        for output, *offset in np.ndindex(*weights.shape[1:]):
+            target = [at + step for at, step in zip(place, offset, strict=True)]
+            product = source[(batch, channel, *place)] * weights[(channel, output, *offset)]
+            result[(batch, channel // channels * within + output, *target)] += product
+    return [result]
+
+
+def global_max_pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The maximum over all spatial axes."""
+    del attributes, version
+    source = _exact(operands[0])
+    return [source.max(tuple(range(2, source.ndim)), keepdims=True)]
+
+
+def grid_sample(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Cubic interpolation in two dimensions with padding_mode=border and align_corners=0."""
+    del version
+    _require(attributes, mode="cubic", padding_mode="border", align_corners=0)
+    source, grid = map(_exact, operands)
+    batches, channels, height, width = source.shape
+    result = np.zeros((batches, channels, *grid.shape[1:3]))
+    for batch, row, column in np.ndindex(*grid.shape[:3]):
+        x = ((grid[batch, row, column, 0] + 1) * width - 1) / 2
+        y = ((grid[batch, row, column, 1] + 1) * height - 1) / 2
+        for down, right in itertools.product(range(-1, 3), repeat=2):
+            pixel = math.floor(y) + down, math.floor(x) + right
+            weight = _cubic_weight(y - pixel[0]) * _cubic_weight(x - pixel[1])
+            inside = min(max(pixel[0], 0), height - 1), min(max(pixel[1], 0), width - 1)
+            result[batch, :, row, column] += weight * source[(batch, slice(None), *inside)]
+    return [result]
+
+
+def _cubic_weight(distance: float) -> float:
+    """Return the weight of a pixel at a distance in cubic convolution (Keys 1981, a = -0.75)."""
+    a, d = -0.75, abs(distance)
+    if d <= 1:
+        return (a + 2) * d**3 - (a + 3) * d**2 + 1
+    return a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a if d < 2 else 0.0  # noqa: PLR2004
+
+
+def log_sum_exp(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The logarithm of the sum of exponentials."""
+    del version
+    source = _exact(operands[0])
+    axes = tuple(map(int, operands[1]))
+    largest = source.max(axes, keepdims=True)
+    shift = np.where(np.isfinite(largest), largest, 0)
+    with np.errstate(divide="ignore"):
+        result = np.log(np.exp(source - shift).sum(axes, keepdims=True)) + shift
+    return [result if attributes.get("keepdims", 1) else result.squeeze(axes)]
+
+
+def quantize_linear(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Round the quotient to even, add the zero point, and saturate."""
+    del attributes, version
+    limits = np.iinfo(operands[2].dtype)
+    source, scale, zero_point = map(_exact, operands)
+    return [np.clip(np.rint(source / scale) + zero_point, limits.min, limits.max)]
+
+
+def pad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Pad with 0; negative pads remove elements."""
+    del version
+    _require(attributes, mode="constant")
+    source, pads = _exact(operands[0]), [int(each) for each in operands[1]]
+    pairs = list(zip(pads[: source.ndim], pads[source.ndim :], strict=True))
+    remaining = tuple(
+        slice(max(-begin, 0), size - max(-end, 0))
+        for (begin, end), size in zip(pairs, source.shape, strict=True)
+    )
+    return [np.pad(source[remaining], [(max(begin, 0), max(end, 0)) for begin, end in pairs])]
+
+
+def unique(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Unique subtensors along an axis in the order of their first occurrence."""
+    del version
+    _require(attributes, sorted=0)
+    source, axis = operands[0], attributes["axis"]
+    first: dict[tuple[float, ...], int] = {}
+    inverse: list[int] = []
+    for index in range(source.shape[axis]):
+        values = tuple(map(float, np.take(source, index, axis).ravel()))
+        first.setdefault(values, index)
+        inverse.append([*first].index(values))
+    indices = np.array([*first.values()])
+    counts = np.array([inverse.count(place) for place in range(len(first))])
+    return [np.take(source, indices, axis), indices, np.array(inverse), counts]
+
+
+def batch_normalization(
+    operands: Operands, attributes: Attributes, version: int
+) -> Sequence[Tensor]:
+    """Normalize each channel with the given mean and variance."""
+    del version
+    source = _exact(operands[0])
+    per_channel = (1, -1, *[1] * (source.ndim - 2))
+    scale, bias, mean, variance = (_exact(each).reshape(per_channel) for each in operands[1:])
+    return [scale * (source - mean) / np.sqrt(variance + attributes["epsilon"]) + bias]
+
+
+def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Slice leading axes with steps of 1."""
+    del attributes, version
+    source, starts, ends = operands
+    return [
+        source[tuple(slice(int(begin), int(end)) for begin, end in zip(starts, ends, strict=True))]
+    ]
+
+
+def adagrad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """One step of Adagrad for one tensor."""
+    del version
+    rate, count, x, gradient, squares = map(_exact, operands)
+    rate = rate / (1 + count * attributes.get("decay_factor", 0.0))
+    gradient = gradient + attributes.get("norm_coefficient", 0.0) * x
+    squares = squares + gradient**2
+    return [x - rate * gradient / (np.sqrt(squares) + attributes.get("epsilon", 0.0)), squares]
+
+
+def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """One step of Momentum for any number of tensors."""
+    del version
+    rate, count, *tensors = map(_exact, operands)
+    number = len(tensors) // 3
+    positions, velocities = [], []
+    for index in range(number):
+        x, gradient, velocity = tensors[index::number]
+        gradient = gradient + attributes["norm_coefficient"] * x
+        beta = attributes["beta"] if count > 0 else 1.0
+        velocity = attributes["alpha"] * velocity + beta * gradient
+        nesterov = attributes["mode"] == "nesterov"
+        step = gradient + attributes["alpha"] * velocity if nesterov else velocity
+        positions.append(x - rate * step)
+        velocities.append(velocity)
+    return [*positions, *velocities]
+
+
+#: The operators of the cases.
+OPERATORS: Mapping[str, Function] = {
+    "Adagrad": adagrad,
+    "Attention": attention,
+    "AveragePool": _pooled(_average),
+    "BatchNormalization": batch_normalization,
+    "ConvTranspose": conv_transpose,
+    "Erf": lambda operands, *_: [np.vectorize(math.erf)(_exact(operands[0]))],
+    "GlobalMaxPool": global_max_pool,
+    "GridSample": grid_sample,
+    "Hardmax": _along_axis(_hardmax),
+    "LRN": lrn,
+    "LogSoftmax": _along_axis(_log_softmax),
+    "LpNormalization": lp_normalization,
+    "LpPool": _pooled(_norm),
+    "MatMul": lambda operands, *_: [_exact(operands[0]) @ _exact(operands[1])],
+    "MaxPool": _pooled(lambda inside, *_: max(inside)),
+    "Momentum": momentum,
+    "Pad": pad,
+    "QuantizeLinear": quantize_linear,
+    "ReduceLogSumExp": log_sum_exp,
+    "Slice": slice_,
+    "Softmax": _along_axis(lambda rows: np.exp(_log_softmax(rows))),
+    "Sqrt": lambda operands, *_: [np.sqrt(_exact(operands[0]))],
+    "Tile": lambda operands, *_: [np.tile(operands[0], [int(count) for count in operands[1]])],
+    "Unique": unique,
+    "Where": lambda operands, *_: [np.where(*operands)],
+}
+
+
+def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the outputs of a model of one node, in double or as integers."""
+    (node,) = model.graph.node
+    attributes = {
+        attribute.name: value.decode() if isinstance(value, bytes) else value
+        for attribute in node.attribute
+        for value in [helper.get_attribute_value(attribute)]
+    }
+    versions = {imported.domain: imported.version for imported in model.opset_import}
+    operands = [np.asarray(inputs[name]) if name else np.zeros(0) for name in node.input]
+    outputs = OPERATORS[node.op_type](operands, attributes, versions[node.domain])
+    # A node may omit trailing outputs.
+    named = zip(node.output, outputs, strict=False)
+    return {name: output for name, output in named if name}
+
+
+def greatest_difference(computed: Tensor, stored: Tensor) -> float:
+    """Return the greatest difference in units in the last place of the stored output's type.
+
+    Infinite if the shapes differ, or only one of two elements is finite.
+    """
+    if computed.shape != stored.shape:
+        return math.inf
+    exact, rounded = _exact(computed).ravel(), _exact(stored).ravel()
+    unit = 1.0
+    if stored.dtype.kind == "f":
+        unit = float(np.finfo(stored.dtype).eps)
+    differences = [
+        0.0 if right == seen else abs(right - seen) / (unit * max(abs(right), sys.float_info.min))
+        for right, seen in zip(exact, rounded, strict=True)
+    ]
+    return max((math.inf if math.isnan(each) else each for each in differences), default=0.0)
+
+
+def decided_cases() -> Iterable[Case]:
+    """Return the cases that this module decides, each once."""
+    names = {
+        row.case
+        for runtime in runtimes()
+        for row in runtime.defects
+        if row.case.startswith(CONFORMANCE)
+    }
+    return [*own_cases(), *(load_cases(*sorted(names)) if names else ())]
+
+
+def case_difference(case: Case) -> float | None:
+    """Return the greatest difference of a case's stored outputs; None if it has none."""
+    problem = case.load()
+    if problem.stored is None:
+        return None
+    right = right_outputs(problem.model, problem.inputs)
+    return max(greatest_difference(right[name], np.asarray(problem.stored[name])) for name in right)
+
+
+def main() -> int:
+    """Print the differences; return the exit code."""
+    wrong = 0
+    for case in decided_cases():
+        difference = case_difference(case)
+        if difference is not None:
+            print(f"{case.id}: {difference:.2g} ulp")
+            wrong += difference > _MAX_ULPS
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
