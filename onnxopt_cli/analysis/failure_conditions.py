@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -214,6 +214,8 @@ class _Search:
         if not wrong.size or not failing:
             return
         self._wrong, self._right = wrong, right
+        self._fixed_wrong = _holds(self._fixed, wrong)
+        self._fixed_right = _holds(self._fixed, right)
         first = self._level(np.ones(wrong.shape[1], bool), np.ones(right.shape[1], bool))
         found: list[tuple[tuple[Condition, ...], int]] = [
             ((first.conditions[at],), int(first.reach[at]))
@@ -241,15 +243,27 @@ class _Search:
             right: which right elements the branch has.
             parent: the condition of the branch; None at the root.
         """
-        conditions = [*self._fixed]
-        own_wrong, own_right = self._wrong[:, wrong], self._right[:, right]
-        for index, feature in enumerate(self._features):
-            if feature.kind != "flag":
-                values = np.sort(own_right[index])
-                conditions += fitted_conditions(index, feature, own_wrong[index], values)
-        if parent:
-            conditions = [condition for condition in conditions if condition.text != parent.text]
-        holds_wrong, holds_right = _holds(conditions, own_wrong), _holds(conditions, own_right)
+        wrong_columns, right_columns = np.flatnonzero(wrong), np.flatnonzero(right)
+        own_wrong = np.take(self._wrong, wrong_columns, axis=1)
+        own_right = np.take(self._right, right_columns, axis=1)
+        fitted = [
+            condition
+            for index, feature in enumerate(self._features)
+            if feature.kind != "flag"
+            for condition in fitted_conditions(
+                index, feature, own_wrong[index], np.sort(own_right[index])
+            )
+            if not parent or condition.text != parent.text
+        ]
+        kept = [at for at, each in enumerate(self._fixed) if not parent or each.text != parent.text]
+        conditions = [*(self._fixed[at] for at in kept), *fitted]
+        holds_wrong, holds_right = (
+            np.concatenate([np.take(holds[kept], columns, axis=1), _holds(fitted, table)])
+            for holds, columns, table in (
+                (self._fixed_wrong, wrong_columns, own_wrong),
+                (self._fixed_right, right_columns, own_right),
+            )
+        )
         owners = self._wrong_owners[wrong]
         met = _met(holds_wrong, owners)
         given = np.unique(owners) < self._given if self._partial else slice(None)
@@ -412,29 +426,36 @@ class _Search:
         return predicted
 
     def _sharpen(self) -> None:
-        """Bisect the thresholds of the plainest path, starting from a failing sample."""
+        """Bisect the thresholds of the plainest path, starting from a failing sample.
+
+        All samples are fitted again only after each bisection: a fit takes longer than a node.
+        """
         for place in range(len(self._paths[0].conditions)):
+            if not self._paths or place >= len(self._paths[0].conditions):
+                return
+            conditions = self._paths[0].conditions
+            part = conditions[place]
+            feature = self._features[part.feature]
             for _ in range(BISECTIONS):
-                if not self._paths or place >= len(self._paths[0].conditions):
-                    return
-                conditions = self._paths[0].conditions
-                part = conditions[place]
-                feature = self._features[part.feature]
                 if not part.gap or not feature.vary or _is_narrow(part, feature):
                     break
-                call = self._between(conditions, part, feature)
-                if call is None or self._observe(call) is None:
+                number = _middle(*part.gap)
+                if feature.kind == "count":
+                    number = np.floor(number)
+                call = self._between(conditions, place, number)
+                observed = call and self._observe(call)
+                if not observed:
                     break
-                self._fit()
+                right, wrong = part.gap
+                part = replace(part, gap=(right, number) if observed.failed else (number, wrong))
+            self._fit()
 
     def _between(
-        self, conditions: Sequence[Condition], part: Condition, feature: Feature
+        self, conditions: Sequence[Condition], place: int, number: float
     ) -> Call[Array] | None:
-        """Return a failing node with a value in the middle of the gap of a threshold."""
-        number = _middle(*(part.gap or (0.0, 0.0)))
-        if feature.kind == "count":
-            number = np.floor(number)
-        other_parts = [condition for condition in conditions if condition is not part]
+        """Return a failing node in which the feature of one condition has another value."""
+        feature = self._features[conditions[place].feature]
+        other_parts = [*conditions[:place], *conditions[place + 1 :]]
         for each in self._samples:
             if each.failed and self._meets(conditions, each) and feature.vary:
                 call = feature.vary(each.call, number)
