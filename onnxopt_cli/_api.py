@@ -54,7 +54,7 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.diff_text import failure_text, headline
+from onnxopt_cli.report.view.result_view import failure_text, headline
 from onnxopt_cli.run.runner import open_plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
 from onnxopt_cli.run.session import Session, open_session

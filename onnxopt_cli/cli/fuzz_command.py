@@ -112,7 +112,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.kept_cases import keep
     from onnxopt_cli.fuzz.search import chosen_operators
-    from onnxopt_cli.report.diff_text import headline
+    from onnxopt_cli.report.view.result_view import headline
     from onnxopt_cli.workers.interruption import interruptible
 
     chosen = chosen_operators(operators, excluded)

@@ -48,11 +48,12 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
         write_report,
     )
     from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.view.run_view import RunView
 
     requests = parse_reports(reports)
     require_apart(requests, [saved])
-    record = read_saved_run(saved)
-    write_all(partial(write_report, form, path, record) for form, path in requests)
+    view = RunView(read_saved_run(saved))
+    write_all(partial(write_report, form, path, view) for form, path in requests)
     return 0
 
 
@@ -73,10 +74,11 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report import terminal
+    from onnxopt_cli.report.view.run_view import RunView
 
     record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
-    for line in terminal.verdict(record, seconds):
+    for line in terminal.verdict(RunView(record), seconds):
         stdout().print(line, soft_wrap=True)
     return record.exit_code or 0
 
@@ -117,7 +119,7 @@ def diff(
         slower_cases,
     )
     from onnxopt_cli.report.saved_run import read_saved_run
-    from onnxopt_cli.report.verdict import verdict
+    from onnxopt_cli.report.view.verdict import run_verdict
     from onnxopt_cli.workers.interruption import INTERRUPTED
 
     before = [*map(read_saved_run, (old, *old_again))]
@@ -131,5 +133,6 @@ def diff(
     stdout().print(comparison_verdict(changes))
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:
-        stdout().print_line(f"{printable(str(new))} {verdict(after[0])}; it lacks cases")
+        word = run_verdict(after[0].exit_code, after[0].results)
+        stdout().print_line(f"{printable(str(new))} {word}; it lacks cases")
     return int(unfinished or any(is_regression(change, accuracy=accuracy) for change in changes))

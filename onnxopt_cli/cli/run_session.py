@@ -28,7 +28,7 @@ from onnxopt_cli.cli.shared_options import opened_cluster
 from onnxopt_cli.core.ci_channels import step_summary
 from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.helper_process import claimed
-from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     NOT_ITS_FAULT,
     Outcome,
@@ -37,9 +37,6 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report import terminal
-from onnxopt_cli.report.agreement import agreements
-from onnxopt_cli.report.causes import group_failures, reasons_alike
-from onnxopt_cli.report.diff_text import repeat_command
 from onnxopt_cli.report.report_files import (
     SUMMARY,
     parse_reports,
@@ -47,7 +44,8 @@ from onnxopt_cli.report.report_files import (
     write_all,
     write_report,
 )
-from onnxopt_cli.report.verdict import failures, scope
+from onnxopt_cli.report.view.result_view import ResultView
+from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.suites.collect import collect, default_targets
 from onnxopt_cli.workers.interruption import interruptible
 from onnxopt_cli.workers.parallel import parallel
@@ -58,8 +56,7 @@ if TYPE_CHECKING:
 
 # Without -v: number of causes shown with an example, and of reasons shown.
 _EXAMPLES = 3
-_REASONS = 5
-_BRIEF = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+_MAX_REASONS = 5
 # Limit of the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
 # These outcomes do not show whether the backend knows the operator.
@@ -76,6 +73,7 @@ class Display:
         self._found = len(session.ids)
         self._expectations = session.expectations
         self._config = config = session.config
+        self._options = config.to_json()
         self._targets = targets
         self._verbose, self._quiet = config.verbose, config.quiet
         self._console = stdout()
@@ -114,7 +112,7 @@ class Display:
             for result in results:
                 if result.diffs and len(results) > 1:
                     self.print(Text(f"  on {printable(result.backend)}", "dim"))
-                for line in terminal.output_lines(result):
+                for line in terminal.output_lines(ResultView(result, self._options)):
                     self.print(line)
 
     def show_rerun(self, result: Result) -> None:
@@ -122,49 +120,47 @@ class Display:
         if result.flaky and not self._quiet:
             self.print(terminal.case_line([result], self._id_width))
 
-    def finish(self, record: RunRecord, seconds: float, explaining: float) -> None:
+    def finish(self, view: RunView, seconds: float, explaining: float) -> None:
         """Print the failures, the summary, the verdict and the explanations.
 
         Args:
-            record: the run.
+            view: the run.
             seconds: duration of the run.
             explaining: duration of the search for explanations.
         """
+        record = view.record
         results = record.results
         passed = all(result.outcome is Outcome.PASS and result.conforms for result in results)
         if self._quiet:
-            for line in terminal.failing_lines(record):
+            for line in terminal.failing_lines(view):
                 self.print(line)
         elif not passed:
-            self._failures(record)
-            self._reasons(results)
-        counts = [terminal.summary_table(results)]
+            self._failures(view)
+            self._reasons(view)
+        counts = [terminal.summary_table(view)]
         if not passed:
-            counts.append(terminal.capability_table(results))
+            counts.append(terminal.capability_table(view))
         # Side by side if both fit.
         beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
         tables: list[RenderableType | None] = [beside]
         if self._verbose:
-            from onnxopt_cli.report.accuracy import accuracy_table
-
-            tables.append(accuracy_table(results))
+            tables.append(terminal.accuracy_table(view))
         if self._config.durations:
             tables.append(terminal.duration_table(results, self._config.durations))
         for table in filter(None, tables):
             self._console.print()
             self._console.print(table)
         self._console.print()
-        scope_line = scope(record)
         # An entry of an expectation file may be unused because its backend is misspelt.
         failing = not all(result.conforms for result in results)
         near_misses = self._expectations.near_misses(record.backends) if failing else ()
         # The other problems were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
-            *terminal.verdict(record, seconds, explaining),
-            *([Text(scope_line, "dim")] if scope_line else []),
-            *(Text(line, "yellow") for line in agreements(record)),
-            *(self._explained(record.explanations) if record.explanations else ()),
+            *terminal.verdict(view, seconds, explaining),
+            *([Text(view.scope, "dim")] if view.scope else []),
+            *(Text(line, "yellow") for line in view.agreements),
+            *(self._explained(view) if record.explanations else ()),
             *(Text(f"{printable(fault.where)}: {fault.what}", "yellow") for fault in near_misses),
             *(Text(printable(str(problem)), "red") for problem in new),
         ):
@@ -173,23 +169,18 @@ class Display:
             count = len(record.problems)
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
-    def _explained(self, explanations: Sequence[Explanation]) -> Iterable[Text]:
+    def _explained(self, view: RunView) -> Iterable[Text]:
         """Return lines for the explanations that the printed causes do not cover."""
-        if not (self._verbose or self._quiet):
-            explanations = [
-                explanation
-                for explanation in explanations
-                if not (explanation.causes and explanation.complete)
-                or any(explanation.others.values())
-            ]
-        return terminal.explanation_lines(explanations)
+        whole = self._verbose or self._quiet
+        return terminal.explanation_lines(
+            view.record.explanations if whole else view.open_explanations
+        )
 
-    def _failures(self, record: RunRecord) -> None:
+    def _failures(self, view: RunView) -> None:
         """Print the causes of failures and an example of each; with -v all failures."""
-        failed = [result for result in failures(record) if result.outcome not in _BRIEF]
+        failed, groups = view.failures, view.causes
         if not failed:
             return
-        groups = group_failures(failed, record.explanations)
         about = {case.id: case.about for case in self._plan.cases}
         examples = len(groups) if self._verbose else _EXAMPLES
         for part in terminal.cause_table(groups, examples):
@@ -200,8 +191,7 @@ class Display:
                 is_example = len(group.results) > 1 and not self._verbose
                 more = f", the simplest of {len(group.results)}" if is_example else ""
                 panel = terminal.failure_panel(
-                    result,
-                    record.options,
+                    view.result(result),
                     about.get(result.case, ""),
                     complete=self._verbose,
                     brief=number > 1 and not self._verbose,
@@ -213,7 +203,7 @@ class Display:
             self._console.print(Text("-v shows all failures, -q names them", "dim"))
         supported = {
             result.operators
-            for result in record.results
+            for result in view.record.results
             if result.lowered or result.outcome not in _UNDECIDED
         }
         errors = {result.operators for result in failed if result.outcome is Outcome.ERROR}
@@ -225,25 +215,20 @@ class Display:
             )
             self._console.print(Text(advice, "yellow"))
 
-    def _reasons(self, results: Sequence[Result]) -> None:
+    def _reasons(self, view: RunView) -> None:
         """Print once each reason for which cases are unsupported, do not apply or did not run."""
-        reasons: Counter[tuple[Outcome, str, str]] = Counter()
-        results_with_reason = [
-            result
-            for result in results
-            if result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}
-            or (result.outcome is Outcome.UNSUPPORTED and not result.conforms)
-        ]
-        texts = reasons_alike(results_with_reason)
-        for result, text in zip(results_with_reason, texts, strict=True):
-            reason = printable(result.message, lines=True) if self._verbose else text
-            reasons[result.outcome, result.backend, reason] += 1
-        most_common = reasons.most_common(None if self._verbose else _REASONS)
-        for (outcome, backend, reason), count in most_common:
-            style = terminal.STYLES[outcome]
-            head = Text.assemble((f"{outcome} ", style), f"{count} on {printable(backend)}: ")
-            self._console.print(head.append(reason))
-        if hidden := len(reasons) - len(most_common):
+        visible = view.reasons if self._verbose else view.reasons[:_MAX_REASONS]
+        for reason in visible:
+            counts = {reason.text: len(reason.results)}
+            if self._verbose:
+                counts = Counter(printable(result.message, lines=True) for result in reason.results)
+            for text, count in counts.items():
+                style = terminal.STYLES[reason.outcome]
+                head = Text.assemble(
+                    (f"{reason.outcome} ", style), f"{count} on {printable(reason.backend)}: "
+                )
+                self._console.print(head.append(text))
+        if hidden := len(view.reasons) - len(visible):
             self.print(Text(f"{hidden} more reasons; -v shows all", "dim"))
 
 
@@ -335,7 +320,8 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
     seconds = perf_counter() - session.began
     failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
     record = session.finish(_explanations(session) if failing else [])
-    display.finish(record, seconds, perf_counter() - session.began - seconds)
+    view = RunView(record)
+    display.finish(view, seconds, perf_counter() - session.began - seconds)
     if config.shard and not session.plan.cases:
         display.print(f"no selected case belongs to shard {config.shard}")
     writes: list[Callable[[], object]] = []
@@ -344,13 +330,13 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
 
         cases = {case.id: case for case in session.plan.cases}
         judged = session.plan.judging
-        writes.append(partial(write_artifacts, config.artifacts, record, cases, judged))
+        writes.append(partial(write_artifacts, config.artifacts, view, cases, judged))
     if config.update_expect:
         path, expectations = config.update_expect, session.expectations
         writes.append(
             lambda: display.print(api.update_expectations(path, expectations, record, session.ids))
         )
-    writes += [partial(write_report, form, path, record) for form, path in reports]
+    writes += [partial(write_report, form, path, view) for form, path in reports]
     if config.log_file:
         writes.append(session.require_log)
     if writes:
@@ -374,10 +360,10 @@ def _located(session: api.Session) -> Iterator[Text]:
         stderr().status("looking for the first wrong node"),
     ):
         found += api.first_wrong_nodes(session, seconds)
-    options = config.to_json()
     for result, node in found:
         yield Text(f"first wrong node of {printable(result.case)}: {printable(node)}", "yellow")
-        command = repeat_command(result, options).replace("onnxopt run", "onnxopt locate", 1)
+        again = ResultView(result, config.to_json()).again
+        command = again.replace("onnxopt run", "onnxopt locate", 1)
         yield Text(f"all wrong nodes: {printable(command)}", "dim")
 
 

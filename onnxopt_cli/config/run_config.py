@@ -37,7 +37,7 @@ REPORT_FORMATS = {
     "xunit": ("junit", "xunit_report"),
     "markdown": ("markdown", "markdown_report"),
     "github": ("github", "github_report"),
-    "badge": ("verdict", "badge_report"),
+    "badge": ("badge", "badge_report"),
     "html": ("html", "html_report"),
 }
 _SECONDS = Number(beyond=True, most=1e6)

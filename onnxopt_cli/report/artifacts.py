@@ -19,14 +19,12 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.oracle.oracles import Oracles, resolved
-from onnxopt_cli.report.diff_text import failure_text, repeat_command
-from onnxopt_cli.report.verdict import failures
+from onnxopt_cli.report.view.run_view import RunView
 
 _MAX_NAME_CHARS = 80
 
@@ -49,13 +47,13 @@ def check_folder(folder: Path) -> None:
 
 
 def write_artifacts(
-    folder: Path, record: RunRecord, cases: Mapping[str, Case], judging: Judging
+    folder: Path, view: RunView, cases: Mapping[str, Case], judging: Judging
 ) -> int:
     """Write a test directory for each result that is not as expected.
 
     Args:
         folder: the empty folder that :func:`check_folder` has checked.
-        record: the run.
+        view: the run.
         cases: the cases by id.
         judging: settings of the judgement.
 
@@ -65,15 +63,15 @@ def write_artifacts(
     Raises:
         UsageError: if a file cannot be written. No file is overwritten.
     """
-    if failed := failures(record):
+    if view.nonconforming:
         # Another run may have written to the folder since this one began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
-    folders = {backend.name: folder / free(_file_name(backend.name)) for backend in record.backends}
+    folders = {backend.name: folder / free(_file_name(backend.name)) for backend in view.backends}
     created: set[Path] = set()
-    for result in failed:
+    for result in view.nonconforming:
         files = _files(result, cases.get(result.case), judging)
-        files["README.txt"] = _readme(result, record).encode()
+        files["README.txt"] = _readme(result, view).encode()
         parent = folders[result.backend]
         target = parent / f"test_{free(_file_name(result.case), parent.name)}"
         try:
@@ -87,7 +85,7 @@ def write_artifacts(
                     file.write(data)
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
-    return len(failed)
+    return len(view.nonconforming)
 
 
 def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
@@ -122,18 +120,19 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
     return {f"refused_{name}": data for name, data in files.items()}
 
 
-def _readme(result: Result, record: RunRecord) -> str:
-    versions = {backend.name: backend.version for backend in record.backends}
+def _readme(result: Result, view: RunView) -> str:
+    details = view.result(result)
+    versions = {backend.name: backend.version for backend in view.backends}
     version = versions.get(result.backend, "")
     lines = [
         f"{result.outcome.value}: {printable(result.case)}",
         f"backend: {printable(result.backend)} {printable(version)}".rstrip(),
         f"case: {printable(str(result.location))}",
         "",
-        failure_text(result),
+        details.text(),
         "",
         "again:",
-        f"  {printable(repeat_command(result, record.options))}",
+        f"  {printable(details.again)}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxopt_cli.core import numbers
-from onnxopt_cli.report.accuracy import Accuracy, merged_counts
+from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
 
 #: Width of every chart in user units, each about a pixel of a narrow page.
 WIDTH = 400

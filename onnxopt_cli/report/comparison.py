@@ -18,9 +18,9 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report.diff_text import verdict_options
 from onnxopt_cli.report.terminal import plain_table
-from onnxopt_cli.report.verdict import in_words
+from onnxopt_cli.report.view.repeat_command import verdict_options
+from onnxopt_cli.report.view.verdict import in_words
 
 # All other outcomes have the worst rank.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}

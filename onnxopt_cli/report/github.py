@@ -16,20 +16,12 @@ from pathlib import Path
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Fault
-from onnxopt_cli.report.diff_text import (
-    ELSEWHERE,
-    failure_text,
-    repeat_command,
-)
-from onnxopt_cli.report.verdict import (
-    by_kind,
-    failures,
-    scope,
-)
+from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
+from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.report.view.verdict import in_words
 
 #: GitHub shows this many commands of a step, and silently drops the others.
 _MAX_COMMANDS = 10
@@ -50,31 +42,39 @@ _MAX_SOURCE_BYTES = 4 << 20
 _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 
 
-def github_report(record: RunRecord) -> str:
+def github_report(view: RunView) -> str:
     """Return at most ten commands, one per line: problems of files, then failures of each kind.
 
     If there are more, the last command states their number and the reports that have them.
     """
-    items: list[Fault | Result] = [*record.problems, *record.findings]
-    items += by_kind(failures(record))
+    record = view.record
+    items: list[Fault | ResultView] = [*record.problems, *record.findings, *view.examples]
     annotated_items = items if len(items) <= _MAX_COMMANDS else items[: _MAX_COMMANDS - 1]
-    lines = [f"::notice title=onnxopt::{_data(scope(record))}"] if record.left_out else []
+    lines = _notices(view)
     for item in annotated_items:
         if isinstance(item, Fault):
             location = Location.parse(item.where)
             lines.append(_error(location, "invalid", clipped(item.what, _MAX_MESSAGE_CHARS)))
         else:
-            title = f"{(item.standing or item.outcome).value}: {item.case} on {item.backend}"
-            text = clipped(failure_text(item, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
-            again = f"again: {printable(repeat_command(item, record.options))}"
+            result = item.result
+            title = f"{item.word}: {result.case} on {result.backend}"
+            text = clipped(item.text(ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
+            again = f"again: {printable(item.again)}"
             message = f"{text}\n{again}" if text else again
-            location = _raising_line(item) or item.location
+            location = _raising_line(result) or result.location
             lines.append(_error(location, title, message))
     if hidden := len(items) - len(annotated_items):
         title = f"{hidden} more failures and problems are not annotated"
         where = f"the job's summary has the most telling of all {len(items)}, and {ELSEWHERE}"
         lines.append(f"::error title={_property(title)}::{_data(f'{title}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _notices(view: RunView) -> list[str]:
+    """Return a notice with the counts if failures are expected or capabilities are left out."""
+    parts = [in_words(view.counts)] if view.expected_failures else []
+    parts += [view.scope] if view.record.left_out else []
+    return [f"::notice title=onnxopt::{_data('; '.join(parts))}"] if parts else []
 
 
 def _raising_line(result: Result) -> Location | None:

@@ -9,38 +9,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report import diff_text
-from onnxopt_cli.report.accuracy import Accuracy, accuracy
-from onnxopt_cli.report.agreement import agreements
 from onnxopt_cli.report.charts import (
     WIDTH,
     curve_chart,
     spread_chart,
     tolerance_chart,
 )
-from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import (
-    Conformity,
-    by_capability,
-    failures,
-    fallback,
-    is_expected_failure,
-    scope,
-    tallies,
-    verdict,
-)
+from onnxopt_cli.report.view.accuracy import Accuracy
+from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.report.view.verdict import Conformity
 
 # A browser needs seconds to lay out more rows; the filter finds the others.
 _MAX_ROWS = 1000
@@ -52,26 +42,9 @@ _LOOKS = {
 _PAGE = files("onnxopt_cli.report") / "page"
 
 
-def check_available() -> None:
-    """Make sure that Jinja is installed, which only this format needs.
-
-    Raises:
-        UsageError: if it is not installed.
-    """
-    if importlib.util.find_spec("jinja2") is None:
-        raise UsageError("--report html needs jinja2", hint="pip install 'onnxopt[html]'")
-
-
-def html_report(record: RunRecord) -> str:
-    """Return a run as HTML text.
-
-    Raises:
-        UsageError: if Jinja is not installed.
-    """
-    check_available()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
+def html_report(view: RunView) -> str:
+    """Return a run as HTML text."""
+    record = view.record
     environment = Environment(
         loader=PackageLoader("onnxopt_cli.report", "page"),
         autoescape=True,
@@ -84,34 +57,23 @@ def html_report(record: RunRecord) -> str:
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
     # Files of this package are trusted and not escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
-    failed = failures(record)
-    expected_failures = [result for result in record.results if is_expected_failure(result)]
-    rows = _matrix(record, [*failed, *expected_failures])
+    rows = _matrix(record, [*view.nonconforming, *view.expected_failures])
     hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
     page = environment.get_template("page.html").render(
         style=style,
         script=script,
         policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
+        view=view,
         record=record,
-        verdict=verdict(record),
         looks=_LOOKS,
-        tallies=tallies(record),
-        scope=scope(record),
-        fallback=fallback(record),
-        agreements=agreements(record),
-        capabilities=by_capability(record.results),
         options=_options(record.options),
         used=[kind for kind in Outcome if any(result.outcome is kind for result in record.results)],
         rows=rows,
         more=Markup.escape(json.dumps(hidden_rows, separators=(",", ":"))),
         cells=cells,
-        failures=failed,
-        expected_failures=expected_failures,
-        measured=list(_measured(record)),
+        measured=list(_measured(view)),
         chart_width=WIDTH,
         most=_MAX_ROWS,
-        repeat=lambda result: repeat_command(result, record.options),
-        text=diff_text,
         numbers=numbers,
     )
     return page + "\n"
@@ -180,13 +142,13 @@ def _section_key(result: Result) -> tuple[str, str]:
     return result.case, "" if result.outcome is Outcome.INVALID else result.backend
 
 
-def _measured(record: RunRecord) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
+def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
     """Yield each backend with its accuracy and the charts of it."""
-    for backend, group in groupby(accuracy(record.results), key=lambda row: row.backend):
+    for backend, group in groupby(view.accuracy, key=lambda row: row.backend):
         rows = list(group)
         curves = {
             result.case: result.curve
-            for result in record.results
+            for result in view.record.results
             if result.backend == backend and result.curve
         }
         charts = [tolerance_chart(rows), spread_chart(rows)]

@@ -27,41 +27,39 @@ from onnxopt_cli.core.result import (
     Result,
 )
 from onnxopt_cli.core.text import FreeNames, printable
-from onnxopt_cli.report.diff_text import (
-    failure_text,
-    headline,
-    repeat_command,
-)
-from onnxopt_cli.report.verdict import (
-    fallback,
-    scope,
-    tallies,
-)
+from onnxopt_cli.report.view.result_view import ResultView
+from onnxopt_cli.report.view.run_view import RunView
 
 #: Outcomes reported as failures; every other outcome that does not conform is an error.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
 
 
-def junit_report(record: RunRecord, *, places: bool = True) -> str:
+def junit_report(view: RunView, *, places: bool = True) -> str:
     """Return a run as XML text: one test suite per backend, and one for problems of files.
 
     Results that do not conform are failures or errors; expected failures and cases that did not run
     are skipped.
 
     Args:
-        record: the run.
+        view: the run.
         places: whether test cases have a file and a line.
     """
+    record = view.record
     root = Element("testsuites", name="onnxopt")
     names, suites = (FreeNames("{} ({})", alike=_read_as) for _ in range(2))
-    for backend in tallies(record):
+    for backend in view.backends:
         suite = _add_suite(root, suites(printable(backend.name)), record)
         properties = SubElement(suite, "properties")
-        facts = {"backend": backend.version, "scope": scope(record), "fallback": fallback(record)}
+        facts = {
+            "backend": backend.version,
+            "counts": backend.text,
+            "scope": view.scope,
+            "fallback": view.fallback,
+        }
         for name, value in {**record.versions, **facts}.items():
             SubElement(properties, "property", name=printable(name), value=printable(value))
         for result in backend.results:
-            _add_result(suite, result, record, names)
+            _add_result(suite, view.result(result), names)
         _count(suite, sum(result.seconds for result in backend.results))
     if problems := [*record.problems, *record.findings]:
         suite = _add_suite(root, suites("case and expectation files"), record)
@@ -116,19 +114,19 @@ def _add_case(
     return case
 
 
-def _add_result(suite: Element, result: Result, record: RunRecord, names: FreeNames) -> None:
+def _add_result(suite: Element, view: ResultView, names: FreeNames) -> None:
+    result = view.result
     group, _, name = result.case.rpartition("/")
     within = ".".join(filter(None, (result.backend, group.replace("/", "."))))
     case = _add_case(
         suite, printable(within), printable(name), result.seconds, result.location, names
     )
     if kind := _kind(result):
-        word = (result.standing or result.outcome).value
-        message = headline(result) or result.expectation or word
-        child = SubElement(case, kind, type=word, message=printable(message))
-        text = [printable(str(result.location)), failure_text(result)]
+        message = view.headline or result.expectation or view.word
+        child = SubElement(case, kind, type=view.word, message=printable(message))
+        text = [printable(str(result.location)), view.text()]
         if not result.conforms:
-            text.append(f"again: {printable(repeat_command(result, record.options))}")
+            text.append(f"again: {printable(view.again)}")
         child.text = "\n".join(filter(None, text))
     elif result.note:
         SubElement(case, "system-out").text = printable(result.note)

@@ -31,7 +31,7 @@ from onnxopt_cli.mutation.equivalence import distinguishing_input
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import Attribute, Operator
 from onnxopt_cli.report.terminal import plain_table
-from onnxopt_cli.report.verdict import counted, in_words
+from onnxopt_cli.report.view.verdict import counted, in_words
 
 _MAX_SHOWN_ELEMENTS = 12
 

@@ -10,55 +10,46 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import clipped, printable
-from onnxopt_cli.report.accuracy import COLUMNS, accuracy_rows
-from onnxopt_cli.report.agreement import agreements
-from onnxopt_cli.report.diff_text import (
-    ELSEWHERE,
-    failure_text,
-    headline,
-    repeat_command,
-)
-from onnxopt_cli.report.verdict import (
-    by_capability,
-    by_kind,
-    counted,
-    failures,
-    fallback,
-    in_words,
-    outcome_columns,
-    scope,
-    tallies,
-    verdict,
-)
+from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
+from onnxopt_cli.report.view.causes import FailureGroup
+from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
+from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
 #: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
 _MAX_REPORT_CHARS = 60_000
-#: Of these, how many causes, counts and problems of files may take each, and what follows failures.
-_PART = 8_000
+#: Of these, the most that causes, counts and problems of files may take each, that lists of
+#: expected failures and of reasons may take each, and the share reserved for what follows failures.
+_MAX_PART_CHARS = 8_000
+_MAX_LIST_CHARS = 3_000
 _REST_CHARS = 2_500
 #: Characters of one failure's text, of a cause, and of a name.
-_TEXT = 4_000
-_CAUSE = 1_000
-_NAME = 300
+_MAX_TEXT_CHARS = 4_000
+_MAX_CAUSE_CHARS = 1_000
+_MAX_NAME_CHARS = 300
 
 
-def markdown_report(record: RunRecord) -> str:
+def markdown_report(view: RunView) -> str:
     """Return a run as Markdown text of at most 60,000 characters.
 
     The text has the causes, the counts, problems of files, failures of each kind, the number of
     failures left out and, if it fits, the accuracy.
     """
-    parts = [f"# onnxopt {verdict(record)}", _code(scope(record), _CAUSE), _causes(record)]
-    parts.append("\n".join(f"- {_code(line, _CAUSE)}" for line in agreements(record)))
-    parts += [_summary(record), _code(fallback(record), _CAUSE), _capabilities(record)]
-    parts += _problems(record)
-    parts += _failures(record, _room(parts) - _REST_CHARS)
-    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    parts = [
+        f"# onnxopt {view.verdict}",
+        in_words(view.counts),
+        _code(view.scope, _MAX_CAUSE_CHARS),
+    ]
+    parts += _causes(view)
+    parts.append("\n".join(f"- {_code(line, _MAX_CAUSE_CHARS)}" for line in view.agreements))
+    parts += [_backends(view), _code(view.fallback, _MAX_CAUSE_CHARS), _capabilities(view)]
+    parts += [*_problems(view), *_reasons(view), *_expected_failures(view)]
+    parts += _failures(view, _room(parts) - _REST_CHARS)
+    versions = ", ".join(f"{name} {version}" for name, version in view.record.versions.items())
     last = f"<sub>{_code(versions)}</sub>"
-    accuracy_part = _accuracy(record)
+    accuracy_part = _accuracy(view)
     if len(accuracy_part) + len(last) > _room(parts):
         accuracy_part = f"The table of accuracy does not fit in here; {ELSEWHERE}."
     parts += [accuracy_part, last]
@@ -81,89 +72,129 @@ def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
     return fitting
 
 
-def _listed(lines: Sequence[str], more: str) -> list[str]:
+def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> list[str]:
     """Return the lines that fit into a part of the report, and a line with the number of others."""
-    fitting = _fitting(lines, _PART, len("\n"))
+    fitting = _fitting(lines, room, len("\n"))
     hidden = len(lines) - len(fitting)
     return [*fitting, more.format(hidden)] if hidden else fitting
 
 
-def _causes(record: RunRecord) -> str:
-    lines = [
+def _causes(view: RunView) -> list[str]:
+    """Return a list of the causes of failures, and one of explanations that leave some open."""
+    lines = _cause_lines(view.causes, several=len(view.backends) > 1)
+    explanations = [
         f"- {_code(explanation.backend)}, {_code(explanation.operator)}: "
-        f"{_code(explanation.text, _CAUSE)}"
-        for explanation in record.explanations
+        f"{_code(explanation.text, _MAX_CAUSE_CHARS)}"
+        for explanation in view.open_explanations
     ]
-    return "\n".join(_listed(lines, f"- {{}} more explanations; {ELSEWHERE}"))
+    count = len(view.failures)
+    title = f"**{count} failure{'s' * (count > 1)}, by cause:**" if lines else ""
+    return [
+        title,
+        "\n".join(_listed(lines, f"- {{}} more causes; {ELSEWHERE}")),
+        "\n".join(_listed(explanations, f"- {{}} more explanations; {ELSEWHERE}")),
+    ]
 
 
-def _summary(record: RunRecord) -> str:
-    counts = tallies(record)
-    used, cells = outcome_columns({tally.name: tally.outcomes for tally in counts})
+def _cause_lines(groups: Iterable[FailureGroup], *, several: bool) -> list[str]:
+    lines = []
+    for group in groups:
+        on = f" on {_code(group.backend)}" if several and group.backend else ""
+        example = _code(group.results[0].case)
+        cause = _code(group.cause, _MAX_CAUSE_CHARS)
+        lines.append(f"- **{len(group.results)}** {cause}{on}, as {example}")
+    return lines
+
+
+def _expected_failures(view: RunView) -> list[str]:
+    """Return a list of the causes of expected failures."""
+    if not view.expected_failures:
+        return []
+    count = len(view.expected_failures)
+    lines = _cause_lines(view.expected_causes, several=len(view.backends) > 1)
+    listed = _listed(lines, f"- {{}} more causes; {ELSEWHERE}", _MAX_LIST_CHARS)
+    title = f"## {count} expected failure{'s' * (count > 1)}, by cause"
+    return [title, "\n".join(listed)]
+
+
+def _reasons(view: RunView) -> list[str]:
+    """Return a list of reasons for which cases are unsupported, do not apply or did not run."""
+    lines = [
+        f"- {len(reason.results)} {reason.outcome} on {_code(reason.backend)}: "
+        f"{_code(reason.text, _MAX_CAUSE_CHARS)}"
+        for reason in view.reasons
+    ]
+    listed = _listed(lines, f"- {{}} more reasons; {ELSEWHERE}", _MAX_LIST_CHARS)
+    return ["## Cases without a result", "\n".join(listed)] if lines else []
+
+
+def _backends(view: RunView) -> str:
+    used, cells = count_columns({backend.name: backend.counts for backend in view.backends})
     header = ["backend", "version", *used, "lowered", ""]
     rows = [
         [
             _code(name),
-            _code(tally.version),
+            _code(backend.version),
             *numbers,
-            str(tally.lowered or ""),
-            tally.conformity.value,
+            str(backend.lowered or ""),
+            backend.conformity.value,
         ]
-        for tally, (name, *numbers) in zip(counts, cells, strict=True)
+        for backend, (name, *numbers) in zip(view.backends, cells, strict=True)
     ]
     head, rule, *lines = _table([header, *rows], left=2)
     return "\n".join((head, rule, *_listed(lines, f"\n{{}} more backends; {ELSEWHERE}.")))
 
 
-def _capabilities(record: RunRecord) -> str:
+def _capabilities(view: RunView) -> str:
     """Return a table of outcomes by capability."""
-    used, counts = outcome_columns(by_capability(record.results))
+    used, counts = count_columns(view.capabilities)
     rows = [[_code(name), *numbers] for name, *numbers in counts]
     return "\n".join(_table([["cases that need", *used], *rows], left=1)) if rows else ""
 
 
-def _problems(record: RunRecord) -> list[str]:
-    problems = [*record.problems, *record.findings]
+def _problems(view: RunView) -> list[str]:
+    problems = [*view.record.problems, *view.record.findings]
     lines = [f"- {_code(problem.where)}: {_code(problem.what)}" for problem in problems]
     listed = "\n".join(_listed(lines, "- and {} more"))
     return ["## Case and expectation files", listed] if lines else []
 
 
-def _failures(record: RunRecord, room: int) -> list[str]:
+def _failures(view: RunView, room: int) -> list[str]:
     """Return collapsed failures of each kind that fit, and the number of the others."""
-    failed = by_kind(failures(record))
-    if not failed:
+    examples = view.examples
+    if not examples:
         return []
-    title = f"## {len(failed)} not as expected"
-    texts = (_failure(result, record) for result in failed)
-    fitting = _fitting(texts, room - len(title) - 2, len("\n\n"))
-    hidden = failed[len(fitting) :]
+    title = f"## {len(examples)} not as expected"
+    fitting = _fitting(map(_failure, examples), room - len(title) - 2, len("\n\n"))
+    hidden = examples[len(fitting) :]
     if not hidden:
         return [title, *fitting]
-    counts = in_words(counted(Outcome, (result.outcome for result in hidden)))
+    counts = in_words(counted(Outcome, (example.result.outcome for example in hidden)))
     return [title, *fitting, f"{len(hidden)} more are not shown here ({counts}); {ELSEWHERE}."]
 
 
-def _failure(result: Result, record: RunRecord) -> str:
-    word = (result.standing or result.outcome).value
-    line = html.escape(headline(result)[:_NAME])
-    text = clipped(failure_text(result, ELSEWHERE), _TEXT, "\n")
-    name, backend = (html.escape(printable(text[:_NAME])) for text in (result.case, result.backend))
-    summary = f"{word} <code>{name}</code> on <code>{backend}</code> <code>{line}</code>"
+def _failure(view: ResultView) -> str:
+    result = view.result
+    line = html.escape(view.headline[:_MAX_NAME_CHARS])
+    text = clipped(view.text(ELSEWHERE), _MAX_TEXT_CHARS, "\n")
+    name, backend = (
+        html.escape(printable(text[:_MAX_NAME_CHARS])) for text in (result.case, result.backend)
+    )
+    summary = f"{view.word} <code>{name}</code> on <code>{backend}</code> <code>{line}</code>"
     return "\n\n".join(
         (
             f"<details><summary>{summary}</summary>",
-            _fence(f"{printable(str(result.location))[:_NAME]}\n{text}"),
-            _fence(clipped(printable(repeat_command(result, record.options)), _TEXT), "sh"),
+            _fence(f"{printable(str(result.location))[:_MAX_NAME_CHARS]}\n{text}"),
+            _fence(clipped(printable(view.again), _MAX_TEXT_CHARS), "sh"),
             "</details>",
         )
     )
 
 
-def _accuracy(record: RunRecord) -> str:
+def _accuracy(view: RunView) -> str:
     rows = [
         [_code(backend), _code(operator), _code(output), *measures, f"{within} ulp"]
-        for backend, operator, output, *measures, within in accuracy_rows(record.results)
+        for backend, operator, output, *measures, within in accuracy_rows(view.accuracy)
     ]
     if not rows:
         return ""
@@ -178,7 +209,7 @@ def _table(rows: list[list[str]], left: int) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
 
 
-def _code(text: str, longest: int = _NAME) -> str:
+def _code(text: str, longest: int = _MAX_NAME_CHARS) -> str:
     """Return a text as a code span that is valid in a cell of a table."""
     text = clipped(printable(text), longest)
     if not text:

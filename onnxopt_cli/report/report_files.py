@@ -11,11 +11,10 @@ from unicodedata import normalize
 
 from onnxopt_cli.config.run_config import REPORT_FORMATS
 from onnxopt_cli.core.files import require_place, write_atomically
-from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import OnnxoptError, UsageError
-from onnxopt_cli.report.diff_text import ELSEWHERE
-from onnxopt_cli.report.verdict import verdict
+from onnxopt_cli.report.view.result_view import ELSEWHERE
+from onnxopt_cli.report.view.run_view import RunView
 
 _STDOUT = "-"
 #: The Markdown report appended to the summary of a GitHub step; not a value of FORMAT.
@@ -41,10 +40,6 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
             )
         path = Path(target)
         require_place("--report", path)
-        if name == "html":
-            from onnxopt_cli.report.html import check_available
-
-            check_available()
         reports.append((name, path))
     return reports
 
@@ -94,42 +89,42 @@ def write_all(writes: Iterable[Callable[[], object]]) -> None:
         raise UsageError("\n".join(error.message for error in errors), hint="\n".join(hints))
 
 
-def write_report(name: str, path: Path, record: RunRecord) -> None:
+def write_report(name: str, path: Path, view: RunView) -> None:
     """Write a report.
 
     Raises:
         UsageError: if the file cannot be written.
     """
     if name == SUMMARY:
-        _append_summary(path, record)
+        _append_summary(path, view)
     elif str(path) != _STDOUT:
-        write_atomically(path, map(str.encode, render(name, record)))
+        write_atomically(path, map(str.encode, render(name, view)))
     else:
         sys.stdout.flush()
-        sys.stdout.buffer.writelines(map(str.encode, render(name, record)))
+        sys.stdout.buffer.writelines(map(str.encode, render(name, view)))
         sys.stdout.flush()
 
 
-def render(name: str, record: RunRecord) -> Iterable[str]:
+def render(name: str, view: RunView) -> Iterable[str]:
     """Return the text of a report, in pieces.
 
     Args:
         name: a key of :data:`~onnxopt_cli.config.run_config.REPORT_FORMATS`.
-        record: the run.
+        view: the run.
     """
     module, function = REPORT_FORMATS[name]
     report = getattr(import_module(f"onnxopt_cli.report.{module}"), function)
-    text: str | Iterable[str] = report(record)
+    text: str | Iterable[str] = report(view)
     return [text] if isinstance(text, str) else text
 
 
-def _append_summary(path: Path, record: RunRecord) -> None:
+def _append_summary(path: Path, view: RunView) -> None:
     """Append the Markdown report to the summary of a GitHub step, or the verdict if it is full.
 
     Raises:
         UsageError: if the file cannot be written.
     """
-    data = "".join(render("markdown", record)).encode()
+    data = "".join(render("markdown", view)).encode()
     if path.is_fifo():
         # path.open() would block until the pipe has a reader.
         write_atomically(path, data)
@@ -137,7 +132,7 @@ def _append_summary(path: Path, record: RunRecord) -> None:
     try:
         with path.open("ab") as file:
             if file.tell() + len(data) > _MAX_SUMMARY_BYTES:
-                brief = f"# onnxopt {verdict(record)}\n\nThis summary is full; {ELSEWHERE}.\n"
+                brief = f"# onnxopt {view.verdict}\n\nThis summary is full; {ELSEWHERE}.\n"
                 data = brief.encode()
             file.write(data)
     except OSError as error:

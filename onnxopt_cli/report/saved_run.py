@@ -20,10 +20,11 @@ from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
-from onnxopt_cli.core.result import OUTSIDE_IDS
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.verdict import by_capability
+from onnxopt_cli.report.view.run_view import RunView, results_by_capability
+from onnxopt_cli.report.view.verdict import counted
 from onnxopt_cli.run.log.log_header import SCHEMA as LOG_SCHEMA
 from onnxopt_cli.run.log.log_reader import log_of, read_record
 from onnxopt_cli.run.log.log_writer import LOG_LINE, MAX_BYTES
@@ -31,12 +32,14 @@ from onnxopt_cli.run.log.log_writer import LOG_LINE, MAX_BYTES
 SCHEMA = "onnxopt.report/1"
 
 
-def json_report(record: RunRecord) -> Iterator[str]:
+def json_report(view: RunView) -> Iterator[str]:
     """Yield a run as pieces of JSON text, to limit the memory that a large run needs.
 
     :mod:`onnxopt_cli.core.record_json` defines the format of numbers.
     """
+    record = view.record
     outcomes = Counter(result.outcome.value for result in record.results)
+    capabilities = results_by_capability(record.results)
     document = {
         "schema": SCHEMA,
         "started": record.started,
@@ -50,8 +53,8 @@ def json_report(record: RunRecord) -> Iterator[str]:
         "results": map(result_to_json, record.results),
         "explanations": list(map(explanation_to_json, record.explanations)),
         "capabilities": {
-            name: {outcome.value: count for outcome, count in counts.items()}
-            for name, counts in by_capability(record.results).items()
+            name: counted([*Outcome], (result.outcome for result in results))
+            for name, results in capabilities.items()
         },
         "summary": dict(sorted(outcomes.items())),
         "exit_code": record.exit_code,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import compress
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -14,11 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.record import Explanation, RunRecord
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
-    HARMLESS,
-    OUTSIDE_IDS,
     Outcome,
     Result,
     Standing,
@@ -28,18 +23,17 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
-from onnxopt_cli.report import diff_text
-from onnxopt_cli.report.causes import FailureGroup, mistake_command
-from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.verdict import (
+from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
+from onnxopt_cli.report.view.causes import FailureGroup, mistake_command
+from onnxopt_cli.report.view.result_view import OutputView, ResultView, remark
+from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.report.view.verdict import (
+    EXPECTED_FAILURE,
+    LABELS,
+    UNEXPECTED_PASS,
     Conformity,
-    by_capability,
-    conformity,
-    counted,
-    failures,
-    fallback,
-    in_words,
-    outcome_columns,
+    count_columns,
+    is_expected_failure,
 )
 
 #: Styles of outcomes; every other outcome counts fully against the backend.
@@ -48,6 +42,11 @@ STYLES = {
     Outcome.SKIP: "dim",
     Outcome.NOT_RUN: "dim",
     Outcome.UNSUPPORTED: "yellow",
+}
+_LABEL_STYLES = {
+    **{outcome.value: style for outcome, style in STYLES.items()},
+    EXPECTED_FAILURE: "yellow",
+    UNEXPECTED_PASS: "bold red",
 }
 _CONFORMITY_STYLES = {
     Conformity.CONFORMS: "bold green",
@@ -59,7 +58,7 @@ _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 def outcome_text(result: Result) -> Text:
     """Return the outcome in a word, in capitals if it counts against the backend."""
     outcome = result.outcome
-    if result.standing is Standing.EXPECTED and outcome not in HARMLESS:
+    if is_expected_failure(result):
         return Text(f"{outcome.value} (expected)", style="dim")
     loud = outcome not in STYLES or result.standing is Standing.UNEXPECTED_PASS
     word = outcome.value.upper() if loud else outcome.value
@@ -104,12 +103,13 @@ def _with_columns(line: Text, cells: Mapping[str, Text]) -> Text:
     return line
 
 
-def output_lines(result: Result) -> Iterable[Text]:
+def output_lines(view: ResultView) -> Iterable[Text]:
     """Yield a line for each output of a result, with its error and tolerance."""
-    for diff in result.diffs:
-        yield Text("  ").append_text(_headline(diff))
-        if getattr(diff.tolerance, "reason", ""):
-            yield Text(f"    by {printable(str(diff.tolerance))}", style="dim")
+    result = view.result
+    for output in view.outputs:
+        yield Text("  ").append_text(_headline(output))
+        if output.reason:
+            yield Text(f"    by {printable(output.tolerance)}", style="dim")
     if result.note:
         yield Text(f"  {printable(result.note)}", style="yellow")
     if result.message and result.outcome is Outcome.PASS:
@@ -151,8 +151,7 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 
 
 def failure_panel(
-    result: Result,
-    options: Mapping[str, Any],
+    view: ResultView,
     about: str = "",
     *,
     complete: bool = False,
@@ -163,17 +162,17 @@ def failure_panel(
     """Return a panel with the details of a failure.
 
     Args:
-        result: the case on a backend.
-        options: options of the run, for the command that repeats the case.
+        view: the case on a backend.
         about: the case's description.
         complete: whether to show the whole stack trace and all wrong outputs.
         brief: whether to show only the worst element, because another example is above.
         note: subtitle of the panel.
         more: a command that shows more about the cause.
     """
+    result = view.result
     # The location of an invalid case is the place to fix.
     location = str(result.location) if result.outcome is Outcome.INVALID else ""
-    message = diff_text.remark(result, "" if complete else "-v shows them")
+    message = view.message if complete else remark(result, "-v shows them")
     printed = result.printed.splitlines()
     texts = (
         (printable(about if complete else clipped(about, _MAX_ABOUT_CHARS)), "italic"),
@@ -184,20 +183,21 @@ def failure_panel(
         ("\n".join(printed if complete else printed[-_MAX_PRINTED_LINES:]), "dim"),
     )
     parts: list[RenderableType] = [Text(text, style) for text, style in texts if text]
-    wrong = result.wrong
-    detailed = wrong if complete else sorted(wrong, key=partial(_worst_first, message))[:1]
+    wrong = view.wrong
+    detailed = wrong if complete else view.worst_first[:1]
     elements = None if complete else 1 if brief else _MAX_ELEMENTS
-    for diff in detailed:
-        parts.append(_headline(diff))
-        parts.extend(_details(diff, result, elements))
-    for word, diffs in (
-        ("wrong, too", [diff for diff in wrong if diff not in detailed]),
-        ("as expected", [diff for diff in result.diffs if diff.agrees] if wrong else []),
+    for output in detailed:
+        parts.append(_headline(output))
+        parts.extend(_details(output, elements))
+    for word, outputs in (
+        ("wrong, too", [output for output in wrong if output not in detailed]),
+        ("as expected", view.agreeing if wrong else []),
     ):
-        if diffs:
-            names = some_of([diff.name for diff in diffs], len(diffs) if complete else _MAX_NAMES)
+        if outputs:
+            most = len(outputs) if complete else _MAX_NAMES
+            names = some_of([output.name for output in outputs], most)
             parts.append(Text(f"{word}: {names}", style="dim"))
-    again = f"again: {printable(repeat_command(result, options))}"
+    again = f"again: {printable(view.again)}"
     parts.append(Text(again + f"\nmore: {more}" * bool(more), style="dim"))
     title = Text.assemble(outcome_text(result), f" {printable(result.case)}")
     if result.outcome is not Outcome.INVALID:
@@ -212,44 +212,32 @@ def failure_panel(
     )
 
 
-def _worst_first(message: str, diff: Diff) -> tuple[bool, bool, float]:
-    """Return the sort key of wrong outputs.
-
-    Wrong types and shapes come first, then outputs that the message names, then large errors.
-    """
-    error = diff.tolerance_used if diff.tolerance else diff.mismatches
-    named = f" {diff.name}[" in message
-    return diff.structure is None, not named, -error if error == error else 0.0  # noqa: PLR0124 - NaN counts as 0
-
-
-def failing_lines(record: RunRecord) -> Iterable[Text]:
+def failing_lines(view: RunView) -> Iterable[Text]:
     """Yield a line for each result that is not as expected: outcome, id and backend."""
-    for result in failures(record):
+    for result in view.nonconforming:
         line = Text.assemble(outcome_text(result), f" {printable(result.case)}")
-        named = len(record.backends) > 1 and result.outcome is not Outcome.INVALID
+        named = len(view.backends) > 1 and result.outcome is not Outcome.INVALID
         yield line.append(f" on {printable(result.backend)}" if named else "")
 
 
-def _headline(diff: Diff) -> Text:
-    line = Text(printable(diff.name), style="bold")
-    line.append(f"  {diff.kind}  ", style="not bold")
-    style = "green not bold" if diff.agrees else "red not bold"
-    line.append(printable(diff_text.finding(diff)), style=style)
-    if diff.structure is None:
-        for text, look in zip(diff_text.errors(diff), ("not bold", "dim not bold"), strict=False):
-            line.append(f"  {text}", style=look)
-    if diff.inconclusive:
-        line.append(f"  inconclusive: {diff.inconclusive}", style="yellow not bold")
+def _headline(output: OutputView) -> Text:
+    line = Text(printable(output.name), style="bold")
+    line.append(f"  {output.kind}  ", style="not bold")
+    style = "green not bold" if output.agrees else "red not bold"
+    line.append(printable(output.finding), style=style)
+    for text, look in zip(output.errors, ("not bold", "dim not bold"), strict=False):
+        line.append(f"  {text}", style=look)
+    if output.inconclusive:
+        line.append(f"  inconclusive: {output.inconclusive}", style="yellow not bold")
     return line
 
 
-def _details(diff: Diff, result: Result, most: int | None) -> Iterable[RenderableType]:
+def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
     """Yield at most ``most`` of the worst elements, after the tolerance unless most is 1."""
-    if diff.tolerance is not None and most != 1:
-        yield Text(f"  {diff_text.allowed(diff)}", style="dim")
-    if diff.worst:
-        header, *rows = diff_text.worst_rows(diff, result)
-        yield _Elements(header, rows[:most])
+    if output.allowed and most != 1:
+        yield Text(f"  {output.allowed}", style="dim")
+    if output.elements:
+        yield _Elements(output.header, output.elements[:most])
 
 
 class _Elements:
@@ -306,32 +294,29 @@ def plain_table(
     return table
 
 
-def summary_table(results: Sequence[Result]) -> Table | None:
-    """Return the outcomes by operator; None if there are many operators and no failures.
+def summary_table(view: RunView) -> Table | None:
+    """Return the counts by operator; None if there are many operators and no failures.
 
     Of many operators, those with the most failures are shown.
     """
-    rows = sorted({(_operator(result), result.backend) for result in results})
-    counts = Counter((_operator(result), result.backend, result.outcome) for result in results)
-    outcomes = [outcome for outcome in Outcome if any(key[2] is outcome for key in counts)]
-    failures_of = {
-        row: sum(counts[*row, outcome] for outcome in outcomes if outcome not in HARMLESS)
-        for row in rows
-    }
-    failing = sorted(filter(failures_of.get, rows), key=lambda row: -failures_of[row])
-    visible = rows if len(rows) <= _MAX_ROWS else sorted(failing[:_MAX_ROWS])
+    rows = view.operators
+    failing = sorted((row for row in rows if row.failing), key=lambda row: -row.failing)
+    visible = rows
+    if len(rows) > _MAX_ROWS:
+        visible = tuple(row for row in rows if row in failing[:_MAX_ROWS])
     if not visible:
         return None
-    titles = ["operator", "backend"] if len({backend for _, backend in rows}) > 1 else ["operator"]
+    several = len({row.backend for row in rows}) > 1
+    used = [word for word in LABELS if any(word in row.counts for row in rows)]
     cells: list[list[Text | str]] = []
     for row in visible:
         numbers = (
-            Text(str(counts[*row, outcome] or ""), STYLES.get(outcome, "bold red"))
-            for outcome in outcomes
+            Text(str(row.counts.get(word, "")), _LABEL_STYLES.get(word, "bold red"))
+            for word in used
         )
-        cells.append([*row[: len(titles)], *numbers])
-    table = plain_table(cells, titles, [outcome.value for outcome in outcomes])
-    hidden_failing = len(set(failing) - set(visible))
+        cells.append([row.operator, *([row.backend] if several else []), *numbers])
+    table = plain_table(cells, ["operator", *["backend"] * several], used)
+    hidden_failing = len(failing) - sum(row.failing > 0 for row in visible)
     hidden_passing = len(rows) - len(visible) - hidden_failing
     for count, description in (
         (hidden_failing, "others do not all pass"),
@@ -350,21 +335,30 @@ def duration_table(results: Sequence[Result], count: int) -> Table:
     return plain_table(rows, ["slowest cases", "backend"], ["in the backend"])
 
 
-def capability_table(results: Sequence[Result]) -> Table | None:
-    """Return the outcomes by capability; None if all outcomes are harmless."""
-    used, rows = outcome_columns(by_capability(results))
-    if not rows or all(result.outcome in HARMLESS for result in results):
+def capability_table(view: RunView) -> Table | None:
+    """Return the counts by capability; None if all outcomes are harmless."""
+    used, rows = count_columns(view.capabilities)
+    if not rows or not any(row.failing for row in view.operators):
         return None
     return plain_table(rows, ["cases that need"], used)
 
 
-def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[Text]:
+def accuracy_table(view: RunView) -> Table | None:
+    """Return the accuracy by backend and output as a table; None without a derived tolerance."""
+    rows = [
+        (backend, f"{operator} {output}", *measures)
+        for backend, operator, output, *measures in accuracy_rows(view.accuracy)
+    ]
+    return plain_table(rows, ("backend", "output"), COLUMNS[3:]) if rows else None
+
+
+def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text]:
     """Return lines for expectations that no longer hold, then one line per backend.
 
     The line of a backend has its conformity and the number of results by outcome.
 
     Args:
-        record: the run.
+        view: the run.
         seconds: duration of the run.
         explaining: duration of the search for explanations, which followed.
     """
@@ -372,23 +366,15 @@ def verdict(record: RunRecord, seconds: float, explaining: float = 0.0) -> list[
     if explaining > _LONG_SECONDS:
         time += f", {explaining:.1f} s of it explaining"
     head = "expectation ", "bold red"
-    lines = [Text.assemble(head, printable(str(finding))) for finding in record.findings]
-    for backend in dict.fromkeys(result.backend for result in record.results):
-        results = [result for result in record.results if result.backend == backend]
-        outcomes = in_words(counted(Outcome, (result.outcome for result in results)))
-        word = conformity(results)
-        style = _CONFORMITY_STYLES.get(word, "bold red")
-        line = Text.assemble(printable(backend), " ", (word.value, style), f": {outcomes}")
-        standings = counted(
-            Standing, (result.standing for result in results if not _is_plain_pass(result))
-        )
-        if standings:
-            line.append(f" ({in_words(standings)})")
-        if lowered := sum(result.lowered for result in results):
-            line.append(f", {lowered} of them lowered")
-        lines.append(line.append(time, style="dim"))
-    if fallback_line := fallback(record):
-        lines.append(Text(fallback_line, "yellow"))
+    lines = [Text.assemble(head, printable(str(finding))) for finding in view.record.findings]
+    for backend in view.backends:
+        if backend.results:
+            style = _CONFORMITY_STYLES.get(backend.conformity, "bold red")
+            word = backend.conformity.value, style
+            line = Text.assemble(printable(backend.name), " ", word, f": {backend.text}")
+            lines.append(line.append(time, style="dim"))
+    if view.fallback:
+        lines.append(Text(view.fallback, "yellow"))
     return lines
 
 
@@ -420,15 +406,3 @@ _MAX_ABOUT_CHARS = 200
 _WIDE_COLUMNS = 10_000
 #: The verdict mentions the time of the search for explanations above this.
 _LONG_SECONDS = 1.0
-
-
-def _is_plain_pass(result: Result) -> bool:
-    """Return whether a result is harmless and expected, as for a case without an expectation."""
-    return result.standing is Standing.EXPECTED and result.outcome in HARMLESS
-
-
-def _operator(result: Result) -> str:
-    if result.case in OUTSIDE_IDS:
-        return "(outside of cases)"
-    names = result.operators
-    return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"

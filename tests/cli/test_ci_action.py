@@ -112,8 +112,7 @@ def test_action_installs_its_own_checkout(tmp_path):
         tmp_path, "Install onnxopt", "python", {"backend": "x", "requirements": "a==1\nb>2"}
     )
     assert arguments[:3] == ["-m", "pip", "install"]
-    root = re.fullmatch(r"(.+)\[html\]", arguments[3])[1]
-    assert (REPOSITORY / "pyproject.toml").samefile(f"{root}/pyproject.toml")
+    assert (REPOSITORY / "pyproject.toml").samefile(f"{arguments[3]}/pyproject.toml")
     assert arguments[4:] == ["a==1", "b>2"]
 
 

@@ -22,6 +22,8 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
 from onnxopt_cli.errors import Fault
+from onnxopt_cli.report.report_files import render
+from onnxopt_cli.report.view.run_view import RunView
 
 #: Texts that names, messages and values may contain.
 HOSTILE = (
@@ -76,6 +78,11 @@ def record(*results, **fields):
         "exit_code": int(not all(result.conforms for result in results)),
     }
     return RunRecord(results=results, **(usual | fields))
+
+
+def rendered(form, run):
+    """Return the report of a run in a format."""
+    return "".join(render(form, RunView(run)))
 
 
 def every_outcome():

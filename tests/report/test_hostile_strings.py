@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from report_records import HOSTILE, record, result
+from report_records import HOSTILE, record, rendered, result
 from rich.console import Console
 
 from onnxopt_cli.cli.environment import _Lines
@@ -31,15 +31,14 @@ from onnxopt_cli.core.record import (
 from onnxopt_cli.core.result import Outcome, Standing
 from onnxopt_cli.core.text import command_line
 from onnxopt_cli.errors import Fault
-from onnxopt_cli.report.causes import group_failures
-from onnxopt_cli.report.diff_text import repeat_command
-from onnxopt_cli.report.report_files import render
 from onnxopt_cli.report.terminal import (
     cause_table,
     failing_lines,
     failure_panel,
     summary_table,
 )
+from onnxopt_cli.report.view.repeat_command import repeat_command
+from onnxopt_cli.report.view.run_view import RunView
 
 # Commands to GitHub, Azure and TeamCity, after characters that .NET trims.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
@@ -117,12 +116,12 @@ class Tags(HTMLParser):
         self.attributes |= {(tag, name) for name, _ in attrs}
 
 
-PLAIN_PAGE = Tags("".join(render("html", record(*(
+PLAIN_PAGE = Tags(rendered("html", record(*(
     replace(result(f"c{number}", "b", outcome, message="m"), printed="p", capabilities=("x",))
     for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS))
 ), problems=(Fault("a:3", "b"),), findings=(Fault("c", "d"),), explanations=(
     Explanation("b", "o", (Cause("f", ("c0",), ("d",)),), {}),
-), left_out={"x": "y"}))))  # fmt: skip
+), left_out={"x": "y"})))  # fmt: skip
 
 
 def markdown_is_text(text):
@@ -165,7 +164,7 @@ CHECKS = {
 @settings(max_examples=10)
 @given(run=runs())
 def test_every_string_is_text_in_every_format(form, run):
-    text = "".join(render(form, run))
+    text = rendered(form, run)
     CHECKS[form](text)
     lines = text
     if form == "github":
@@ -191,20 +190,21 @@ def test_screen_of_any_width_contains_no_command_to_a_ci_server(run, width):
     written = io.BytesIO()
     stream = _Lines(written, encoding="utf-8", errors="backslashreplace")
     console = Console(file=stream, width=width, color_system=None, markup=False, emoji=False)
+    view = RunView(run)
     failing = [result for result in run.results if not result.conforms]
-    for part in cause_table(group_failures(failing, run.explanations), 1):
+    for part in cause_table(view.causes, 1):
         console.print(part)
     for failing_result in failing:
         console.print(
-            failure_panel(failing_result, run.options, failing_result.message, complete=True)
+            failure_panel(view.result(failing_result), failing_result.message, complete=True)
         )
         # Text that has not been made printable, written in several parts.
         console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
         stream.write(f"{failing_result.message}\n")
-    for line in failing_lines(run):
+    for line in failing_lines(view):
         console.print(line)
-    console.print(summary_table(run.results) or "")
+    console.print(summary_table(view) or "")
     stream.flush()
     text = written.getvalue().decode().replace("\r", "\n")
     assert not COMMAND.search(text), COMMAND.search(text)

@@ -14,7 +14,7 @@ from onnxopt_cli.core.tolerance import (
     Branch,
     ErrorBound,
 )
-from onnxopt_cli.report.accuracy import accuracy
+from onnxopt_cli.report.view.accuracy import accuracy
 
 NAMES = ("X_new", "V_new", "H_new")
 

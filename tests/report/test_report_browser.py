@@ -8,13 +8,9 @@ import shutil
 import subprocess
 
 import pytest
-from report_records import hostile, record, result
+from report_records import hostile, record, rendered, result
 
 from onnxopt_cli.core.result import Outcome
-
-pytest.importorskip("jinja2")
-
-from onnxopt_cli.report.html import html_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -32,7 +28,7 @@ class Browser:
     def __init__(self, folder, profile, run):
         self.folder, self.profile = folder, profile
         self.page = folder / "report.html"
-        self.page.write_text(html_report(run), encoding="utf-8")
+        self.page.write_text(rendered("html", run), encoding="utf-8")
 
     def open(self, fragment="", *flags):
         log = self.folder / "network.json"

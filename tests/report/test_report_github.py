@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 from demo import run_arguments, write_demo
-from report_records import every_outcome, hostile, record, result
+from report_records import every_outcome, hostile, record, rendered, result
 
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.result import Outcome, Standing
 from onnxopt_cli.errors import Fault
-from onnxopt_cli.report.github import github_report
-from onnxopt_cli.report.verdict import badge_report
 
 COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\n]*)::([^\r\n]*)")
 
 
 def commands(run):
     """Return the annotations that GitHub's runner reads: file, line, title and message."""
-    lines = github_report(run).splitlines()
+    lines = [
+        line for line in rendered("github", run).splitlines() if not line.startswith("::notice ")
+    ]
     matches = [COMMAND.fullmatch(line) for line in lines]
     assert all(matches), lines
     return [tuple(part and unescaped(part) for part in match.groups()) for match in matches]
@@ -53,6 +53,13 @@ def test_every_failing_result_has_one_command():
     assert not any("known" in title or "skip" in title for title in titles)
 
 
+def test_notice_counts_expected_failures():
+    known = result("demo/adam/known", outcome=Outcome.FAIL, standing=Standing.EXPECTED)
+    assert rendered("github", record(result(), known)) == (
+        "::notice title=onnxopt::1 pass, 1 expected failure\n"
+    )
+
+
 def test_problems_of_files_come_first_with_their_lines():
     run = record(result(), problems=(Fault("a.yaml:3", "wrong"), Fault("dir", "worse")))
     assert commands(run) == [("a.yaml", "3", "invalid", "wrong"), ("dir", None, "invalid", "worse")]
@@ -69,7 +76,7 @@ def test_hostile_text_stays_in_its_own_command():
     run = hostile()
     for part in (run, replace(run, problems=(), findings=())):
         assert len(commands(part)) == 10
-        assert not any("add-mask" in line[:12] for line in github_report(part).splitlines())
+        assert not any("add-mask" in line[:12] for line in rendered("github", part).splitlines())
 
 
 @pytest.mark.parametrize("count", [10, 11, 500])
@@ -193,11 +200,11 @@ def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
 @pytest.mark.parametrize(
     ("run", "message", "color"),
     [
-        (record(result(), result(backend="b")), "2 conform", "brightgreen"),
-        (record(result(), result("x", outcome=Outcome.FAIL)), "1 of 2 do not conform", "red"),
+        (record(result(), result(backend="b")), "2 pass", "brightgreen"),
+        (record(result(), result("x", outcome=Outcome.FAIL)), "1 pass, 1 fail", "red"),
         (
             record(result(), result("x", outcome=Outcome.FAIL, standing=Standing.EXPECTED)),
-            "1 conform, 1 expected failure",
+            "1 pass, 1 expected failure",
             "yellow",
         ),
         (
@@ -207,7 +214,7 @@ def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
                 result("y", outcome=Outcome.ERROR, standing=Standing.EXPECTED),
                 result("z", outcome=Outcome.UNSUPPORTED, standing=Standing.EXPECTED),
             ),
-            "1 conform, 2 expected failures, 1 skipped",
+            "1 pass, 2 expected failures, 1 skip",
             "yellow",
         ),
         (record(result(), exit_code=None), "did not finish", "red"),
@@ -216,7 +223,7 @@ def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
     ],
 )
 def test_badge_is_green_only_if_the_run_conforms(run, message, color):
-    badge = json.loads(badge_report(run))
+    badge = json.loads(rendered("badge", run))
     assert (badge["schemaVersion"], badge["label"]) == (1, "onnxopt")
     assert (badge["message"], badge["color"]) == (message, color)
     assert badge["isError"] == (color == "red")

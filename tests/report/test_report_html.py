@@ -7,13 +7,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from report_records import HOSTILE, diff, every_outcome, hostile, record, result
+from report_records import HOSTILE, diff, every_outcome, hostile, record, rendered, result
 
 from onnxopt_cli.core.result import Outcome
-
-pytest.importorskip("jinja2")
-
-from onnxopt_cli.report.html import html_report
 
 OUR_TAGS = {
     "head",
@@ -94,7 +90,7 @@ class Page(HTMLParser):
 
 def test_page_contains_every_result_and_number_without_its_script():
     run = every_outcome()
-    page = Page(html_report(run))
+    page = Page(rendered("html", run))
     text = " ".join(page.text.split())
     for one_result in run.results:
         assert one_result.case in text
@@ -109,17 +105,17 @@ def test_page_contains_every_result_and_number_without_its_script():
 
 
 def test_failing_cell_links_to_its_failure():
-    page = Page(html_report(record(result(), result("demo/x", outcome=Outcome.FAIL))))
+    page = Page(rendered("html", record(result(), result("demo/x", outcome=Outcome.FAIL))))
     assert "#failure-1" in page.values("a", "href")
     assert "failure-1" in page.values("details", "id")
 
 
 def test_cell_of_a_case_that_was_not_reached_says_so():
-    assert "not reached" in Page(html_report(record(result(), result("demo/x", "other")))).text
+    assert "not reached" in Page(rendered("html", record(result(), result("demo/x", "other")))).text
 
 
 def test_page_loads_nothing_and_contains_only_its_own_script():
-    page = Page(html_report(hostile()))
+    page = Page(rendered("html", hostile()))
     assert set(page.tags) <= OUR_TAGS | CHART
     assert page.tags.count("script") == page.tags.count("style") == 1
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "style"]
@@ -136,7 +132,7 @@ def test_page_loads_nothing_and_contains_only_its_own_script():
 
 
 def test_hostile_text_is_text_and_invisible_characters_are_escaped():
-    source = html_report(hostile())
+    source = rendered("html", hostile())
     page = Page(source)
     for text in HOSTILE[:4]:
         assert text in page.text
@@ -147,7 +143,7 @@ def test_hostile_text_is_text_and_invisible_characters_are_escaped():
 
 
 def charts_of(run):
-    return re.findall(r"<svg.*?</svg>", html_report(run), re.DOTALL)
+    return re.findall(r"<svg.*?</svg>", rendered("html", run), re.DOTALL)
 
 
 def test_charts_are_reproducible_and_contain_no_script_or_reference():
@@ -162,7 +158,7 @@ def test_charts_are_reproducible_and_contain_no_script_or_reference():
 
 
 def test_charts_have_a_description():
-    page = Page(html_report(record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
+    page = Page(rendered("html", record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
     error_bound, spread, curve = page.values("svg", "aria-label")
     assert error_bound == "Error / tolerance: at most 5e+05, by Adam X_new."
     assert spread == "Spread of errors: 5 of 6 elements are correctly rounded."
@@ -229,7 +225,7 @@ def test_saved_run_with_implausible_numbers_has_charts(strange):
 
 
 def test_run_without_a_tolerance_has_no_section_on_accuracy():
-    page = Page(html_report(record(result(outcome=Outcome.ERROR, message="no"))))
+    page = Page(rendered("html", record(result(outcome=Outcome.ERROR, message="no"))))
     assert "accuracy" not in page.values("section", "id")
     assert "svg" not in page.tags
 
@@ -241,4 +237,4 @@ def test_hundreds_of_cases_on_three_backends_fit_in_a_few_megabytes():
         for number in range(628)
         for backend in ("a", "b", "c")
     ]
-    assert len(html_report(record(*results))) < 4_000_000
+    assert len(rendered("html", record(*results))) < 4_000_000

@@ -8,12 +8,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_records import every_outcome, hostile, record, result
+from report_records import every_outcome, hostile, record, rendered, result
 
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.errors import Fault
-from onnxopt_cli.report.junit import junit_report, xunit_report
 
 xmlschema = pytest.importorskip("xmlschema")
 junitparser = pytest.importorskip("junitparser")
@@ -43,7 +42,7 @@ def kinds(text):
 
 def test_only_nonconforming_results_are_failures_or_errors():
     failing = {"fail", "unsupported", "surprise"}
-    kinds_by_name = kinds(junit_report(every_outcome()))
+    kinds_by_name = kinds(rendered("junit", every_outcome()))
     assert {name for name, elements in kinds_by_name.items() if elements == ["failure"]} == failing
     assert {name for name, elements in kinds_by_name.items() if elements == ["skipped"]} == {
         "skip",
@@ -56,7 +55,7 @@ def test_only_nonconforming_results_are_failures_or_errors():
 
 
 def test_counts_read_by_junitparser_are_those_of_the_run():
-    report = junitparser.JUnitXml.fromstring(junit_report(every_outcome()).encode())
+    report = junitparser.JUnitXml.fromstring(rendered("junit", every_outcome()).encode())
     count = len(Outcome) + 2
     assert (report.tests, report.failures, report.errors) == (count, 3, count - 7)
     (suite,) = report
@@ -66,7 +65,7 @@ def test_counts_read_by_junitparser_are_those_of_the_run():
 
 def test_each_backend_is_a_suite_and_ids_are_split_into_class_and_name():
     report = junitparser.JUnitXml.fromstring(
-        junit_report(record(result(), result(backend="other"))).encode()
+        rendered("junit", record(result(), result(backend="other"))).encode()
     )
     assert [suite.name for suite in report] == ["numpy", "other"]
     case = next(iter(next(iter(report))))
@@ -74,7 +73,7 @@ def test_each_backend_is_a_suite_and_ids_are_split_into_class_and_name():
 
 
 def test_failure_contains_location_differences_and_command():
-    case = read(junit_report(record(result(outcome=Outcome.FAIL))))["first"]
+    case = read(rendered("junit", record(result(outcome=Outcome.FAIL))))["first"]
     (failure,) = case.result
     assert failure.message == "X_new: 1 of 2 elements is off at [1]: 2.5 instead of 2.0"
     assert failure.text.startswith("cases/demo.yaml:7\n")
@@ -90,7 +89,7 @@ def test_pairs_of_classname_and_name_are_unique(pairs):
     # GitLab loses results of cases with the same classname and name, also in different suites.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
     problems = tuple(Fault(case, case) for case, _ in pairs)
-    text = junit_report(record(*results, problems=problems, started="2026-01-31T23:59:59Z"))
+    text = rendered("junit", record(*results, problems=problems, started="2026-01-31T23:59:59Z"))
     root = tree(text)
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert len(keys) == len(results) + len(problems)
@@ -103,7 +102,7 @@ def test_pairs_of_classname_and_name_are_unique(pairs):
 def test_failures_outside_of_cases_are_reported_for_each_backend():
     places = [("teardown", "a"), ("teardown", "b"), ("Teardown", "a")]
     outside = [result(f"worker/{place}", name, Outcome.CRASH) for place, name in places]
-    text = junit_report(record(*outside))
+    text = rendered("junit", record(*outside))
     root = tree(text)
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert keys == [
@@ -121,7 +120,7 @@ def test_cases_have_locations_and_suites_have_time_and_host(workplace):
         started="2026-01-31T23:59:59.000001Z",
         hostname="ci <1>",
     )
-    text = junit_report(run)
+    text = rendered("junit", run)
     SCHEMA.validate(text)
     (suite,) = tree(text)
     assert suite.get("timestamp") == "2026-01-31T23:59:59.000001"
@@ -133,7 +132,7 @@ def test_cases_have_locations_and_suites_have_time_and_host(workplace):
 
 def test_xunit_omits_only_locations():
     run = every_outcome()
-    junit, xunit = (tree(render(run)) for render in (junit_report, xunit_report))
+    junit, xunit = (tree(rendered(form, run)) for form in ("junit", "xunit"))
     assert not any(set(element.attrib) & {"file", "line"} for element in xunit.iter("testcase"))
     for case in junit.iter("testcase"):
         del case.attrib["file"], case.attrib["line"]
@@ -144,7 +143,7 @@ def test_message_has_the_ends_of_a_stack_trace_and_the_text_all_of_it():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(300)), "Last: cause"]
     )
-    (failure,) = read(junit_report(record(result(outcome=Outcome.ERROR, message=trace))))[
+    (failure,) = read(rendered("junit", record(result(outcome=Outcome.ERROR, message=trace))))[
         "first"
     ].result
     assert failure.message == "Error: cannot ... Last: cause"
@@ -154,12 +153,12 @@ def test_message_has_the_ends_of_a_stack_trace_and_the_text_all_of_it():
 
 def test_problems_of_case_and_expectation_files_are_errors():
     problems = (Fault("a.yaml:3", "no such field"),)
-    kinds_by_name = kinds(junit_report(record(result(), problems=problems, findings=problems)))
+    kinds_by_name = kinds(rendered("junit", record(result(), problems=problems, findings=problems)))
     assert kinds_by_name["a.yaml:3"] == ["error"]
 
 
 def test_hostile_text_does_not_break_the_document():
-    text = junit_report(hostile())
+    text = rendered("junit", hostile())
     read(text)
     assert not set(text) & set(map(chr, (0, 7, 13, 27, 0x202E, 0xFFFE, 0xDC80)))
 
@@ -167,4 +166,4 @@ def test_hostile_text_does_not_break_the_document():
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_gives_a_valid_document(text):
     hostile_result = result(text, text, Outcome.ERROR, message=text, printed=text)
-    SCHEMA.validate(junit_report(record(hostile_result)).encode())
+    SCHEMA.validate(rendered("junit", record(hostile_result)).encode())

@@ -13,6 +13,7 @@ from two_cases import BACKEND, CASE
 
 import onnxopt_cli as onnxopt
 from onnxopt_cli.report.terminal import failure_panel
+from onnxopt_cli.report.view.result_view import ResultView
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
@@ -241,7 +242,7 @@ def double():
 @pytest.mark.parametrize("columns", [40, 60, 72, 80, 120])
 def test_no_number_is_broken_over_two_lines(double, columns):
     console = Console(width=columns, file=StringIO())
-    console.print(failure_panel(double, {}))
+    console.print(failure_panel(ResultView(double, {})))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= columns
     words = {word.strip(",") for line in lines for word in line.split()}

@@ -7,19 +7,16 @@ rounded result of the formula. Outputs that are accurate only in absolute terms 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from statistics import median
-
-from rich.table import Table
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.terminal import plain_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
 COLUMNS = ("backend", "operator", "output", "error / tolerance", "median", "bits lost", "99% ulp")
 
 
-def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
+def accuracy_rows(rows: Iterable[Accuracy]) -> list[tuple[str, ...]]:
     """Return the accuracy by backend and output as rows of text for :data:`COLUMNS`."""
     return [
         (
@@ -135,14 +132,5 @@ def accuracy_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
             f"{row.bits_lost:.1f}",
             numbers.count(row.ulp_within(0.99)),
         )
-        for row in accuracy(results)
+        for row in rows
     ]
-
-
-def accuracy_table(results: Sequence[Result]) -> Table | None:
-    """Return the accuracy by backend and output as a table; None without a derived tolerance."""
-    rows = [
-        (backend, f"{operator} {output}", *measures)
-        for backend, operator, output, *measures in accuracy_rows(results)
-    ]
-    return plain_table(rows, ("backend", "output"), COLUMNS[3:]) if rows else None

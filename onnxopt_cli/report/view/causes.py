@@ -20,8 +20,9 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
-from onnxopt_cli.report.diff_text import operator_options, remark
-from onnxopt_cli.report.message_pattern import merged_patterns, message_pattern
+from onnxopt_cli.report.view.message_pattern import merged_patterns, message_pattern
+from onnxopt_cli.report.view.repeat_command import operator_options
+from onnxopt_cli.report.view.result_view import remark
 
 _NUMBER = re.compile(r"\d+")
 # The message of a trajectory begins with its first wrong step.
@@ -72,7 +73,7 @@ def group_failures(
     An invalid case is listed once, even if there are several backends.
 
     Args:
-        failed: results that are not as expected, from :func:`failures`.
+        failed: the failures.
         explanations: explanations of the failures.
     """
     explained = _explained(explanations)

@@ -1,0 +1,1 @@
+"""What reports show of a run: counts, causes and details, derived once for all formats."""

@@ -1,0 +1,83 @@
+"""Commands that run one case again under the same conditions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.config.settings import words_of
+from onnxopt_cli.core.result import OUTSIDE_IDS, Result
+from onnxopt_cli.core.text import command_line
+from onnxopt_cli.operators.registry import registry
+
+_MAX_COMMAND_CHARS = 3000
+# Folders of the test data within the onnx package.
+_ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
+
+
+def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
+    """Return a command that runs one case on one backend with the same settings.
+
+    Args:
+        result: the result to repeat.
+        options: options of the run, as in RunRecord.
+    """
+    words = ["onnxopt", "run", *_target(result), "-b", result.backend, *verdict_options(options)]
+    line = command_line([*words, *operator_options(result.operators)])
+    if len(line) > _MAX_COMMAND_CHARS:
+        # A truncated command would run something else.
+        return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
+    return line
+
+
+def verdict_options(options: Mapping[str, Any]) -> list[str]:
+    """Return the words of the options that change verdicts; see :func:`repeat_command`."""
+    values = RunConfig.from_json(options).values()
+    stated = [
+        declared
+        for declared in RunConfig.declared()
+        if declared.option.repeated and values[declared.name] != declared.default
+    ]
+    return words_of(stated, values)
+
+
+def operator_options(names: Iterable[str]) -> list[str]:
+    """Return the ``--operators`` options for operators that are defined in files."""
+    file_of = {operator.name: operator.file for operator in registry().operators}
+    files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in registry().files)
+    paths = (min(str(file), os.path.relpath(file), key=len) for file in files)
+    return [word for path in paths for word in ("--operators", path)]
+
+
+def _target(result: Result) -> list[str]:
+    path = result.location.path
+    if _is_packaged(result):
+        return [result.case]
+    if path.name.startswith("test_data_set_"):
+        path = path.parent
+    # A path that begins with a dash would be taken for an option.
+    target = f"./{path}" if str(path).startswith("-") else str(path)
+    if result.case in OUTSIDE_IDS:
+        return [target]
+    # -k with a complete id selects only that case.
+    return [target, "-k", result.case]
+
+
+def _is_packaged(result: Result) -> bool:
+    """Return whether the case belongs to a suite of onnx or onnxopt and is selected by its id."""
+    from onnxopt_cli.cases.onnx.corpora import CORPORA
+    from onnxopt_cli.suites.catalogue import suite_names
+
+    path, suite = result.location.path, result.case.split("/", 1)[0]
+    if suite in suite_names() and suite not in CORPORA:
+        return path.parent == Path(suite) and not path.exists()
+    parts = path.parts
+    # Generated node cases are in a folder of the cache that is named after their suite.
+    length = len(_ONNX_TEST_FOLDERS)
+    return suite.startswith("onnx-") and any(
+        parts[start : start + length] == _ONNX_TEST_FOLDERS or part.startswith(f"{suite}-")
+        for start, part in enumerate(parts)
+    )

@@ -1,0 +1,272 @@
+"""What reports show of one result: message, outputs, worst elements, the command to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+from onnxopt_cli.core import numbers
+from onnxopt_cli.core.diff import (
+    Diff,
+    place,
+    wrong_outputs,
+)
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.tolerance import (
+    ErrorBound,
+    Tolerance,
+    Ulps,
+)
+from onnxopt_cli.report.view.repeat_command import repeat_command
+
+#: Refers to the reports that leave nothing out.
+ELSEWHERE = "the JSON, JUnit and HTML reports have all"
+# Characters of a line of a shortened message, and of each of two lines joined in one.
+_MAX_LINE_CHARS = 500
+_MAX_HALF_CHARS = 200
+# Shortening a message to two lines and a remark does not help below this number of lines.
+_MAX_WHOLE_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OutputView:
+    """An output compared with its expected value, as text.
+
+    Attributes:
+        name: the output, with the path into it.
+        kind: expected type and shape.
+        agrees: whether the output is as expected.
+        finding: the result in words: ``is float64[2]``, ``3 of 4 off``, ``as expected``.
+        errors: the largest error, and error / tolerance; empty if the elements must be equal.
+        tolerance: the tolerance and its provenance; empty if the elements must be equal.
+        needed: an rtol or atol that would be sufficient; empty without one.
+        reason: why no better tolerance is known; may be empty.
+        inconclusive: number of elements that the case cannot judge.
+        header: the column titles of the worst elements; empty without elements.
+        elements: a row for each of the worst elements, worst first.
+        magnitude: a number that is larger for a worse output; for sorting.
+    """
+
+    name: str
+    kind: str
+    agrees: bool
+    finding: str
+    errors: tuple[str, ...]
+    tolerance: str
+    needed: str
+    reason: str
+    inconclusive: int
+    header: tuple[str, ...]
+    elements: tuple[tuple[str, ...], ...]
+    magnitude: tuple[bool, float]
+
+    @classmethod
+    def of(cls, diff: Diff, result: Result) -> OutputView:
+        """Describe an output of a result."""
+        header, *elements = _element_rows(diff, result) if diff.worst else [()]
+        pairs = {"rtol": diff.needed_rtol, "atol": diff.needed_atol}
+        needed = [f"{name} {numbers.error(number)}" for name, number in pairs.items() if number]
+        error = diff.tolerance_used if diff.tolerance else float(diff.mismatches)
+        return cls(
+            name=diff.name,
+            kind=diff.kind,
+            agrees=diff.agrees,
+            finding=_finding(diff),
+            errors=tuple(_errors(diff)),
+            tolerance="" if diff.tolerance is None else str(diff.tolerance),
+            needed=" or ".join(needed),
+            reason=getattr(diff.tolerance, "reason", ""),
+            inconclusive=diff.inconclusive,
+            header=header,
+            elements=tuple(elements),
+            # A wrong type or shape is worse than any wrong value; NaN counts as 0.
+            magnitude=(diff.structure is not None, 0.0 if error != error else error),  # noqa: PLR0124
+        )
+
+    @property
+    def allowed(self) -> str:
+        """The tolerance in words, and an rtol or atol that would be sufficient; may be empty."""
+        enough = f"; would pass with {self.needed}" if self.needed else ""
+        return f"allowed: {self.tolerance}{enough}" if self.tolerance else ""
+
+
+@dataclass(frozen=True)  # without slots, for cached properties
+class ResultView:
+    """One case on one backend, as text.
+
+    Attributes:
+        result: the result.
+        options: options of the run, as in RunRecord.
+    """
+
+    result: Result
+    options: Mapping[str, Any]
+
+    @property
+    def word(self) -> str:
+        """The standing, or without expectations the outcome."""
+        return (self.result.standing or self.result.outcome).value
+
+    @property
+    def headline(self) -> str:
+        """The failure in one line; empty without a failure."""
+        return headline(self.result)
+
+    @property
+    def message(self) -> str:
+        """The message without the list of wrong outputs."""
+        return remark(self.result)
+
+    @property
+    def notes(self) -> list[str]:
+        """Why the outcome is not reliable, the expectation, and a qualification."""
+        result = self.result
+        return [note for note in (result.flaky, result.expectation, result.note) if note]
+
+    @cached_property
+    def outputs(self) -> tuple[OutputView, ...]:
+        """The outputs in their order."""
+        return tuple(OutputView.of(diff, self.result) for diff in self.result.diffs)
+
+    @cached_property
+    def again(self) -> str:
+        """A command that runs this case on this backend with the same settings."""
+        return repeat_command(self.result, self.options)
+
+    @property
+    def wrong(self) -> list[OutputView]:
+        """The outputs that are not as expected."""
+        return [output for output in self.outputs if not output.agrees]
+
+    @property
+    def agreeing(self) -> list[OutputView]:
+        """The outputs that are as expected."""
+        return [output for output in self.outputs if output.agrees]
+
+    @property
+    def worst_first(self) -> list[OutputView]:
+        """The wrong outputs: of wrong structure, named by the message, then by error."""
+
+        def rank(output: OutputView) -> tuple[bool, bool, float]:
+            structure, error = output.magnitude
+            return not structure, f" {output.name}[" not in self.message, -error
+
+        return sorted(self.wrong, key=rank)
+
+    def text(self, where: str = "") -> str:
+        """Return the details as lines of plain text.
+
+        Args:
+            where: see :func:`remark`.
+        """
+        return failure_text(self.result, where)
+
+
+def headline(result: Result) -> str:
+    """Return a failure in one line; empty for a result without a failure."""
+    first, *more = result.message.strip().split("\n")
+    if not first:
+        return wrong_outputs(result.diffs, tuple(result.curve))
+    if not more:
+        return printable(clipped(first, _MAX_LINE_CHARS))
+    # The last line of a stack trace is informative, the last problem of a list is not.
+    last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
+    return printable(f"{clipped(first, _MAX_HALF_CHARS)} ...{clipped(last, _MAX_HALF_CHARS)}")
+
+
+def remark(result: Result, where: str = "") -> str:
+    """Return a result's message without its list of wrong outputs, which are shown separately.
+
+    Args:
+        result: the result; messages about invalid files are never shortened.
+        where: refers to the place of the whole message. A longer message is shortened to its first
+            and last line. Empty for the whole message.
+    """
+    wrong = wrong_outputs(result.diffs, tuple(result.curve))
+    text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
+    if not where or result.outcome is Outcome.INVALID:
+        return text
+    lines = text.strip().split("\n")
+    if len(lines) > _MAX_WHOLE_LINES:
+        lines = [lines[0], f"... {len(lines) - 2} lines left out; {where} ...", lines[-1]]
+    return "\n".join(clipped(line, _MAX_LINE_CHARS) for line in lines)
+
+
+def failure_text(result: Result, where: str = "") -> str:
+    """Return the details of a failure as lines of plain text.
+
+    Args:
+        result: the result.
+        where: see :func:`remark`.
+    """
+    message = remark(result, where)
+    lines = [printable(message, lines=True)] if message else []
+    lines += [printable(result.printed, lines=True)] if result.printed else []
+    lines += [printable(note) for note in (result.flaky, result.expectation, result.note) if note]
+    for diff in result.wrong:
+        output = OutputView.of(diff, result)
+        parts = [output.name, output.kind, output.finding, *output.errors]
+        lines.append("  ".join(map(printable, parts)))
+        lines += [f"  {output.allowed}"] if output.allowed else []
+        lines += _aligned([output.header, *output.elements]) if output.elements else []
+    return "\n".join(lines)
+
+
+def _finding(diff: Diff) -> str:
+    if diff.structure is not None:
+        return diff.structure
+    if not diff.mismatches:
+        return "as expected"
+    return f"{diff.mismatches} of {diff.elements} {'off' if diff.tolerance else 'differ'}"
+
+
+def _errors(diff: Diff) -> list[str]:
+    """Return the largest error of an output in words, and its error / tolerance."""
+    if not diff.elements or diff.tolerance is None:
+        return []
+    absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
+    largest = f"max abs {absolute}, rel {relative}"
+    # Only finite elements have a distance in ulp.
+    if diff.max_ulp is not None and isfinite(diff.max_absolute):
+        largest += f", {numbers.count(diff.max_ulp)} ulp"
+    if _is_exact(diff.tolerance):
+        return [largest]
+    return [largest, f"error / tolerance {numbers.error(diff.tolerance_used)}"]
+
+
+def _is_exact(tolerance: Tolerance) -> bool:
+    """Return whether error / tolerance is undefined: in ulp, or if no error is allowed."""
+    return isinstance(tolerance, Ulps) or (
+        isinstance(tolerance, ErrorBound) and not tolerance.factor
+    )
+
+
+def _element_rows(diff: Diff, result: Result) -> list[tuple[str, ...]]:
+    """Return a header row, then a row for each of the worst elements of an output, worst first."""
+    # An invalid case did not run; its file contradicts the oracle.
+    values = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
+    errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
+    rows: list[tuple[str, ...]] = [("at", *values, *errors)]
+    for worst in diff.worst:
+        row = [place(worst.index, tuple(result.curve))]
+        row += [
+            printable(numbers.element(value, diff.kind)) for value in (worst.expected, worst.actual)
+        ]
+        if diff.tolerance is not None:
+            row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
+            row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
+        rows.append(tuple(row))
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with the first column left-aligned and the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(["", index.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+        for index, *cells in rows
+    ]

@@ -1,0 +1,346 @@
+"""What reports show of a run. Every format takes its counts, causes and details from here."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from onnxopt_cli.backends.specification import declared_math
+from onnxopt_cli.cases.select import CAPABILITIES
+from onnxopt_cli.core.record import SUITE, Explanation, RunRecord
+from onnxopt_cli.core.result import (
+    ABSOLUTE_ONLY,
+    HARMLESS,
+    OUTSIDE_IDS,
+    Outcome,
+    Result,
+    Standing,
+)
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.tolerance import Relative
+from onnxopt_cli.report.view.accuracy import Accuracy, accuracy
+from onnxopt_cli.report.view.agreement import agreements
+from onnxopt_cli.report.view.causes import FailureGroup, group_failures, reasons_alike
+from onnxopt_cli.report.view.result_view import ResultView
+from onnxopt_cli.report.view.verdict import (
+    Conformity,
+    conformity,
+    counted,
+    counts_by_label,
+    in_words,
+    is_expected_failure,
+    label,
+    run_verdict,
+)
+
+_MAX_REASONS = 3
+_MAX_REASON_CHARS = 200
+# Qualifications of passes, and the mark of each in the note of a result.
+_QUALIFICATIONS = {
+    "by the second reading of a contested question": "contested",
+    f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
+}
+# Outcomes without a wrong result; their reasons are listed apart from failures.
+_WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+_NO_CAPABILITY = "none of these"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """The results of a backend, counted.
+
+    Attributes:
+        name: the backend's name.
+        version: the version that the backend reported.
+        results: all its results.
+        counts: number of results by label.
+        unusual: number of results by standing, of those whose label does not state it.
+        lowered: number of cases that ran as primitive operators.
+        conformity: the backend's conformity.
+    """
+
+    name: str
+    version: str
+    results: Sequence[Result]
+    counts: Mapping[str, int]
+    unusual: Mapping[Standing, int]
+    lowered: int
+    conformity: Conformity
+
+    @classmethod
+    def of(cls, name: str, version: str, results: Sequence[Result]) -> BackendView:
+        """Count the results of a backend."""
+        standings = (Standing.CHANGED, Standing.FLAKY)
+        return cls(
+            name=name,
+            version=version,
+            results=results,
+            counts=counts_by_label(results),
+            unusual=counted(standings, (result.standing for result in results)),
+            lowered=sum(result.lowered for result in results),
+            conformity=conformity(results),
+        )
+
+    @property
+    def text(self) -> str:
+        """The counts in words: ``376 pass, 145 expected failures, 2 fail (1 changed)``."""
+        unusual = f" ({in_words(self.unusual)})" if self.unusual else ""
+        lowered = f", {self.lowered} of them lowered" if self.lowered else ""
+        return f"{in_words(self.counts)}{unusual}{lowered}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The common reason of results that are unsupported, do not apply or did not run.
+
+    Attributes:
+        outcome: their outcome.
+        backend: the backend's name.
+        text: the reason; reasons that differ only in names are merged.
+        results: the results.
+    """
+
+    outcome: Outcome
+    backend: str
+    text: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """The results of an operator on a backend, counted.
+
+    Attributes:
+        operator: the operator, or in parentheses a kind of model.
+        backend: the backend's name.
+        counts: number of results by label.
+        failing: number of results with an outcome other than pass and skip.
+    """
+
+    operator: str
+    backend: str
+    counts: Mapping[str, int]
+    failing: int
+
+
+@dataclass(frozen=True)  # without slots, for cached properties
+class RunView:
+    """A run as every report shows it.
+
+    Attributes:
+        record: the run.
+    """
+
+    record: RunRecord
+
+    @cached_property
+    def verdict(self) -> str:
+        """The verdict on the run: ``conforms``, ``does not conform``, ``was interrupted``."""
+        return run_verdict(self.record.exit_code, self.record.results)
+
+    @cached_property
+    def backends(self) -> tuple[BackendView, ...]:
+        """The counts of each backend."""
+        by_backend: defaultdict[str, list[Result]] = defaultdict(list)
+        for result in self.record.results:
+            by_backend[result.backend].append(result)
+        return tuple(
+            BackendView.of(backend.name, backend.version, by_backend[backend.name])
+            for backend in self.record.backends
+        )
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """The number of results of all backends by label."""
+        return counts_by_label(self.record.results)
+
+    @cached_property
+    def nonconforming(self) -> tuple[Result, ...]:
+        """The results that are not as expected, without cases that did not run.
+
+        An invalid case occurs once, with the first backend, since it is not a backend's fault.
+        """
+        nonconforming = []
+        invalid: set[str] = set()
+        for result in self.record.results:
+            if result.conforms or result.outcome is Outcome.NOT_RUN or result.case in invalid:
+                continue
+            if result.outcome is Outcome.INVALID:
+                invalid.add(result.case)
+            nonconforming.append(result)
+        return tuple(nonconforming)
+
+    @cached_property
+    def failures(self) -> tuple[Result, ...]:
+        """The results that are not as expected, without unsupported ones."""
+        return tuple(
+            result for result in self.nonconforming if result.outcome not in _WITHOUT_RESULT
+        )
+
+    @cached_property
+    def expected_failures(self) -> tuple[Result, ...]:
+        """The failures that an expectation file predicts."""
+        return tuple(filter(is_expected_failure, self.record.results))
+
+    @cached_property
+    def causes(self) -> tuple[FailureGroup, ...]:
+        """The failures by cause: wrong values first, then frequent causes."""
+        return tuple(group_failures(self.failures, self.record.explanations))
+
+    @cached_property
+    def expected_causes(self) -> tuple[FailureGroup, ...]:
+        """The expected failures by cause."""
+        return tuple(group_failures(self.expected_failures, self.record.explanations))
+
+    @cached_property
+    def open_explanations(self) -> tuple[Explanation, ...]:
+        """The explanations that leave failures unexplained, or ran out of time."""
+        return tuple(
+            explanation
+            for explanation in self.record.explanations
+            if not (explanation.causes and explanation.complete) or any(explanation.others.values())
+        )
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """The reasons why cases are unsupported, do not apply or did not run, frequent ones first.
+
+        Unsupported results that are expected are not among them.
+        """
+        results = [
+            result
+            for result in self.record.results
+            if result.outcome in {Outcome.SKIP, Outcome.NOT_RUN}
+            or (result.outcome is Outcome.UNSUPPORTED and not result.conforms)
+        ]
+        alike: defaultdict[tuple[Outcome, str, str], list[Result]] = defaultdict(list)
+        for result, text in zip(results, reasons_alike(results), strict=True):
+            alike[result.outcome, result.backend, text].append(result)
+        reasons = (Reason(*key, tuple(group)) for key, group in alike.items())
+        return tuple(sorted(reasons, key=lambda reason: -len(reason.results)))
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        """The counts by operator and backend, in this order."""
+        groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
+        for result in self.record.results:
+            groups[operator_of(result), result.backend].append(result)
+        return tuple(
+            OperatorRow(
+                operator=operator,
+                backend=backend,
+                counts=counts_by_label(group),
+                failing=sum(result.outcome not in HARMLESS for result in group),
+            )
+            for (operator, backend), group in sorted(groups.items(), key=lambda item: item[0])
+        )
+
+    @cached_property
+    def capabilities(self) -> Mapping[str, Mapping[str, int]]:
+        """The counts by capability, and those of cases that need none; empty if no case needs one.
+
+        Cases that did not run do not count: their capabilities are unknown.
+        """
+        groups = results_by_capability(self.record.results)
+        return {name: counts_by_label(results) for name, results in groups.items()}
+
+    @cached_property
+    def accuracy(self) -> tuple[Accuracy, ...]:
+        """The accuracy by backend and output."""
+        return accuracy(self.record.results)
+
+    @cached_property
+    def agreements(self) -> tuple[str, ...]:
+        """A line for each set of backends that agree with each other in failing cases."""
+        return tuple(agreements(self.record))
+
+    @cached_property
+    def scope(self) -> str:
+        """The suites, the excluded capabilities and the qualifications of passes; may be empty."""
+        record = self.record
+        suites = [
+            f"{name.removeprefix(SUITE)}@{version}"
+            for name, version in record.versions.items()
+            if name.startswith(SUITE)
+        ]
+        left_out = record.left_out.items()
+        parts = [", ".join(suites), *(f"without {name} ({reason})" for name, reason in left_out)]
+        declaring = [backend.name for backend in record.backends if ",math=" in backend.name]
+        parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
+        passes = [
+            result for result in record.results if result.note and result.outcome is Outcome.PASS
+        ]
+        for words, mark in _QUALIFICATIONS.items():
+            counts = Counter(result.backend for result in passes if mark in result.note)
+            parts += [f"{name} passes {number} {words}" for name, number in counts.items()]
+        return printable("; ".join(filter(None, parts)))
+
+    @cached_property
+    def fallback(self) -> str:
+        """The number of cases judged by ONNX's tolerance as a fallback, with the reasons.
+
+        ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2); ...``; empty if no
+        case is.
+        """
+        cases: defaultdict[str, set[str]] = defaultdict(set)
+        for result in self.record.results:
+            for diff in result.diffs:
+                if isinstance(diff.tolerance, Relative) and diff.tolerance.reason:
+                    cases[diff.tolerance.reason].add(result.case)
+        total = len(set().union(*cases.values()))
+        if not total:
+            return ""
+        ordered = sorted(cases.items(), key=lambda item: -len(item[1]))
+        several = len(ordered) > 1
+        reasons = [
+            clipped(printable(reason), _MAX_REASON_CHARS) + f" ({len(ids)})" * several
+            for reason, ids in ordered[:_MAX_REASONS]
+        ]
+        if (hidden := len(ordered) - _MAX_REASONS) > 0:
+            reasons.append(f"{hidden} more reason{'s' * (hidden > 1)}")
+        return f"{total} case{'s' * (total > 1)} judged by ONNX's tolerance: {'; '.join(reasons)}"
+
+    def result(self, result: Result) -> ResultView:
+        """Return the details of one of the run's results."""
+        return ResultView(result, self.record.options)
+
+    @cached_property
+    def examples(self) -> tuple[ResultView, ...]:
+        """The nonconforming results in an order whose beginning has every kind; failures first.
+
+        The first failure of each backend, operator and outcome comes first, then the second of
+        each, and so on. Unsupported results follow.
+        """
+        # sorted() calls the key function once per item, in order.
+        numbers: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
+
+        def rank(result: Result) -> tuple[bool, int]:
+            number = next(numbers[result.backend, result.operators, label(result)])
+            return result.outcome in _WITHOUT_RESULT, number
+
+        return tuple(map(self.result, sorted(self.nonconforming, key=rank)))
+
+
+def operator_of(result: Result) -> str:
+    """Return the operator of a result's model, or in parentheses what is there instead of one."""
+    if result.case in OUTSIDE_IDS:
+        return "(outside of cases)"
+    names = result.operators
+    return names[0] if len(names) == 1 else "(several)" if names else "(unknown)"
+
+
+def results_by_capability(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the results by the capabilities that their cases need; empty if none needs one."""
+    if not any(result.capabilities for result in results):
+        return {}
+    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        # The capabilities of a case are unknown until it has been read.
+        if result.outcome is not Outcome.NOT_RUN:
+            for name in result.capabilities or [_NO_CAPABILITY]:
+                groups[name].append(result)
+    ordered = [*CAPABILITIES, *sorted(groups.keys() - CAPABILITIES.keys())]
+    return {name: groups[name] for name in ordered if name in groups}
