@@ -28,6 +28,7 @@ ORDER = [
     {"fuzz"},
     {"report"},
     {"_api"},
+    {"scoreboard"},
     {"cli", "pytest_plugin"},
 ]
 

@@ -38,8 +38,8 @@ from onnxopt_cli.errors import UsageError
 # Environment variable with the path of the file to use; empty to use no file.
 _VARIABLE = "ONNXOPT_CONFIG"
 _PARTS = {"backends", "profiles"}
-# Fields of a backend's table; its other options are in the subtable `options`.
-_FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
+#: Fields of a backend's table; its other options are in the subtable `options`.
+BACKEND_FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
 _MAX_FILE_BYTES = 1 << 20
 
 
@@ -121,7 +121,7 @@ class Configuration:
 
     def place(self, *keys: str) -> str:
         """Return ``file:line`` of a key, or the file alone if the line is not found."""
-        return _place(self.path, self.text, *keys)
+        return place_of_key(self.path, self.text, *keys)
 
 
 def find_configuration() -> Path | None:
@@ -238,7 +238,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     problems: list[str] = []
 
     def report(problem: str, *keys: str) -> None:
-        problems.append(f"{_place(path, text, *keys)}: {problem}")
+        problems.append(f"{place_of_key(path, text, *keys)}: {problem}")
 
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
         """Return a table; report it if it is not a table, and each key outside of ``known``.
@@ -258,8 +258,8 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     backends = {}
     for name, value in table(settings.get("backends", {}), (), "backends").items():
         try:
-            written = table(value, _FIELDS, "backends", name)
-            backends[name] = _specification(name, written, path.parent)
+            written = table(value, BACKEND_FIELDS, "backends", name)
+            backends[name] = backend_of_table(name, written, path.parent)
         except ValueError as error:
             report(f"backends.{printable(name)} {error}", "backends", name)
     profiles = {
@@ -313,8 +313,13 @@ def _document(path: Path) -> tuple[str, dict[str, Any]]:
     return text, document
 
 
-def _specification(name: str, written: Mapping[str, Any], folder: Path) -> str:
+def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str:
     """Return the specification that a backend's table describes.
+
+    Args:
+        name: the name of the backend.
+        written: the table, with fields of :data:`BACKEND_FIELDS`.
+        folder: the folder of the file, to which paths are relative.
 
     Raises:
         ValueError: describing the error in the table.
@@ -357,7 +362,7 @@ def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(table)
 
 
-def _place(path: Path, text: str, *keys: str) -> str:
+def place_of_key(path: Path, text: str, *keys: str) -> str:
     """Return ``file:line`` of a key; a table's line is its header's."""
     dotted_key = [*(("tool", "onnxopt") if path.name == "pyproject.toml" else ()), *keys]
     table: list[str] = []

@@ -43,6 +43,7 @@ _COMMANDS = {
     "lower": "Replace training operators by primitive ones.",
     "backends": "List the backends that can be tested.",
     "report": "Write reports of saved runs, merge logs, compare runs.",
+    "scoreboard": "Run several backends and write a site that compares them.",
     "config": "Show the settings of the configuration file.",
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }

@@ -113,6 +113,8 @@ def _listed(kinds: Mapping[str, int]) -> str:
 
 #: Prefix of the names of suites among the versions of a run.
 SUITE = "suite "
+#: Key of the processor's model among the versions of a run.
+PROCESSOR = "processor"
 
 
 @dataclass(frozen=True, slots=True)

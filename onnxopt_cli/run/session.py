@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from functools import cache
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,7 @@ from onnxopt_cli.cases.select import (
 )
 from onnxopt_cli.config.run_config import RunConfig, Shard
 from onnxopt_cli.core.record import (
+    PROCESSOR,
     SUITE,
     BackendIdentity,
     Explanation,
@@ -74,7 +78,18 @@ VERSIONS = {
     "onnx": onnx.__version__,
     "ml_dtypes": ml_dtypes.__version__,
 }
+_CPU_INFO = Path("/proc/cpuinfo")
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+@cache
+def processor() -> str:
+    """Return the model of the processor; empty if it is unknown."""
+    with suppress(OSError):
+        text = _CPU_INFO.read_text("utf-8", "replace")
+        if model := re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE):
+            return printable(model[1].strip())
+    return printable(platform.processor())
 
 
 @contextmanager
@@ -227,7 +242,7 @@ class Session:
         self.began = perf_counter()
         # The parts of the record that are known when the run begins.
         self._record = RunRecord(
-            versions={**VERSIONS, **suite_entries, **isolation},
+            versions={**VERSIONS, PROCESSOR: processor(), **suite_entries, **isolation},
             backends=tuple(self._backends.values()),
             options=config.to_json(),
             results=(),

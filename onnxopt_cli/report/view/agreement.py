@@ -40,9 +40,18 @@ def agreements(record: RunRecord) -> list[str]:
             by_case[result.case].append(result)
     cases_by_backends: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for case, results in by_case.items():
-        for agreeing in _agreeing_sets(results):
-            cases_by_backends[tuple(result.backend for result in agreeing)].append(case)
+        for backends in agreeing_backends(results):
+            cases_by_backends[backends].append(case)
     return [_line(backends, cases) for backends, cases in cases_by_backends.items()]
+
+
+def agreeing_backends(results: Iterable[Result]) -> list[tuple[str, ...]]:
+    """Return each set of backends that agree with each other in a failing case.
+
+    Args:
+        results: the failing results of one case, with the outputs that the backends returned.
+    """
+    return [tuple(result.backend for result in agreeing) for agreeing in _agreeing_sets(results)]
 
 
 def _line(backends: Sequence[str], cases: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import RunConfig, Shard
-from onnxopt_cli.core.record import BackendIdentity, require_once
+from onnxopt_cli.core.record import PROCESSOR, BackendIdentity, require_once
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.run.log.log_contents import Contents, FileSnapshot
 
@@ -123,8 +123,8 @@ class Header:
             differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             differences.append("the content of the expectation files")
-        # Every version may affect a verdict. Only the host may differ.
-        for name in sorted(self.versions.keys() | other.versions.keys()):
+        # Every version may affect a verdict. Only the host and its processor may differ.
+        for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))
             differences += _change(name, *versions)
         settings = RunConfig.declared()

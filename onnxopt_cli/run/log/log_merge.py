@@ -12,6 +12,7 @@ from pathlib import Path
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import (
+    PROCESSOR,
     Cause,
     Explanation,
     RunRecord,
@@ -152,10 +153,14 @@ def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
 
 
 def _header(logs: Sequence[Log]) -> Header:
-    """Return the header of the whole run, with the names of all hosts."""
+    """Return the header of the whole run, with the names of all hosts and processors."""
     headers = [log.header for log in logs]
+    # Logs of earlier versions lack the processor.
+    processors = [header.versions.get(PROCESSOR, "") for header in headers]
+    named = ", ".join(dict.fromkeys(filter(None, processors)))
     return replace(
         headers[0],
+        versions={**headers[0].versions, **({PROCESSOR: named} if named else {})},
         started=min(header.started for header in headers),
         shard=None,
         options=replace(RunConfig.from_json(headers[0].options), shard=None).to_json(),

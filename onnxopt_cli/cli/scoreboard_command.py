@@ -1,0 +1,96 @@
+"""``onnxopt scoreboard``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_of, options_of
+from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
+
+_NOT_STARTED = 4
+
+
+@click.command("scoreboard")
+@click.argument("file", metavar="SCOREBOARD.toml", type=PATH)
+@option(
+    "--tier",
+    "Run these cases instead of the file's tier: all, or about 470 that cover every operator.",
+    type=click.Choice(["full", "quick"]),
+    show_default=False,
+)
+@option("--no-run", "Run nothing, and write the site of the existing results.", is_flag=True)
+@options_of(Execution)
+@option_of(
+    RunConfig,
+    "explain_time",
+    "Time limit of the search for known mistakes in each run; 0 for no search.  "
+    "[default: a fifth of the run's time, 10 at least]",
+)
+@options_of(ClusterConfig)
+def command(
+    file: Path, tier: str | None, *, no_run: bool, explain_time: float | None, **options: Any
+) -> int:
+    """Run several backends and write a site that compares them.
+
+    The file names backends and suites. Only cases without a result are run; results are kept as
+    logs by version of the backend and date. An interrupted command continues where it stopped.
+
+    \b
+    onnxopt scoreboard SCOREBOARD.toml
+    onnxopt scoreboard SCOREBOARD.toml --tier quick -j auto
+
+    Exits with 0 if the site has a result of every case, whether it passes or not; with 4 if a
+    backend could not be started, which the site says.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
+    from onnxopt_cli.cli.environment import silence_output
+    from onnxopt_cli.core.text import printable
+    from onnxopt_cli.errors import InvalidCase
+    from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
+    from onnxopt_cli.scoreboard.measure import Conditions, measure
+    from onnxopt_cli.scoreboard.score_model import read_scores
+    from onnxopt_cli.scoreboard.scoreboard_file import Tier, read_scoreboard_file
+    from onnxopt_cli.scoreboard.site import check_available, write_site
+    from onnxopt_cli.suites.collect import collect
+    from onnxopt_cli.workers.interruption import interruptible
+
+    scoreboard = read_scoreboard_file(file)
+    check_available(scoreboard.site)
+    silence_output()
+    execution = Execution.of(options)
+    machines = ClusterConfig.of(options)
+    collection = collect(scoreboard.suites, execution.limits.memory, telling=ticking)
+    tell_problems(collection.problems)
+    if not collection.cases:
+        raise InvalidCase(collection.problems)
+    rows = operator_rows(collection.cases)
+    chosen = tier_cases(collection.cases, Tier(tier or scoreboard.tier), rows)
+    interrupted = 0
+    versions: dict[tuple[str, str], str] = {}
+    if not no_run:
+        with (
+            interruptible() as interruption,
+            opened_cluster(machines, interruption) as cluster,
+        ):
+            conditions = Conditions(
+                execution, machines, interruption, cluster, explain_time, note, ticking
+            )
+            versions = measure(scoreboard, collection.cases, chosen, conditions)
+            interrupted = interruption.exit_code
+    if interrupted:
+        note("interrupted: the site is not written; the same command runs the remaining cases")
+        return interrupted
+    scores = read_scores(scoreboard, collection.cases, chosen, rows, versions, note)
+    write_site(scoreboard, scores)
+    console = stdout()
+    for column in scores.columns:
+        counts = scores.total(column).words
+        words = f"could not be started: {column.problem}" if column.problem else counts
+        console.print_line(f"{printable(column.label)}: {printable(words)}")
+    console.print_line(f"site: {printable(str(scoreboard.site / 'index.html'))}")
+    if collection.problems:
+        return 2
+    return _NOT_STARTED if any(column.problem for column in scores.columns) else 0

@@ -1,1 +1,0 @@
-"""The operator Gradient: nodes that compute derivatives in reverse mode."""

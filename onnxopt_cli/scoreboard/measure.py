@@ -1,0 +1,230 @@
+"""Run the cases of a scoreboard that have no result yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxopt_cli import _api as api
+from onnxopt_cli.cases.case import Case
+from onnxopt_cli.config.run_config import ClusterConfig, Execution, Judging, RunConfig
+from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+from onnxopt_cli.run.log.log_contents import FileSnapshot
+from onnxopt_cli.run.log.log_header import CaseList
+from onnxopt_cli.run.runner import open_plan
+from onnxopt_cli.run.session import Session, open_session
+from onnxopt_cli.scoreboard.result_store import (
+    ResultKey,
+    ResultStore,
+    holds_for,
+    missing_cases,
+)
+from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
+from onnxopt_cli.suites.collect import Collection
+from onnxopt_cli.workers.interruption import Interruption
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.log.log_reader import Log
+    from onnxopt_cli.workers.cluster.dask_client import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Where and how the cases are run.
+
+    Attributes:
+        execution: how backends are run.
+        machines: the settings of the cluster.
+        interruption: set when the user interrupts the command.
+        cluster: the machines on which backends run; None for this one.
+        explain_time: seconds to explain the failures of a run; None for a part of its time.
+        tell: shows a message.
+        telling: opens a display of progress.
+    """
+
+    execution: Execution
+    machines: ClusterConfig
+    interruption: Interruption
+    cluster: Cluster | None = None
+    explain_time: float | None = None
+    tell: Callable[[str], None] = lambda _: None
+    telling: Telling = silently
+
+
+def measure(
+    scoreboard: ScoreboardFile,
+    cases: Sequence[Case],
+    chosen: Sequence[Case],
+    conditions: Conditions,
+) -> dict[tuple[str, str], str]:
+    """Run the chosen cases that have no result yet on every backend, and keep their logs.
+
+    A backend that does not start is recorded, and the others run.
+
+    Args:
+        scoreboard: the backends, and the folder of the logs.
+        cases: all cases of the suites; logs may hold results of cases that are not chosen.
+        chosen: the cases of the tier.
+        conditions: where and how to run them.
+
+    Returns:
+        For the label and specification of each backend that started, the version it reported.
+
+    Raises:
+        UsageError: if a log cannot be written.
+    """
+    cases_by_id = {case.id: case for case in cases}
+    by_suite: dict[str, list[Case]] = {}
+    for case in chosen:
+        by_suite.setdefault(case.suite, []).append(case)
+    versions: dict[tuple[str, str], str] = {}
+    for backend in scoreboard.backends:
+        runner = _BackendRuns(scoreboard.results, backend, cases_by_id, conditions)
+        for specification in backend.specifications:
+            if conditions.interruption.signal:
+                return versions
+            version = runner.run(specification, by_suite)
+            if version is not None:
+                versions[backend.label, specification] = version
+    return versions
+
+
+class _BackendRuns:
+    """The runs of one backend.
+
+    Args:
+        results: the folder of the results of all backends.
+        backend: the backend.
+        cases: all cases by id.
+        conditions: where and how to run them.
+    """
+
+    def __init__(
+        self,
+        results: Path,
+        backend: ScoredBackend,
+        cases: Mapping[str, Case],
+        conditions: Conditions,
+    ) -> None:
+        self._backend, self._cases, self._conditions = backend, cases, conditions
+        self._store = ResultStore(results, backend, conditions.tell)
+
+    def run(self, specification: str, by_suite: Mapping[str, Sequence[Case]]) -> str | None:
+        """Run the missing cases of every suite.
+
+        Returns:
+            The version that the backend reported, which may be empty; None if it did not start.
+        """
+        label = printable(self._backend.label)
+        try:
+            version = self._version(specification)
+            self._store.forget_failed_start(specification)
+            for suite, cases in by_suite.items():
+                if self._conditions.interruption.signal:
+                    break
+                self._run_suite(ResultKey.here(specification, version), suite, cases)
+        except BackendUnavailable as error:
+            message = "\n".join(filter(None, (error.message, error.hint)))
+            self._store.keep_failed_start(specification, message)
+            self._conditions.tell(f"{label} could not be started: {error.message}")
+            return None
+        return version
+
+    def _version(self, specification: str) -> str:
+        """Start a backend to learn its version.
+
+        Raises:
+            BackendUnavailable: if it does not start, or does not exist.
+        """
+        conditions = self._conditions
+        try:
+            with open_plan(
+                [specification],
+                conditions.execution,
+                Judging(),
+                conditions.interruption,
+                conditions.cluster,
+            ) as plan:
+                (executor,) = plan.backends
+                executor.ready()
+                return executor.version
+        except BackendUnavailable:
+            raise
+        except OnnxoptError as error:
+            # A name or package may be missing on this machine only; the other backends run.
+            raise BackendUnavailable(error.message, hint=error.hint) from error
+
+    def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:
+        snapshot = FileSnapshot()
+        logs = [*self._store.logs_with_key(key, suite)]
+        valid = [log for log in logs if holds_for(log, self._cases, snapshot)]
+        missing = missing_cases(valid, cases)
+        if not missing:
+            return
+        expected = CaseList.of(missing, snapshot)
+        unfinished = [log for log in logs if not log.finished and log.header.cases == expected]
+        for log in reversed(unfinished):
+            if self._resume(log, suite, missing):
+                return
+        self._run_cases(key.specification, suite, missing, log=self._store.new_log(key, suite))
+
+    def _resume(self, log: Log, suite: str, cases: Sequence[Case]) -> bool:
+        """Continue an unfinished log; return False if it is of another environment."""
+        specification = log.header.backends[0].name
+        try:
+            self._run_cases(specification, suite, cases, resume=log.path)
+        except UsageError as error:
+            self._conditions.tell(f"starting anew: {error.message}")
+            return False
+        return True
+
+    def _run_cases(
+        self,
+        specification: str,
+        suite: str,
+        cases: Sequence[Case],
+        *,
+        log: Path | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        conditions = self._conditions
+        config = RunConfig(
+            targets=(suite,),
+            backends=(specification,),
+            execution=conditions.execution,
+            machines=conditions.machines,
+            log=log,
+            resume=resume,
+        )
+        doing = f"{printable(self._backend.label)}, {printable(suite)}"
+        collection = Collection(tuple(cases), ())
+        opened = open_session(
+            config,
+            lambda: collection,
+            conditions.interruption,
+            conditions.tell,
+            conditions.cluster,
+        )
+        with opened as session:
+            with conditions.telling(doing, "cases") as tick:
+                for done, _ in enumerate(session.rows(), start=1):
+                    tick(done, len(cases))
+            session.finish(self._explanations(session))
+            session.require_log()
+
+    def _explanations(self, session: Session) -> list[Explanation]:
+        """Explain the failures of a run, unless the user interrupts the command."""
+        conditions = self._conditions
+        failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
+        if not failing or conditions.explain_time == 0:
+            return []
+        with suppress(KeyboardInterrupt), conditions.interruption.at_once():
+            return api.explain_session(session, conditions.explain_time)
+        return []

@@ -1,0 +1,214 @@
+"""The folder of a scoreboard's results: logs by label, version of the backend, suite and date.
+
+::
+
+    results/openvino/openvino-2026.4.1/onnx-node/2026-11-27.jsonl
+
+The logs are those of ``onnxopt run --log``; a log may hold the results of a part of a suite. A
+result counts as long as everything it depends on is the same: the backend's specification,
+version and files, the processor, the version of onnxopt, and the content of the cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from onnxopt_cli.cases.case import Case
+from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.record import PROCESSOR, BackendIdentity, RunRecord
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
+from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.errors import Fault, UsageError
+from onnxopt_cli.run.log.log_contents import FileSnapshot
+from onnxopt_cli.run.log.log_header import CaseList, Header
+from onnxopt_cli.run.log.log_reader import Log, read_log
+from onnxopt_cli.run.log.log_writer import footer, record_line
+from onnxopt_cli.run.session import VERSIONS, processor
+from onnxopt_cli.scoreboard.safe_names import base_name, file_name
+from onnxopt_cli.scoreboard.scoreboard_file import ScoredBackend
+
+_LOG_SUFFIX = ".jsonl"
+#: Folder of the records of failed starts, beside the folders of versions.
+NOT_STARTED_FOLDER = "not-started"
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+# The exit code in the log of a backend that did not start.
+_NOT_STARTED_CODE = 4
+_MAX_MESSAGE_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ResultKey:
+    """Everything besides the cases on which results depend.
+
+    Attributes:
+        specification: the specification of the backend.
+        version: the version that the backend reported.
+        sources: a hash of the files of the backend, such as a plugin.
+        onnxopt: the version of onnxopt.
+        machine: operating system and architecture.
+        processor: the model of the processor.
+    """
+
+    specification: str
+    version: str
+    sources: str
+    onnxopt: str
+    machine: str
+    processor: str
+
+    @classmethod
+    def here(cls, specification: str, version: str) -> ResultKey:
+        """Return the key of results that this process obtains."""
+        snapshot = FileSnapshot()
+        snapshot.see_backends([specification])
+        sources, machine = snapshot.contents.backends, VERSIONS["machine"]
+        return cls(specification, version, sources, VERSIONS["onnxopt"], machine, processor())
+
+    @classmethod
+    def of(cls, header: Header) -> ResultKey:
+        """Return the key of the results of a log."""
+        (backend,) = header.backends
+        versions = (header.versions.get(name, "") for name in ("onnxopt", "machine", PROCESSOR))
+        return cls(backend.name, backend.version, header.contents.backends, *versions)
+
+
+class ResultStore:
+    """The logs of one backend.
+
+    Args:
+        results: the folder of the results of all backends.
+        backend: the backend.
+        tell: shows a notice about a file that cannot be used.
+    """
+
+    def __init__(
+        self, results: Path, backend: ScoredBackend, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._folder = results / file_name(backend.label)
+        self._backend, self._tell = backend, tell
+
+    def logs(self) -> Iterator[Log]:
+        """Yield all logs of runs, the oldest first; a file that is not such a log is skipped."""
+        return self._in_order(self._folder.glob(f"*/*/*{_LOG_SUFFIX}"))
+
+    def logs_with_key(self, key: ResultKey, suite: str) -> Iterator[Log]:
+        """Yield the logs of a suite with a key, the oldest first."""
+        paths = self._suite_folder(key, suite).glob(f"*{_LOG_SUFFIX}")
+        yield from (log for log in self._in_order(paths) if ResultKey.of(log.header) == key)
+
+    def _in_order(self, paths: Iterable[Path]) -> Iterator[Log]:
+        logs = [self._log(path) for path in sorted(paths) if path.is_file()]
+        yield from sorted(filter(None, logs), key=lambda log: log.header.started)
+
+    def _suite_folder(self, key: ResultKey, suite: str) -> Path:
+        # Different texts may share a folder: the key of a log is that of its header.
+        return self._folder.joinpath(*map(base_name, (key.version or "unknown", suite)))
+
+    def _log(self, path: Path) -> Log | None:
+        try:
+            log = read_log(path)
+        except UsageError as error:
+            self._tell(f"not used: {error.message}")
+            return None
+        return log if log and len(log.header.backends) == 1 and not log.header.shard else None
+
+    def new_log(self, key: ResultKey, suite: str) -> Path:
+        """Return the path of a log that does not exist yet."""
+        folder = self._suite_folder(key, suite)
+        day = datetime.now(UTC).strftime("%Y-%m-%d")
+        path, number = folder / f"{day}{_LOG_SUFFIX}", 1
+        while path.exists():
+            number += 1
+            path = folder / f"{day}-{number}{_LOG_SUFFIX}"
+        return path
+
+    def _not_started_file(self, specification: str) -> Path:
+        return self._folder / NOT_STARTED_FOLDER / f"{file_name(specification)}{_LOG_SUFFIX}"
+
+    def keep_failed_start(self, specification: str, message: str) -> None:
+        """Record in a log without results that a backend did not start.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        path = self._not_started_file(specification)
+        backends = (BackendIdentity(specification, ""),)
+        header = Header(
+            started=datetime.now(UTC).strftime(_TIME_FORMAT),
+            versions={**VERSIONS, PROCESSOR: processor()},
+            backends=backends,
+            cases=CaseList.of([], FileSnapshot()),
+            shard=None,
+            expectations="",
+            options=RunConfig(backends=(specification,)).to_json(),
+        )
+        fault = Fault(self._backend.label, clipped(message, _MAX_MESSAGE_CHARS))
+        record = RunRecord(
+            header.versions,
+            backends,
+            header.options,
+            (),
+            problems=(fault,),
+            exit_code=_NOT_STARTED_CODE,
+        )
+        make_folder(path.parent)
+        write_atomically(path, [record_line(header.to_json()), record_line(footer(record))])
+
+    def forget_failed_start(self, specification: str) -> None:
+        """Remove the record that a backend did not start, if there is one."""
+        self._not_started_file(specification).unlink(missing_ok=True)
+
+    def failed_start(self, specification: str) -> str:
+        """Return why a backend did not start when it was last tried; empty if it did."""
+        path = self._not_started_file(specification)
+        log = self._log(path) if path.is_file() else None
+        problems = log.record.problems if log else ()
+        return problems[0].what if problems else ""
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents.
+
+    Raises:
+        UsageError: if it cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot create {printable(str(folder))}: {reason}") from error
+
+
+def ran_cases(log: Log) -> list[str]:
+    """Return the ids of the cases in a log, in the order of the log."""
+    ids = dict.fromkeys(case for case, _ in log.results)
+    return [case for case in ids if case not in OUTSIDE_IDS]
+
+
+def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
+    """Return whether the cases of a finished log are the same as now.
+
+    Args:
+        log: the log.
+        cases: the cases by id.
+        snapshot: the digests of their files.
+    """
+    ids = ran_cases(log)
+    if not log.finished or any(case not in cases for case in ids):
+        return False
+    return CaseList.of([cases[case] for case in ids], snapshot) == log.header.cases
+
+
+def missing_cases(logs: Iterable[Log], cases: Sequence[Case]) -> list[Case]:
+    """Return the cases without a result in logs that hold for them."""
+    ran = {
+        case
+        for log in logs
+        for (case, _), result in log.results.items()
+        if result.outcome is not Outcome.NOT_RUN
+    }
+    return [case for case in cases if case.id not in ran]

@@ -1,0 +1,45 @@
+"""Names of files and anchors for untrusted text."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+_MAX_CHARS = 80
+_UNSAFE = re.compile(r"[^a-z0-9._]+")
+_PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
+# A name of this form might be that of another text with its digest.
+_DIGESTED = re.compile(r"-[0-9a-f]{8}$")
+# Windows reserves these names, with any suffix.
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
+
+
+def file_name(text: str) -> str:
+    """Return a name for a file or folder that differs for different texts.
+
+    It consists of lower-case letters, digits, dots, hyphens and underscores, so that it is valid
+    and unambiguous on every file system. A text that must be changed for this gets a digest of
+    itself appended.
+    """
+    plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
+    if plain == text and not _DIGESTED.search(plain) and not _RESERVED.match(plain):
+        return plain
+    return f"{plain}-{_digest(text)}".lstrip("-")
+
+
+def base_name(text: str) -> str:
+    """Return a readable beginning of a file name, which may be the same for several texts."""
+    plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
+    return f"{plain}-name" if not plain or _RESERVED.match(plain) else plain
+
+
+def anchor(text: str) -> str:
+    """Return an anchor in a page that differs for different texts; plain texts are kept."""
+    if _PLAIN_ANCHOR.fullmatch(text) and not _DIGESTED.search(text):
+        return text
+    plain = re.sub(r"[^A-Za-z0-9_./-]+", "-", text)[:_MAX_CHARS].strip("-")
+    return f"{plain}-{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()

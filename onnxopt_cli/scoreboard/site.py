@@ -1,0 +1,404 @@
+"""Render a scoreboard as a static site, which needs neither a server nor a network nor scripts.
+
+::
+
+    index.html                backends, and the matrix of operators by backends
+    accuracy.html             bits lost by operator and backend
+    backends/NAME.html        failures by cause, history by version
+    operators/NAME.html       failures by backend and cause, all cases
+    cases/NAME.html#CASE      the cases of an operator; the address selects one
+    badges/NAME.json          shields.io endpoints
+
+Untrusted text is escaped by Jinja, and invisible characters are replaced by visible escapes. The
+content security policy of each page admits only the style and the script of the site.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from onnxopt_cli import __version__
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import FreeNames, clipped, printable
+from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.view.causes import FailureGroup
+from onnxopt_cli.report.view.result_view import ResultView
+from onnxopt_cli.report.view.run_view import Reason, RunView
+from onnxopt_cli.scoreboard.case_summary import case_summary
+from onnxopt_cli.scoreboard.result_store import make_folder
+from onnxopt_cli.scoreboard.safe_names import anchor, base_name
+from onnxopt_cli.scoreboard.score_model import (
+    BitsLost,
+    Column,
+    Score,
+    Scores,
+    is_contested,
+)
+from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_PAGES = files("onnxopt_cli.scoreboard") / "pages"
+_ASSETS = ("scoreboard.css", "scoreboard.js")
+# The list of the site's files, by which a later site removes those that it does not replace.
+_LIST = "scoreboard-files.json"
+_FOLDERS = ("backends", "operators", "cases", "badges")
+_LISTED_NAME = re.compile(
+    rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
+)
+# Longer messages are cut, to limit the size of the site.
+_MAX_MESSAGE_CHARS = 300
+_MAX_BRIEF_CHARS = 150
+# Shares of passes from which on a badge has a color.
+_BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
+# The values of environment variables may be secrets.
+_VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,\s'\"]+")
+
+
+def check_available(site: Path) -> None:
+    """Make sure that the site can be written.
+
+    Raises:
+        UsageError: if Jinja is not installed, or the folder has files of others.
+    """
+    if importlib.util.find_spec("jinja2") is None:
+        raise UsageError("a scoreboard needs jinja2", hint="pip install 'onnxopt[html]'")
+    make_folder(site)
+    if not (site / _LIST).is_file() and any(site.iterdir()):
+        raise UsageError(
+            f"{printable(str(site))} is not empty, and not the site of a scoreboard",
+            hint="name another folder as site",
+        )
+
+
+def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
+    """Write all pages; remove the pages of an earlier site that no longer exist.
+
+    Raises:
+        UsageError: if a file cannot be written.
+    """
+    site = scoreboard.site
+    outdated = _listed_files(site)
+    contents = dict(_Site(scoreboard.title, scores).contents())
+    # Until the site is complete, the list names the files of both sites.
+    _write_list(site, outdated | contents.keys())
+    for folder in _FOLDERS:
+        make_folder(site / folder)
+    for name, text in contents.items():
+        write_atomically(site / name, text.encode("utf-8"))
+    for name in outdated - contents.keys():
+        (site / name).unlink(missing_ok=True)
+    _write_list(site, contents.keys())
+
+
+def _write_list(site: Path, names: Iterable[str]) -> None:
+    write_atomically(site / _LIST, json.dumps(sorted(names), indent=0).encode())
+
+
+def _listed_files(site: Path) -> set[str]:
+    """Return the files of an earlier site; names that no site has are ignored."""
+    try:
+        names = json.loads((site / _LIST).read_bytes())
+    except (OSError, ValueError):
+        return set()
+    if not isinstance(names, list):
+        return set()
+    return {name for name in names if isinstance(name, str) and _LISTED_NAME.fullmatch(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class CauseView:
+    """Failures or unsupported cases with a common cause.
+
+    Attributes:
+        text: the cause.
+        command: a command that shows the effect of a known mistake; may be empty.
+        results: the results, the most informative one first.
+    """
+
+    text: str
+    command: str
+    results: Sequence[Result]
+
+    @classmethod
+    def of_failures(cls, group: FailureGroup) -> CauseView:
+        """Describe a group of failures."""
+        return cls(group.cause, group.more, group.results)
+
+    @classmethod
+    def of_reason(cls, reason: Reason) -> CauseView:
+        """Describe cases that are unsupported, do not apply or did not run."""
+        return cls(f"{reason.outcome}: {reason.text}", "", reason.results)
+
+
+class _Site:
+    """Renders the pages of a scoreboard.
+
+    Args:
+        title: the title of the site.
+        scores: the results of all backends.
+    """
+
+    def __init__(self, title: str, scores: Scores) -> None:
+        self._title, self._scores = title, scores
+        free = FreeNames("{}-{}", alike=str.lower)
+        self._row_files = {row: free(base_name(row)) for row in scores.rows}
+        free = FreeNames("{}-{}", alike=str.lower)
+        self._column_files = {
+            column.label: free(base_name(column.label)) for column in scores.columns
+        }
+        self._rows_of_cases = {case: row for row, cases in scores.rows.items() for case in cases}
+        self._environment = self._make_environment()
+
+    def _make_environment(self) -> Environment:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+
+        environment = Environment(
+            loader=PackageLoader("onnxopt_cli.scoreboard", "pages"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            # Markup, a subclass of str, is trusted.
+            finalize=lambda value: printable(value) if type(value) is str else value,
+        )
+        environment.globals |= {
+            "title": self._title,
+            "scores": self._scores,
+            "now": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "onnxopt_version": __version__,
+            "row_file": self._row_files.__getitem__,
+            "column_file": self._column_files.__getitem__,
+            "case_link": self._case_link,
+            "anchor": anchor,
+            "details": self._details,
+            "by_row": self._by_row,
+            "is_contested": is_contested,
+            "pass_": Outcome.PASS,
+        }
+        environment.filters |= {
+            "clip": _clip,
+            "public": _public,
+            "lines": lambda text: Markup("{}").format(printable(text, lines=True)),
+            "bits": _bits,
+        }
+        return environment
+
+    def contents(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the text of each file."""
+        for name in _ASSETS:
+            yield name, (_PAGES / name).read_text("utf-8")
+        yield "index.html", self._index()
+        yield "accuracy.html", self._accuracy()
+        for column in self._scores.columns:
+            name = self._column_files[column.label]
+            yield f"backends/{name}.html", self._backend(column)
+            yield from self._badges(column, name)
+        for row, name in self._row_files.items():
+            yield f"operators/{name}.html", self._operator(row)
+            yield f"cases/{name}.html", self._cases(row)
+
+    def _render(self, page: str, heading: str, root: str, **values: Any) -> str:
+        template = self._environment.get_template(page)
+        return template.render(heading=heading, root=root, **values) + "\n"
+
+    def _index(self) -> str:
+        scores = self._scores
+        matrix = [
+            (row, [(column, scores.score(column, cases)) for column in scores.columns])
+            for row, cases in scores.rows.items()
+        ]
+        return self._render(
+            "index.html",
+            self._title,
+            "",
+            matrix=matrix,
+            totals=[
+                (
+                    column,
+                    scores.total(column),
+                    [
+                        (suite, scores.score(column, cases))
+                        for suite, cases in scores.suites.items()
+                    ],
+                )
+                for column in scores.columns
+            ],
+            agreements=self._agreements(),
+            is_mixed=_is_mixed,
+        )
+
+    def _agreements(self) -> list[tuple[tuple[str, ...], list[str]]]:
+        """Return each set of labels that agree with each other, and the cases."""
+        cases: dict[tuple[str, ...], list[str]] = {}
+        for (label, case), others in self._scores.agreements.items():
+            labels = tuple(
+                column.label
+                for column in self._scores.columns
+                if column.label == label or column.label in others
+            )
+            # Each set occurs once for each of its labels.
+            if labels[0] == label:
+                cases.setdefault(labels, []).append(case)
+        return sorted(cases.items(), key=lambda item: -len(item[1]))
+
+    def _accuracy(self) -> str:
+        rows = []
+        for row, cases in self._scores.rows.items():
+            cells = [
+                (
+                    column,
+                    BitsLost.of(column.results[case] for case in cases if case in column.results),
+                )
+                for column in self._scores.columns
+            ]
+            if any(bits for _, bits in cells):
+                rows.append((row, cells))
+        return self._render("accuracy.html", "Accuracy", "", rows=rows)
+
+    def _backend(self, column: Column) -> str:
+        scores = self._scores
+        view = column.view(scores.cases)
+        history = []
+        for place, version in enumerate(column.history):
+            earlier = column.history[place + 1 : place + 2]
+            changes = version.changes(earlier[0]) if earlier else []
+            by_suite = [(suite, version.score(cases)) for suite, cases in scores.suites.items()]
+            shown_changes = [change for change in changes if change[0] in scores.cases]
+            history.append((version, by_suite, shown_changes))
+        return self._render(
+            "backend.html",
+            column.label,
+            "../",
+            column=column,
+            total=scores.total(column),
+            suites=[(suite, scores.score(column, ids)) for suite, ids in scores.suites.items()],
+            failures=_failures(view),
+            reasons=_reasons(view),
+            history=history,
+            badges=self._badge_names(self._column_files[column.label]),
+        )
+
+    def _operator(self, row: str) -> str:
+        scores, cases = self._scores, self._scores.rows[row]
+        sections = []
+        for column in scores.columns:
+            view = column.view(cases)
+            results = [column.results[case] for case in cases if case in column.results]
+            history = [
+                (version, score)
+                for version in column.history
+                if (score := version.score(cases)).total
+            ]
+            sections.append(
+                (
+                    column,
+                    scores.score(column, cases),
+                    _failures(view),
+                    _reasons(view),
+                    BitsLost.of(results),
+                    history,
+                )
+            )
+        return self._render("operator.html", row, "../", row=row, cases=cases, sections=sections)
+
+    def _cases(self, row: str) -> str:
+        cases = [self._scores.cases[case] for case in self._scores.rows[row]]
+        sections = []
+        for case in cases:
+            passing, missing, others = [], [], []
+            for column in self._scores.columns:
+                result = column.results.get(case.id)
+                if result is None:
+                    missing.append(column.label)
+                elif result.outcome is Outcome.PASS and not (result.note or result.lowered):
+                    passing.append(column.label)
+                else:
+                    others.append((column, result))
+            # A summary matters for cases that a backend fails.
+            summary = case_summary(case) if others else ""
+            sections.append((case, summary, passing, missing, others))
+        return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
+
+    def _case_link(self, case: str) -> str:
+        """Return the address of a case's section from the root of the site."""
+        name = self._row_files[self._rows_of_cases[case]]
+        return f"cases/{name}.html#{quote(anchor(case))}"
+
+    def _details(self, column: Column, result: Result) -> ResultView:
+        return ResultView(result, column.record.options)
+
+    def _by_row(self, results: Sequence[Result]) -> list[tuple[str, int]]:
+        """Count results by row, the largest number first; those outside of cases do not count."""
+        rows = (self._rows_of_cases.get(result.case) for result in results)
+        return Counter(row for row in rows if row is not None).most_common()
+
+    def _badge_names(self, name: str) -> Mapping[str, str]:
+        """Return the name of a backend's badge for all suites, and for each suite."""
+        suites = [*self._scores.suites] if len(self._scores.suites) > 1 else []
+        free = FreeNames("{}-{}", taken=[name], alike=str.lower)
+        return {"": name} | {suite: free(f"{name}.{base_name(suite)}") for suite in suites}
+
+    def _badges(self, column: Column, name: str) -> Iterator[tuple[str, str]]:
+        for suite, badge in self._badge_names(name).items():
+            cases = self._scores.suites[suite] if suite else [*self._scores.cases]
+            label = f"{column.label} {suite}".strip()
+            yield f"badges/{badge}.json", badge_json(label, self._scores.score(column, cases))
+
+
+def badge_json(label: str, score: Score) -> str:
+    """Return a score as JSON for shields.io."""
+    share = score.passed / score.total if score.total else 0.0
+    color = next((color for least, color in _BADGE_COLORS if share >= least), "orange")
+    message = f"{score.passed} of {score.total} pass"
+    if score.problem:
+        color, message = "lightgrey", "could not be started"
+    elif score.missing:
+        color, message = "lightgrey", f"{message}, {score.missing} not run"
+    badge = {
+        "schemaVersion": 1,
+        "label": printable(label),
+        "message": message,
+        "color": color,
+        "isError": bool(score.problem),
+    }
+    return json.dumps(badge) + "\n"
+
+
+def _failures(view: RunView) -> list[CauseView]:
+    return [*map(CauseView.of_failures, view.causes)]
+
+
+def _reasons(view: RunView) -> list[CauseView]:
+    return [*map(CauseView.of_reason, view.reasons)]
+
+
+def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
+    """Return whether the backends that ran differ in a row."""
+    return len({score.look for _, score in cells if score.look != "none"}) > 1
+
+
+def _public(text: str) -> str:
+    """Hide the values of environment variables in a specification or command."""
+    return _VARIABLE.sub(r"\1...", text)
+
+
+def _clip(text: str, *, brief: bool = False) -> str:
+    return clipped(text, _MAX_BRIEF_CHARS if brief else _MAX_MESSAGE_CHARS)
+
+
+def _bits(number: float) -> str:
+    return "not finite" if number == float("inf") else f"{number:.1f}"

@@ -1,0 +1,69 @@
+"""Scoreboard files: their fields, and messages about errors in them."""
+
+from __future__ import annotations
+
+import pytest
+from two_cases import CASE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = \n", "board.toml:1: "),
+        ('[backends]\nnumpy = "numpy"\n\n[x\n', "board.toml:4: "),
+        ('titel = "x"\n[backends]\na = "numpy"\n', "board.toml:1: unknown field 'titel'; did"),
+        ('[backends]\na = "numpy"\n', None),
+        ("", "names no backend"),
+        ("backends = 3\n", "names no backend"),
+        ('tier = "fast"\n[backends]\na = "numpy"\n', "board.toml:1: tier is 'fast', expected full"),
+        ('suites = "spec"\n[backends]\na = "numpy"\n', "board.toml:1: suites is not a list"),
+        ('suites = [""]\n[backends]\na = "numpy"\n', "board.toml:1: suites has ''"),
+        ('suites = ["spec", "spec"]\n[backends]\na = "numpy"\n', "board.toml:1: suites has an"),
+        ('site = 4\n[backends]\na = "numpy"\n', "board.toml:1: site is 4"),
+        ("[backends]\na = 3\n", "board.toml:2: backends.a is neither"),
+        ('[backends.a]\nbakend = "numpy"\n', "board.toml:2: unknown field backends.a.bakend"),
+        ('[backends]\n"" = "numpy"\n', "a label has 1 to 60 characters"),
+        ('[backends]\na = "python:x"\n', "board.toml:2: backends.a: "),
+        ('[backends.a]\nbackend = "numpy"\nversions = ["1"]\n', "board.toml:3: versions need"),
+        ('[backends.a]\nbackend = "adapter:x"\nversions = []\n', "board.toml:3: versions is not"),
+    ],
+)
+def test_errors_name_file_and_line(onnxopt, workplace, text, message):
+    (workplace / "board.toml").write_text(text)
+    (workplace / "cases.yaml").write_text(CASE)
+    answer = onnxopt("scoreboard", "board.toml", "--no-run")
+    assert answer.code == (0 if message is None else 2), answer.text
+    if message:
+        assert message in answer.err.replace("\n", " ")
+
+
+def test_missing_file_is_reported(onnxopt, workplace):
+    answer = onnxopt("scoreboard", "none.toml")
+    assert answer.code == 2
+    assert "none.toml" in answer.err
+
+
+def test_paths_are_relative_to_the_file(onnxopt, workplace):
+    folder = workplace / "inner"
+    folder.mkdir()
+    (folder / "demo.yaml").write_text(CASE)
+    (folder / "mine.py").write_text("from onnxopt_cli.backends.reference import NumpyBackend\n")
+    (folder / "board.toml").write_text(
+        'suites = ["demo.yaml"]\nsite = "out/site"\n[backends.mine]\n'
+        'backend = "python:mine.py:NumpyBackend"\n'
+    )
+    answer = onnxopt("scoreboard", "inner/board.toml")
+    assert answer.code == 0, answer.text
+    assert (folder / "out" / "site" / "index.html").is_file()
+    assert (folder / "results" / "mine").is_dir()
+
+
+def test_folder_with_other_files_is_refused_as_site(onnxopt, workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "site").mkdir()
+    (workplace / "site" / "thesis.tex").write_text("")
+    (workplace / "board.toml").write_text('suites = ["demo.yaml"]\n[backends]\na = "numpy"\n')
+    answer = onnxopt("scoreboard", "board.toml")
+    assert answer.code == 2
+    assert "is not empty" in answer.err
+    assert not (workplace / "results").exists()
