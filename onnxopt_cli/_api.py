@@ -391,7 +391,8 @@ def locate(
     from onnxopt_cli.analysis.locate import locate
 
     (case,), names = _cases([case]), _backends(backends)
-    with open_plan(names, execution, judging, interruption or Interruption()) as plan:
+    opened = open_plan(names, execution, judging, interruption or Interruption(), telling=telling)
+    with opened as plan:
         for executor in plan.backends:
             executor.ready()
         return locate(case, plan, execution.limits.memory, telling)

@@ -112,18 +112,22 @@ def _select(config: pytest.Config) -> _Selection:
 
 def _read_selection(config: pytest.Config) -> _Selection:
     from onnxopt_cli import _api as api
-    from onnxopt_cli.backends.configuration import find_configuration
+    from onnxopt_cli.backends.configuration import find_configuration, require_installed
     from onnxopt_cli.run.expectations.expectations import Expectations
     from onnxopt_cli.suites.collect import suite_versions
 
     expect = config.getoption("--onnxopt-expect")
-    backends = config.getoption("--onnxopt-backend") or config.getini("onnxopt_backend")
-    backends = backends or ["numpy"]
+    typed = config.getoption("--onnxopt-backend")
+    written = typed or config.getini("onnxopt_backend") or ["numpy"]
+    backends = written
     try:
         if find_configuration():
             configuration = api.load_configuration()
             api.add_operators(*configuration.operators)
-            backends = [configuration.backend(backend) for backend in backends]
+            backends = [*map(configuration.backend, written)]
+        for backend in backends:
+            if backend not in (typed or ()):
+                require_installed(backend, "a configuration file")
         cases = api.load_cases(*config.getoption("--onnxopt"))
         expectations = Expectations.read(tuple(map(Path, expect)))
         expectations.require_suites(suite_versions(cases))

@@ -9,7 +9,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
-FILES = sorted(PACKAGE.rglob("*.py"))
+# Adapters are files that run in environments of their own, not modules of the package.
+FILES = sorted({*PACKAGE.rglob("*.py")} - {*(PACKAGE / "adapters").iterdir()})
 
 #: Each part may import itself and the parts above it.
 ORDER = [

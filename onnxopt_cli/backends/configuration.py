@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
@@ -204,6 +205,30 @@ def _require_own(file: Path, configuration: Path) -> None:
         )
 
 
+def require_installed(backend: str, place: str) -> None:
+    """Reject an adapter that is not installed yet and that a configuration file chooses.
+
+    A file that ``ONNXOPT_CONFIG`` names may choose every adapter.
+
+    Args:
+        backend: the specification of the backend.
+        place: the place in the file, for the message.
+
+    Raises:
+        BackendUnavailable: with the command that installs the adapter.
+    """
+    from onnxopt_cli.backends.specification import ADAPTER, parse_specification
+
+    if not backend.startswith(ADAPTER) or _VARIABLE in os.environ:
+        return
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+
+    environment = AdapterEnvironment.of(parse_specification(backend))
+    if environment.packages() is None:
+        problem = f" is not installed; {printable(place)} names it, but cannot install packages"
+        raise unavailable(backend, problem, environment.install_hint)
+
+
 def known_configuration(known: Collection[str] = ()) -> Configuration | None:
     """Return the configuration that applies to the current folder, or None.
 
@@ -331,7 +356,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
         raise ValueError('names no backend: write backend = "python:..."')
     kind, colon, source = backend.partition(":")
     program, space, arguments = source.partition(" ")
-    looks_like_path = kind == "python" and ("/" in source or ".py" in source)
+    looks_like_path = kind in {"python", "adapter"} and ("/" in source or ".py" in source)
     if colon and (looks_like_path or (kind == "exec" and "/" in program)):
         path = relative(folder, program)
         # A command without a slash would be looked up on PATH.

@@ -56,7 +56,7 @@ def named_code(text: str) -> Iterator[Path]:
     if "python" in specification.options:
         yield from _interpreter(Path(specification.options["python"]))
     modules = [Path.cwd(), *_entries(environment.get("PYTHONPATH", ""))]
-    if source.endswith(".py") or "/" in source:
+    if specification.adapter or source.endswith(".py") or "/" in source:
         yield from snapshot_files(text).values()
     elif source:
         entries = [Path(entry or ".") for entry in sys.path]

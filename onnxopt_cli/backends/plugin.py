@@ -171,7 +171,9 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
     if source.endswith(".py") or "/" in source or "\\" in source:
-        module = _load_file(backend, Path(source))
+        # The files beside an adapter of onnxopt are other adapters, named as their runtimes.
+        is_shipped = bool(specification.adapter) and specification.adapter != source
+        module = _load_file(backend, Path(source), with_folder=not is_shipped)
         package, package_name = module, Path(source).stem
     else:
         module = _import_module(backend, source)
@@ -189,11 +191,14 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     return attribute, printable(f"{package_name} {version}") if type(version) is str else ""
 
 
-def _load_file(backend: str, path: Path) -> ModuleType:
+def _load_file(backend: str, path: Path, *, with_folder: bool) -> ModuleType:
+    """Run a file as a module; ``with_folder``, it can import modules of its folder."""
     path = Path(os.path.realpath(path))
     if not path.is_file():
         problem = "is not a file" if path.exists() else "does not exist"
         raise unavailable(backend, f": {printable(str(path))} {problem}")
+    if not with_folder:
+        return run_file(path, _unique_name(path))
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     if _imports_its_own_name(path):

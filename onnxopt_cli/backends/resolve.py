@@ -14,19 +14,25 @@ from onnxopt_cli.backends.protocol import (
     starting,
 )
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
-from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.specification import (
+    ADAPTER,
+    Specification,
+    parse_specification,
+)
 from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import (
     exception_text,
     nearest,
     printable,
 )
-from onnxopt_cli.errors import UsageError
+from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.operators.registry import registry
 
 # importlib.metadata and each kind of backend are imported where they are used, for a fast start.
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
 #: The entry-point group in which installed packages register backends by name.
 ENTRY_POINTS = "onnxopt.backends"
@@ -60,13 +66,13 @@ def resolve_backend(text: str) -> Backend:
     """Create the backend that a user specified.
 
     Args:
-        text: a built-in backend, an entry point's name, a Python attribute or a command, with
-            options; see :mod:`onnxopt_cli.backends.specification`.
+        text: a built-in backend, an entry point's name, a Python attribute, a command or an
+            adapter, with options; see :mod:`onnxopt_cli.backends.specification`.
 
     Raises:
         UsageError: if the text is malformed, or there is no such name or option.
         BackendUnavailable: if the module, file, attribute or program does not exist, or does not
-            start.
+            start; or if the environment of the adapter does not exist.
     """
     specification = parse_specification(text)
     if specification.name == "numpy":
@@ -74,7 +80,18 @@ def resolve_backend(text: str) -> Backend:
         return NumpyBackend()
     # Other backends may validate or infer shapes with onnx, which needs the operators' schemas.
     registry().register_schemas()
-    options = {}
+    options = {
+        name: value
+        for name, value in specification.options.items()
+        # The option `math` concerns the tolerance, not the backend.
+        if not name.startswith(_VARIABLE) and name != "math"
+    }
+    environment = None
+    if specification.adapter:
+        from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+
+        # The variables set below concern the backend, not the search for its environment.
+        environment = AdapterEnvironment.of(replace(specification, options=options))
     for name, value in specification.options.items():
         if name.startswith(_VARIABLE):
             try:
@@ -82,12 +99,30 @@ def resolve_backend(text: str) -> Backend:
             except (OSError, ValueError) as error:
                 problem = f": {printable(name)}={printable(value)} cannot be set as a variable"
                 raise misused(text, problem, exception_text(error)) from None
-        # The option `math` concerns the tolerance, not the backend.
-        elif name != "math":
-            options[name] = value
     specification = replace(specification, options=options)
     with starting(text):
-        return with_patterns(_backend(specification), specification.options.get("unsupported"))
+        if environment is not None:
+            return _adapter(environment)
+        return with_patterns(_backend(specification), _option(specification))
+
+
+def _option(specification: Specification) -> list[str]:
+    """Return the regular expression of the option ``unsupported``, if it is given."""
+    option = specification.options.get("unsupported")
+    return [] if option is None else [option]
+
+
+def _adapter(environment: AdapterEnvironment) -> Backend:
+    """Start the plugin of an adapter in the adapter's environment, which must exist."""
+    runnable = environment.runnable()
+    try:
+        backend = _backend(runnable)
+    except BackendUnavailable as error:
+        error.hint = environment.system_hint or error.hint
+        raise
+    if unpinned := environment.unpinned():
+        backend.version += f" ({unpinned})"
+    return with_patterns(backend, [*environment.adapter.unsupported, *_option(runnable)])
 
 
 def _backend(specification: Specification) -> Backend:
@@ -108,7 +143,8 @@ def _backend(specification: Specification) -> Backend:
         specification.require_known(("unsupported",))
         return ReferenceBackend()
     names = [*BUILT_IN, *installed]
-    listed = f"known are {', '.join(names)}, python:module:attribute and exec:COMMAND"
+    kinds = "python:module:attribute, exec:COMMAND and adapter:NAME"
+    listed = f"known are {', '.join(names)}, {kinds}"
     raise UsageError(
         f"there is no backend {printable(repr(specification.name))}",
         hint=f"{nearest(specification.name, names)} {listed}".strip(),
@@ -125,6 +161,31 @@ def known_backends() -> list[KnownBackend]:
         KnownBackend("onnx-reference", "built in", f"onnx {version('onnx')}"),
         *map(_known_plugin, entry_points_by_name().values()),
     ]
+
+
+def known_adapters() -> list[KnownBackend]:
+    """Return the shipped adapters; the version of an adapter is that of its runtime."""
+    from packaging.utils import canonicalize_name
+
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+    from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
+
+    known = []
+    for name in shipped_adapters():
+        specification = parse_specification(f"{ADAPTER}{name}")
+        adapter, problem = read_adapter(specification), ""
+        pinned = adapter.pinned("")
+        version = ", ".join(
+            f"{runtime} {pinned.get(canonicalize_name(runtime), '')}".strip()
+            for runtime in adapter.runtimes
+        )
+        try:
+            installed = AdapterEnvironment.of(specification).packages() is not None
+        except BackendUnavailable as error:
+            installed, problem = False, error.message
+        kind = "adapter" if installed else "adapter, installed at its first use"
+        known.append(KnownBackend(specification.text, kind, version, problem))
+    return known
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:

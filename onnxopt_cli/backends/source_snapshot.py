@@ -2,8 +2,9 @@
 
 The files of a Python file are itself and the modules beside it that it imports, recursively; those
 of a module in a package are all code of the package. The files of a command are its program and
-its arguments that are files or have the form ``--config=FILE``. Files that are loaded in another
-way, such as weights and libraries, are not found.
+its arguments that are files or have the form ``--config=FILE``. Those of an adapter are its file,
+the modules beside a user's own file, and its lock. Files that are loaded in another way, such as
+weights and libraries, are not found.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 
 #: Folders of installed modules. Their neighbours are unrelated packages, which are not included.
@@ -42,6 +43,8 @@ def snapshot_files(text: str) -> dict[str, Path]:
         UsageError: if the specification is malformed.
     """
     specification = parse_specification(text)
+    if specification.adapter:
+        return dict(_adapter(specification))
     source = specification.source
     if source.endswith(".py") or "/" in source or "\\" in source:
         return dict(with_neighbours(Path(source)))
@@ -53,6 +56,20 @@ def snapshot_files(text: str) -> dict[str, Path]:
 
     entry_point = entry_points_by_name().get(specification.name)
     return dict(_module(entry_point.module)) if entry_point else {}
+
+
+def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
+    from onnxopt_cli.backends.adapter.adapter_file import adapter_source, lock_path
+
+    source = adapter_source(specification)
+    path = Path(source)
+    if specification.adapter == source:
+        yield from with_neighbours(path)
+    else:
+        yield path.name, path
+    lock = lock_path(path)
+    if lock.is_file():
+        yield f"{lock.parent.name}/{lock.name}", lock
 
 
 def _module(name: str) -> Iterable[tuple[str, Path]]:

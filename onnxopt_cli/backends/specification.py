@@ -1,4 +1,4 @@
-r"""The syntax of backend specifications: a name, Python attribute or command, and options.
+r"""The syntax of backend specifications: a name, attribute, command or adapter, and options.
 
 ::
 
@@ -7,6 +7,8 @@ r"""The syntax of backend specifications: a name, Python attribute or command, a
     python:my_backend.py:Backend,python=vendor/.venv/bin/python
     python:C:\vendor, inc\backend.py:Backend
     exec:./build/adapter --fast "a b",timeout=10,unsupported=no kernel|unknown op, '.*'
+    adapter:openvino@2026.3.0,timeout=10
+    adapter:./mine.py
 
 The colon between a module or file and its attribute is the first one that only an attribute and
 options of the form ``name=value`` follow. Drive letters, and commas and colons in a path, therefore
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -33,6 +35,8 @@ from onnxopt_cli.errors import UsageError
 
 _PLUGIN = "python:"
 _COMMAND = "exec:"
+#: Beginning of the specification of an adapter.
+ADAPTER = "adapter:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
 # This option is the last one, because its value may contain commas.
@@ -40,11 +44,13 @@ _LAST = "unsupported="
 #: Mathematics that a backend may declare, with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_OPTIONS = rf"(?P<options>(?:,(?!{_LAST}){_OPTION})*(?:,{_LAST}.*)?)"
 _PYTHON = re.compile(
     rf"python:(?P<source>.+?):(?P<attribute>{_ATTRIBUTE})"
-    rf"(?P<options>(?:,(?!{_LAST}){_OPTION})*(?:,{_LAST}.*)?)",
+    rf"{_OPTIONS}",
     re.DOTALL,
 )
+_ADAPTER = re.compile(rf"adapter:(?P<adapter>.+?)(?:@(?P<version>[^@,/\\]+))?{_OPTIONS}", re.DOTALL)
 _EXEC = re.compile(
     r"exec:(?P<command>.+?)(?P<options>(?:,[A-Za-z_][\w.-]*=[^,\s\"']*)*)", re.DOTALL
 )
@@ -56,11 +62,15 @@ class Specification:
 
     Attributes:
         text: the specification as written; ignored by ``==``.
-        name: a built-in backend or an entry point; empty for plugins and commands.
-        source: the module or file of a plugin; empty for names and commands.
+        name: a built-in backend or an entry point; empty for other kinds.
+        source: the module or file of a plugin; empty for other kinds.
         attribute: the dotted path of the plugin's attribute in ``source``.
-        command: a command and its arguments; empty for names and plugins.
+        command: a command and its arguments; empty for other kinds.
         options: values by name.
+        adapter: the name or file of an adapter; empty for other kinds.
+        adapter_version: the version of the adapter's runtime; empty for the version of its file.
+        runtimes: the distributions whose versions identify the backend; empty unless an adapter
+            names them.
     """
 
     text: str = field(compare=False)
@@ -69,6 +79,9 @@ class Specification:
     attribute: str = ""
     command: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    adapter: str = ""
+    adapter_version: str = ""
+    runtimes: Sequence[str] = ()
 
     def require_known(self, known: tuple[str, ...]) -> None:
         """Reject unknown options; ``config.KEY`` in ``known`` stands for any key.
@@ -105,6 +118,14 @@ def parse_specification(text: str) -> Specification:
         return Specification(text, source=source, attribute=attribute, options=options)
     if text.startswith(_COMMAND):
         return _command(text)
+    if text.startswith(ADAPTER):
+        match = _ADAPTER.fullmatch(text)
+        if match is None:
+            hint = "write adapter:NAME or adapter:path/to/file.py, then options as ,name=value"
+            raise misused(text, " names no adapter", hint)
+        adapter, version, written = match.group("adapter", "version", "options")
+        options = _options(text, written)
+        return Specification(text, options=options, adapter=adapter, adapter_version=version or "")
     name, comma, written = text.partition(",")
     options = _options(text, comma + written) if comma else {}
     return Specification(text, name=name.strip(), options=options)

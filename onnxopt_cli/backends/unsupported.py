@@ -70,20 +70,19 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
     return pattern
 
 
-def with_patterns(backend: Backend, option: str | None) -> Backend:
+def with_patterns(backend: Backend, written: Sequence[str]) -> Backend:
     """Return the backend, wrapped in :class:`Recognising` if there is a pattern for its errors.
 
     Args:
         backend: the backend.
-        option: the regular expression of the option ``unsupported``; None if it is absent.
+        written: regular expressions, in addition to the backend's own.
 
     Raises:
         BackendUnavailable: if the backend's attribute ``unsupported`` is not a regular expression.
     """
     stated = backend.unsupported
     patterns = [] if stated is None else [_own_pattern(backend.name, stated)]
-    if option is not None:
-        patterns.append(compile_pattern(option))
+    patterns += map(compile_pattern, written)
     return Recognising(backend, patterns) if patterns else backend
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from onnxopt_cli.cli.completion import complete_backend
-from onnxopt_cli.cli.shared_options import expand_backend, option
+from onnxopt_cli.cli.shared_options import expand_backend, expand_installable, option
 from onnxopt_cli.core.text import printable
 
 
 @click.group("backends", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """List, check and create backends.
+    """List, check, install and create backends.
 
     \b
-    onnxopt backends                       list installed backends and versions
+    onnxopt backends                       list backends and adapters with their versions
+    onnxopt backends install adapter:tract install the packages of an adapter
     onnxopt backends check exec:./adapter  test a backend against its protocol
     onnxopt backends new acme              write a working plugin to start from
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return
-    from onnxopt_cli.backends.resolve import KnownBackend, known_backends
+    from onnxopt_cli.backends.resolve import (
+        KnownBackend,
+        known_adapters,
+        known_backends,
+    )
     from onnxopt_cli.cli.configured_defaults import configuration_here
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.report.listing import backend_table
@@ -34,7 +40,7 @@ def command(context: click.Context) -> None:
     rows += [
         KnownBackend(printable(name), printable(text), "") for name, text in configured.items()
     ]
-    stdout().print(backend_table(rows))
+    stdout().print(backend_table([*rows, *known_adapters()]))
 
 
 @command.command("check")
@@ -52,17 +58,52 @@ def check(backend: str) -> int:
     Exits with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.check.protocol_check import check_backend
-    from onnxopt_cli.cli.console import stdout
+    from onnxopt_cli.cli.console import stdout, ticking
     from onnxopt_cli.report.listing import rule_line, rule_summary
 
     findings = []
-    for finding in check_backend(backend):
+    for finding in check_backend(backend, ticking):
         stdout().print(rule_line(finding))
         if finding.option:
             stdout().print_line(printable(finding.option))
         findings.append(finding)
     stdout().print(rule_summary(findings))
     return max(finding.exit_code for finding in findings)
+
+
+@command.command("install")
+@click.argument(
+    "backends",
+    nargs=-1,
+    required=True,
+    metavar="ADAPTER...",
+    shell_complete=complete_backend,
+    callback=expand_installable,
+)
+def install(backends: Sequence[str]) -> None:
+    """Install the packages of adapters into environments of their own.
+
+    \b
+    onnxopt backends install adapter:openvino adapter:tract
+    onnxopt backends install adapter:openvino@2026.3.0
+
+    onnxopt run installs an adapter that its command line names. Adapters that a configuration
+    file names must be installed before. Exits with 4 if the packages cannot be installed.
+    """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+    from onnxopt_cli.backends.specification import parse_specification
+    from onnxopt_cli.cli.console import ticking
+    from onnxopt_cli.errors import UsageError
+
+    for text in backends:
+        specification = parse_specification(text)
+        if not specification.adapter:
+            raise UsageError(
+                f"{printable(text)} is not an adapter", hint="write adapter:NAME or adapter:FILE.py"
+            )
+        environment = AdapterEnvironment.of(specification)
+        environment.create(ticking)
+        click.echo(f"{printable(text)} is installed in {environment.folder}")
 
 
 @command.command("new")

@@ -94,7 +94,9 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
 @_offering
 def complete_backend(context: click.Context) -> Iterable[str]:
     """Offer the named backends: built in, installed or in the configuration file."""
+    from onnxopt_cli.backends.adapter.adapter_file import shipped_adapters
     from onnxopt_cli.backends.resolve import known_backends
+    from onnxopt_cli.backends.specification import ADAPTER
     from onnxopt_cli.cli.configured_defaults import configuration_here
 
     configured: Iterable[str] = ()
@@ -102,7 +104,9 @@ def complete_backend(context: click.Context) -> Iterable[str]:
     with suppress(OnnxoptError):
         configuration = configuration_here(context)
         configured = configuration.backends if configuration else ()
-    return [*configured, *(backend.name for backend in known_backends()), "python:", "exec:"]
+    adapters = [f"{ADAPTER}{name}" for name in shipped_adapters()]
+    known = [backend.name for backend in known_backends()]
+    return [*configured, *known, *adapters, "python:", "exec:", ADAPTER]
 
 
 @_offering

@@ -106,7 +106,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli._api import Shard
-    from onnxopt_cli.cli.console import note
+    from onnxopt_cli.cli.console import note, ticking
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
     from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
@@ -147,7 +147,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             tried=display.tried,
             shrinking=display.shrinking,
         )
-        with open_search(task, interruption, note) as search, display:
+        with open_search(task, interruption, note, ticking) as search, display:
             for finding in search.run():
                 broken = finding.trial.example.breach
                 title = ": ".join(filter(None, (headline(finding.result), broken)))

@@ -263,7 +263,9 @@ def execute(config: RunConfig) -> int:
                 collection = collect(targets, memory, each_unread, ticking, config.model_inputs)
             cluster = stack.enter_context(opened_cluster(config.machines, interruption))
         session = stack.enter_context(
-            api.open_session(config, lambda: collection or find(), interruption, note, cluster)
+            api.open_session(
+                config, lambda: collection or find(), interruption, note, cluster, ticking
+            )
         )
         if reports:
             require_apart(reports, {case.location.path for case in session.plan.cases})

@@ -232,14 +232,35 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str | N
         context.meta[_PLACES] = apply_configuration(context, configuration, profile)
 
 
-def expand_backend(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-    """Replace the name of a backend in the configuration file by its specification."""
+def expand_backend(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Replace the name of a backend in the configuration file by its specification.
+
+    Raises:
+        BackendUnavailable: if the file, not the command line, chooses an adapter that is not
+            installed.
+    """
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     if configuration is None or not value:
         return value
-    if isinstance(value, str):
-        return configuration.backend(value)
-    return tuple(map(configuration.backend, value))
+    from onnxopt_cli.backends.configuration import require_installed
+
+    written = [value] if isinstance(value, str) else value
+    expanded = [*map(configuration.backend, written)]
+    is_typed = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    for text, backend in zip(written, expanded, strict=True):
+        if not is_typed or text != backend:
+            name = text.partition(",")[0]
+            place = configuration.place("backends", name) if text != backend else ""
+            require_installed(backend, place or context.meta[_PLACES][parameter.name])
+    return expanded[0] if isinstance(value, str) else tuple(expanded)
+
+
+def expand_installable(
+    context: click.Context, _parameter: click.Parameter, value: Sequence[str]
+) -> Sequence[str]:
+    """Replace names of backends as :func:`expand_backend`, without a requirement."""
+    configuration: Configuration | None = context.meta.get(_CONFIGURATION)
+    return [configuration.backend(text) for text in value] if configuration else value
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:

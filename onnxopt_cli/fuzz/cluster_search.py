@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from onnxopt_cli.config.run_config import Execution
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.driver import Task
@@ -42,6 +43,7 @@ def open_search(
     task: Task,
     interruption: Interruption,
     tell: Callable[[str], None] = lambda _: None,
+    telling: Telling = silently,
 ) -> Iterator[Search]:
     """Start the backend and yield a search; shut the backend down afterwards.
 
@@ -49,6 +51,7 @@ def open_search(
         task: the examples, the backend and the limits of the search.
         interruption: set when the user interrupts the search.
         tell: called with each warning before the search.
+        telling: opens a progress display for the installation of an adapter.
 
     Raises:
         UsageError: if the backend specification is invalid, or hypothesis is not installed.
@@ -58,7 +61,9 @@ def open_search(
     if task.seconds is not None:
         limits = replace(limits, timeout=min(limits.timeout, task.seconds))
     execution = replace(task.execution, limits=limits, jobs=1)
-    opened = open_executors([task.backend], execution, interruption, cluster=task.cluster)
+    opened = open_executors(
+        [task.backend], execution, interruption, cluster=task.cluster, telling=telling
+    )
     with opened as (executor,):
         if find_spec("hypothesis") is None:
             raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')

@@ -25,6 +25,7 @@ from onnxopt_cli.config.run_config import (
     Limits,
     LoweringMode,
 )
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
@@ -96,10 +97,12 @@ def open_executors(
     interruption: Interruption,
     reference_oracle: ReferenceOracle | None = None,
     cluster: Cluster | None = None,
+    telling: Telling = silently,
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    All backends start at the same time, in the background: wait for each with ``ready``.
+    All backends start at the same time, in the background: wait for each with ``ready``. The
+    environments of adapters that are not installed yet are created before.
 
     Args:
         backends: the specifications of the backends.
@@ -107,6 +110,7 @@ def open_executors(
         interruption: set when the user interrupts the run.
         reference_oracle: receives workers of its own, for any isolation of the backends.
         cluster: the machines on which the backends run; None for this one.
+        telling: opens a progress display for the installation of adapters.
 
     Raises:
         UsageError: if a backend's specification is invalid, two name the same backend, or this
@@ -138,6 +142,9 @@ def open_executors(
             executors += stack.enter_context(remote)
         for specification in specifications[len(executors) :]:
             text = specification.text
+            if failure := _installation_failure(specification, interruption, telling):
+                executors.append(NotStarted(text, failure))
+                continue
             is_numpy = execution.isolation is None and specification.name == "numpy"
             isolated = HAS_WORKERS or execution.isolation is not None
             if is_numpy or execution.isolation is Isolation.NONE or not isolated:
@@ -183,6 +190,25 @@ def _distinct_specifications(backends: Sequence[str]) -> list[Specification]:
             )
         specifications.append(specification)
     return specifications
+
+
+def _installation_failure(
+    specification: Specification, interruption: Interruption, telling: Telling
+) -> BackendUnavailable | None:
+    """Create the environment of an adapter unless it exists; return the error if that fails."""
+    if not specification.adapter:
+        return None
+    # Few runs have an adapter.
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+
+    try:
+        environment = AdapterEnvironment.of(specification)
+        if environment.packages() is None:
+            with interruption.at_once():
+                environment.create(telling)
+    except BackendUnavailable as error:
+        return error
+    return None
 
 
 def _in_process(

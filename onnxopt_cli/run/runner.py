@@ -18,6 +18,7 @@ from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.helper_process import claimed
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import (
     OUTSIDE_CASES,
     Outcome,
@@ -107,8 +108,11 @@ def open_plan(
     judging: Judging,
     interruption: Interruption,
     cluster: Cluster | None = None,
+    telling: Telling = silently,
 ) -> Iterator[Plan]:
     """Start backends and yield a plan without cases; end their processes afterwards.
+
+    The arguments are those of :func:`onnxopt_cli.run.executors.open_executors`.
 
     Raises:
         UsageError: if a backend's specification is invalid, or two name the same backend.
@@ -116,7 +120,8 @@ def open_plan(
     reference_oracle = ReferenceOracle(judging)
     if reference_oracle.estimates and set(backends) != {"numpy"}:
         reference_oracle.open_cache()
-    with open_executors(backends, execution, interruption, reference_oracle, cluster) as opened:
+    started = open_executors(backends, execution, interruption, reference_oracle, cluster, telling)
+    with started as opened:
         yield Plan(
             (),
             opened,

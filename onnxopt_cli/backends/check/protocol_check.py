@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.check.protocol_rule import (
     RuleOutcome,
     RuleResult,
@@ -25,6 +26,7 @@ from onnxopt_cli.backends.exec.exec_backend import OPTIONS
 from onnxopt_cli.backends.exec.exec_process import Command
 from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.errors import (
     BackendHangs,
     BackendUnavailable,
@@ -48,18 +50,22 @@ _RESULT_TYPES = {
 }
 
 
-def check_backend(text: str) -> Iterator[RuleResult]:
+def check_backend(text: str, telling: Telling = silently) -> Iterator[RuleResult]:
     """Yield the result of each rule for a backend.
 
     After a backend that does not start, or that hangs, the remaining rules are not checked.
 
     Args:
         text: the backend as the user specified it.
+        telling: opens a progress display for the installation of an adapter.
 
     Raises:
         UsageError: if the specification is malformed, or an option is unknown.
+        BackendUnavailable: if an adapter cannot be installed.
     """
     specification = parse_specification(text)
+    if specification.adapter:
+        AdapterEnvironment.of(specification).create(telling)
     if specification.command:
         specification.require_known(OPTIONS)
         results = _command_results(specification)

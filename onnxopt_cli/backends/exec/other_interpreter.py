@@ -84,7 +84,12 @@ def _start() -> tuple[Any, dict[str, Any]]:
 
     specification = Specification(**json.loads(sys.argv[1]))
     backend = load_plugin(specification)
-    name, _, version = backend.version.rpartition(" ")
+    identity = backend.version
+    if specification.runtimes:
+        from importlib.metadata import version as version_of
+
+        identity = ", ".join(f"{name} {version_of(name)}" for name in specification.runtimes)
+    name, _, version = identity.rpartition(" ")
     hello = {
         "protocol": PROTOCOL,
         "name": (name or Path(specification.source).stem)[:100],

@@ -1,0 +1,52 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["tract==0.23.9", "onnx==1.23.2", "numpy==2.4.6"]
+#
+# [tool.onnxopt]
+# runtime = "tract"
+# unsupported = ["Unimplemented"]
+# ///
+"""tract, with the optimizations of its command line."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tract
+from onnx import TensorProto
+
+# Element types that the Python interface exchanges as arrays of NumPy's own types.
+_ELEMENT_TYPES = {
+    TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE,
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+}  # fmt: skip
+
+
+class Backend:
+    """Compiles each model for the shapes of its inputs."""
+
+    def __init__(self):
+        self._onnx = tract.onnx()
+
+    def run(self, model, inputs):
+        """Return the outputs of a model, in the graph's order."""
+        for value in (*model.graph.input, *model.graph.output):
+            if value.type.tensor_type.elem_type not in _ELEMENT_TYPES:
+                raise NotImplementedError(f"the type of {value.name}: {value.type}")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.onnx")
+            path.write_bytes(model.SerializeToString())
+            network = self._onnx.load(path)
+        names = [network.input_name(place) for place in range(network.input_count())]
+        for place, name in enumerate(names):
+            network.set_input_fact(place, _fact(inputs[name]))
+        runnable = network.into_model().into_runnable()
+        outputs = runnable.run([tract.Tensor.from_numpy(inputs[name]) for name in names])
+        return [output.to_numpy() for output in outputs]
+
+
+def _fact(array):
+    """Return the shape and element type of an array in tract's syntax, such as ``2,3,f32``."""
+    kind = "bool" if array.dtype == np.bool_ else f"{array.dtype.kind}{8 * array.dtype.itemsize}"
+    return ",".join([*map(str, array.shape), kind])

@@ -1,0 +1,298 @@
+"""The environment of an adapter: a Python environment with the adapter's packages, in the cache.
+
+An environment belongs to the adapter's requirements and lock, the version of the runtime and the
+interpreter: if one of them changes, another environment is used. It is created in a temporary
+folder beside its final place and renamed when it is complete. The process that creates it holds a
+lock on the parent folder, for which other processes wait; a temporary folder that remains of a
+killed process is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from onnxopt_cli.backends.adapter.adapter_file import (
+    ATTRIBUTE,
+    Adapter,
+    adapter_source,
+    lock_path,
+    read_adapter,
+)
+from onnxopt_cli.backends.adapter.installation import (
+    NotInstalled,
+    install,
+    move_scripts,
+    python_of,
+)
+from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_interpreter
+from onnxopt_cli.backends.protocol import misused, unavailable
+from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.cases.onnx.corpora import CACHE_VARIABLE, cache_folder, is_private
+from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.locks import locked
+from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.text import command_line, printable, some_of
+from onnxopt_cli.errors import BackendUnavailable
+
+# Incremented when the content of an environment changes.
+_FORMAT = 1
+_ENVIRONMENT = "environment"
+_NEW = "new"
+_MANIFEST = "onnxopt.json"
+_MAX_MANIFEST_BYTES = 1 << 20
+# A process that installs a large runtime over a slow network holds the lock for hours.
+_LOCK_SECONDS = 24 * 3600.0
+# Packages of the environment itself, which no adapter needs to pin.
+_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv"})
+_REQUIRED = ("numpy", "onnx")
+_MAX_NAMED = 6
+
+
+@dataclass(frozen=True)
+class AdapterEnvironment:
+    """The place of an adapter's environment, which need not exist.
+
+    Attributes:
+        specification: the backend as the user specified it.
+        adapter: the adapter.
+        interpreter: the interpreter that the environment is made for.
+        folder: the folder of the environment and of its lock.
+    """
+
+    specification: Specification
+    adapter: Adapter
+    interpreter: Interpreter
+    folder: Path
+
+    @classmethod
+    def of(cls, specification: Specification) -> AdapterEnvironment:
+        """Return the environment of the adapter that a specification names.
+
+        Raises:
+            UsageError: if there is no such adapter, or its file is malformed.
+            BackendUnavailable: if its file does not exist, or no interpreter is suitable.
+        """
+        adapter = read_adapter(specification)
+        interpreter = find_interpreter(specification.text, adapter.python)
+        version = specification.adapter_version
+        identity = [
+            _FORMAT,
+            adapter.requirements(version),
+            adapter.constraints(version),
+            [*adapter.runtimes],
+            interpreter.implementation,
+            interpreter.version,
+            interpreter.machine,
+            sys.platform,
+        ]
+        digest = sha256(json.dumps(identity).encode()).hexdigest()
+        name = f"{adapter.path.stem}{f'-{version}' if version else ''}-{digest[:16]}"
+        folder = (cache_folder() / "adapters" / name).absolute()
+        return cls(specification, adapter, interpreter, folder)
+
+    @property
+    def python(self) -> Path:
+        """The environment's interpreter."""
+        return python_of(self.folder / _ENVIRONMENT)
+
+    def packages(self) -> Mapping[str, str] | None:
+        """Return the versions of the installed packages; None if there is no usable environment."""
+        environment = self.folder / _ENVIRONMENT
+        try:
+            if not is_private(environment.lstat()) or not self.python.exists():
+                return None
+            manifest = json.loads(read_regular_file(environment / _MANIFEST, _MAX_MANIFEST_BYTES))
+            return {str(name): str(version) for name, version in manifest["packages"].items()}
+        except (OSError, Malformed, ValueError, TypeError, LookupError, AttributeError):
+            return None
+
+    def runnable(self) -> Specification:
+        """Return the specification of the adapter's plugin in its environment.
+
+        Raises:
+            UsageError: if the user gave the option ``python``.
+            BackendUnavailable: if the environment does not exist.
+        """
+        options = self.specification.options
+        if "python" in options:
+            hint = "the adapter has an interpreter of its own"
+            raise misused(self.specification.text, " has no option python", hint)
+        if self.packages() is None:
+            raise unavailable(self.specification.text, " is not installed", self.install_hint)
+        return replace(
+            self.specification,
+            options={**options, "python": str(self.python)},
+            source=adapter_source(self.specification),
+            attribute=ATTRIBUTE,
+            runtimes=[*self.adapter.runtimes],
+        )
+
+    @property
+    def install_hint(self) -> str:
+        """How to install the adapter."""
+        text = self.specification.text.partition(",")[0]
+        return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
+
+    def unpinned(self) -> str:
+        """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""
+        pinned = self.adapter.pinned(self.specification.adapter_version)
+        names = [
+            name
+            for name, version in sorted((self.packages() or {}).items())
+            if name not in _INSTALLERS and not _is(version, pinned.get(name, ""))
+        ]
+        return f"not pinned: {some_of(names, _MAX_NAMED)}" if names else ""
+
+    def create(self, telling: Telling = silently) -> None:
+        """Create the environment unless it exists; wait if another process is creating it.
+
+        Args:
+            telling: opens a progress display.
+
+        Raises:
+            BackendUnavailable: if the packages cannot be installed, or the cache not be written.
+        """
+        if self.packages() is not None:
+            return
+        try:
+            self._make_folders()
+            with self._locked(telling) as held:
+                if self.packages() is None:
+                    self._create(telling, held=held)
+        except OSError as error:
+            where = printable(str(error.filename or self.folder))
+            raise unavailable(
+                self.specification.text,
+                f" cannot be installed: {error.strerror or error} ({where})",
+                f"{CACHE_VARIABLE}=FOLDER names another place",
+            ) from error
+
+    def _make_folders(self) -> None:
+        for folder in reversed([self.folder, *self.folder.parents]):
+            if not folder.exists():
+                folder.mkdir(0o700, exist_ok=True)
+        if not is_private(self.folder.lstat()):
+            raise PermissionError(errno.EPERM, "other users can write to it", str(self.folder))
+
+    @contextmanager
+    def _locked(self, telling: Telling) -> Iterator[bool]:
+        """Hold the lock on the folder; yield False if the system has no such locks."""
+        with locked(self.folder) as held:
+            if held:
+                yield held
+                return
+        with (
+            telling(f"waiting for another run that installs {self._title}", "packages"),
+            locked(self.folder, _LOCK_SECONDS) as held,
+        ):
+            yield held
+
+    @property
+    def _title(self) -> str:
+        return printable(self.specification.text.partition(",")[0])
+
+    def _create(self, telling: Telling, *, held: bool) -> None:
+        """Create the environment in a temporary folder and rename it."""
+        if held:
+            # No other process uses these folders, so killed processes have left them.
+            for folder in self.folder.glob(f"{_NEW}*"):
+                shutil.rmtree(folder)
+        work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
+        try:
+            new = work / _ENVIRONMENT
+            count = len(self.adapter.pinned(self.specification.adapter_version))
+            with telling(f"installing {self._title}", "packages") as tick:
+                packages = self._install(new, lambda done: tick(min(done, count), count))
+            self._require(packages)
+            manifest = {"adapter": self.adapter.path.name, "packages": packages}
+            (new / _MANIFEST).write_text(json.dumps(manifest))
+            new.chmod(0o700)
+            place = self.folder / _ENVIRONMENT
+            move_scripts(new, place)
+            if os.path.lexists(place):
+                # It is not usable: its interpreter has been removed, or its manifest is damaged.
+                place.rename(work / "unusable")
+            new.rename(place)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _install(self, new: Path, tick: Callable[[int], object]) -> Mapping[str, str]:
+        """Install the packages, without the lock if it excludes the chosen version."""
+        version = self.specification.adapter_version
+        requirements = self.adapter.requirements(version)
+        constraints = self.adapter.constraints(version)
+        try:
+            try:
+                return install(new, self.interpreter, requirements, constraints, tick)
+            except NotInstalled as failure:
+                if failure.offline or not version or not constraints:
+                    raise
+                shutil.rmtree(new, ignore_errors=True)
+                return install(new, self.interpreter, requirements, "", tick)
+        except NotInstalled as failure:
+            raise self._not_installed(failure) from failure
+
+    def _not_installed(self, failure: NotInstalled) -> BackendUnavailable:
+        pinned = self.adapter.pinned(self.specification.adapter_version)
+        needed = [f"{name}=={version}" for name, version in pinned.items()]
+        needed += [
+            text
+            for text in self.adapter.requirements(self.specification.adapter_version)
+            if canonicalize_name(Requirement(text).name) not in pinned
+        ]
+        reason = printable(failure.reason, lines=True)
+        if not failure.offline:
+            packages = self.system_hint
+            return unavailable(
+                self.specification.text, f" cannot be installed:\n{reason}", packages
+            )
+        lock = lock_path(self.adapter.path)
+        listed = f"-r {printable(str(lock))}" if self.adapter.lock else " ".join(needed)
+        hint = (
+            "with a network, run the command again. Without one, download the packages elsewhere "
+            f"(pip download {listed} -d FOLDER) and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1, or "
+            "for uv UV_FIND_LINKS=FOLDER UV_NO_INDEX=1"
+        )
+        problem = (
+            f" cannot be installed, because no package index was reached; missing are "
+            f"{', '.join(needed)}\n{reason}"
+        )
+        return unavailable(self.specification.text, problem, hint)
+
+    def _require(self, packages: Mapping[str, str]) -> None:
+        """Reject an environment without the runtime, or without what a plugin needs."""
+        for name in (*_REQUIRED, *self.adapter.runtimes):
+            if canonicalize_name(name) not in packages:
+                problem = (
+                    f": {printable(str(self.adapter.path))} does not install {printable(name)}"
+                )
+                raise unavailable(self.specification.text, problem, "add it to its dependencies")
+
+    @property
+    def system_hint(self) -> str:
+        """The packages of the operating system that the adapter needs; empty for none."""
+        listed = [
+            f"{printable(system)}: {printable(' '.join(packages))}"
+            for system, packages in self.adapter.system_packages.items()
+        ]
+        return f"it needs packages of the operating system ({'; '.join(listed)})" if listed else ""
+
+
+def _is(version: str, pin: str) -> bool:
+    """Return whether a version is the pinned one; a local part such as ``+cpu`` may differ."""
+    if not pin:
+        return False
+    return version == pin or version.partition("+")[0] == pin

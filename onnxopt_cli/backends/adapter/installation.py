@@ -1,0 +1,224 @@
+"""Create a Python environment and install packages into it, with uv or with venv and pip.
+
+uv is used if the package uv is installed (the extra ``adapters``) or PATH leads to it. The variable
+``ONNXOPT_INSTALLER`` chooses: ``uv`` or ``pip``. Both read their own variables and configuration of
+the user, but no configuration of the current folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_uv
+from onnxopt_cli.core.ci_channels import without_ci_channels
+from onnxopt_cli.core.linux import end_with
+
+#: Chooses the installer: ``uv`` or ``pip``.
+INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
+INSTALLERS = ("uv", "pip")
+
+# Output of uv and pip that shows that no package index was reached, or that none may be.
+_OFFLINE = re.compile(
+    r"connection broken by|Failed to establish a new connection|error sending request|dns error"
+    r"|Network is unreachable|Name or service not known|Temporary failure in name resolution"
+    r"|network connectivity is disabled|network was disabled|\(from versions: none\)"
+    r"|not found in the provided package locations|not found in the cache",
+    re.IGNORECASE,
+)
+# Variables with which the user forbids to reach an index.
+_NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")
+# Variables of Python that would change what the installer or the environment imports.
+_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# A line of output that tells of one more package.
+_PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
+# uv's errors begin with a multiplication sign and continue as a tree.
+_ERROR = re.compile(r"ERROR|error|\u00d7|  ?[╰├]─▶|Caused by")
+_MAX_LINES = 2000
+_MAX_SHOWN_LINES = 6
+_TICK_SECONDS = 1.0
+# Lists the packages of the environment, without those that a .pth file adds.
+_LIST = """\
+import importlib.metadata, json, re, sysconfig
+paths = sysconfig.get_paths()
+print(json.dumps({
+    re.sub("[-_.]+", "-", distribution.name).lower(): distribution.version
+    for distribution in importlib.metadata.distributions(path=[paths["purelib"], paths["platlib"]])
+}))"""
+
+
+class NotInstalled(Exception):
+    """The packages could not be installed.
+
+    Attributes:
+        reason: the installer's own description.
+        offline: whether no package index was reached.
+    """
+
+    def __init__(self, reason: str, *, offline: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.offline = offline
+
+
+def python_of(environment: Path) -> Path:
+    """Return the interpreter of an environment."""
+    folder, name = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    return environment / folder / name
+
+
+def install(
+    environment: Path,
+    interpreter: Interpreter,
+    requirements: Sequence[str],
+    constraints: str,
+    tick: Callable[[int], object],
+) -> Mapping[str, str]:
+    """Create an environment with packages, and return the versions of all its packages.
+
+    Args:
+        environment: the folder to create; its parent exists.
+        interpreter: the interpreter of the environment.
+        requirements: the packages.
+        constraints: further requirements, on the packages that these need.
+        tick: called every second, with the number of packages that are known to be done.
+
+    Raises:
+        NotInstalled: if the installer fails.
+    """
+    work = environment.parent
+    listed, constrained = work / "requirements.txt", work / "constraints.txt"
+    listed.write_text("".join(f"{requirement}\n" for requirement in requirements))
+    constrained.write_text(constraints)
+    python = str(python_of(environment))
+    packages = ["-r", str(listed), "-c", str(constrained)]
+    uv = _chosen_uv()
+    if uv:
+        make = [uv, "venv", "--no-project", "--python", interpreter.path, str(environment)]
+        add = [uv, "pip", "install", "--python", python, *packages]
+    else:
+        has_pip = importlib.util.find_spec("pip") is not None
+        bare = ["--without-pip"] if has_pip else []
+        make = [interpreter.path, "-m", "venv", *bare, str(environment)]
+        pip = (
+            [sys.executable, "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]
+        )
+        quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        add = [*pip, "install", *quiet, *packages]
+    _run(make, work, tick)
+    if requirements:
+        _run(add, work, tick)
+    return json.loads(_run([python, "-I", "-c", _LIST], work, tick)[-1])
+
+
+def _chosen_uv() -> str:
+    """Return the program uv; empty for venv and pip."""
+    chosen = os.environ.get(INSTALLER_VARIABLE, "")
+    if chosen not in {"", *INSTALLERS}:
+        raise NotInstalled(
+            f"{INSTALLER_VARIABLE} is {chosen!r}; it is one of {', '.join(INSTALLERS)}"
+        )
+    uv = "" if chosen == "pip" else find_uv()
+    if chosen == "uv" and not uv:
+        raise NotInstalled(f"{INSTALLER_VARIABLE} is uv, which is not installed")
+    return uv
+
+
+def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) -> list[str]:
+    """Run a command and return its output; end it with this process.
+
+    Args:
+        command: the program and its arguments.
+        folder: its current folder, so that it reads no configuration of the user's folder.
+        tick: called every second.
+
+    Raises:
+        NotInstalled: if it fails.
+    """
+    environment = without_ci_channels(os.environ)
+    environment = {name: value for name, value in environment.items() if name not in _DROPPED}
+    # Line-buffered output, in a language that the patterns above know.
+    environment |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+    try:
+        process = subprocess.Popen(  # noqa: S603 - uv, pip or venv
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=partial(end_with, os.getpid(), signal.SIGKILL),  # noqa: PLW1509 - system calls only
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NotInstalled(f"{Path(command[0]).name}: {error.strerror or error}") from error
+    lines: list[str] = []
+    try:
+        for line in _lines(process):
+            if line:
+                lines.append(line)
+                del lines[:-_MAX_LINES]
+            tick(sum(bool(_PACKAGE.match(line)) for line in lines))
+        code = process.wait()
+    finally:
+        _end(process)
+    if code:
+        text = "\n".join(lines)
+        errors = [line for line in lines if _ERROR.match(line)] or lines
+        forbidden = any(os.environ.get(name) not in {None, "", "0"} for name in _NO_INDEX)
+        shown = "\n".join(errors[-_MAX_SHOWN_LINES:]) or f"{command[0]} ended with {code}"
+        raise NotInstalled(shown, offline=bool(forbidden or _OFFLINE.search(text)))
+    return lines
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield the lines of a process's output, and an empty line after each second without one."""
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    descriptor, rest = process.stdout.fileno(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        told = monotonic()
+        while True:
+            if selector.select(_TICK_SECONDS):
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    break
+                *complete, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace").rstrip() for line in complete)
+            if monotonic() - told >= _TICK_SECONDS:
+                told = monotonic()
+                yield ""
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it started, unless it has ended."""
+    if process.stdout:
+        process.stdout.close()
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def move_scripts(environment: Path, place: Path) -> None:
+    """Prepare the scripts of an environment for a move: they name their interpreter by its path."""
+    old, new = str(environment).encode(), str(place).encode()
+    for script in python_of(environment).parent.iterdir():
+        if script.is_symlink() or not script.is_file():
+            continue
+        content = script.read_bytes()
+        if content.startswith(b"#!") and old in content:
+            script.write_bytes(content.replace(old, new))

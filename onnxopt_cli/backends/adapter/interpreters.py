@@ -1,0 +1,117 @@
+"""The Python interpreter of an adapter's environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from packaging.specifiers import SpecifierSet
+
+from onnxopt_cli.backends.protocol import unavailable
+
+# Names of interpreters that are looked up on PATH: python3.9 to python3.29.
+_MINORS = range(29, 8, -1)
+_PROBE_SECONDS = 20.0
+_PROBE = (
+    "import json, platform, sys; print(json.dumps([sys.executable, "
+    "platform.python_implementation(), platform.python_version(), platform.machine()]))"
+)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An installed Python interpreter.
+
+    Attributes:
+        path: the program.
+        implementation: such as CPython.
+        version: such as 3.12.1.
+        machine: the type of processor.
+    """
+
+    path: str
+    implementation: str
+    version: str
+    machine: str
+
+
+def find_uv() -> str:
+    """Return the program uv, of the package uv or on PATH; empty if it is not installed."""
+    if importlib.util.find_spec("uv") is not None:
+        import uv
+
+        try:
+            return uv.find_uv_bin()
+        except FileNotFoundError:
+            pass
+    return shutil.which("uv") or ""
+
+
+def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
+    """Return this interpreter if it is admitted, otherwise another one that is installed.
+
+    Args:
+        backend: the specification of the backend, for the message.
+        admitted: the versions that the adapter admits.
+
+    Raises:
+        BackendUnavailable: if no installed interpreter is admitted.
+    """
+    here = platform.python_version()
+    if admitted.contains(here, prereleases=True):
+        implementation = platform.python_implementation()
+        return Interpreter(sys.executable, implementation, here, platform.machine())
+    found = _other_interpreter(str(admitted), os.environ.get("PATH", ""))
+    if found is None:
+        raise unavailable(
+            backend,
+            f" needs Python {admitted}; this is Python {here}, and no other one is installed",
+            "install one that PATH leads to as python3.N, or with: uv python install 3.N",
+        )
+    return found
+
+
+@cache
+def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
+    """Return the first admitted interpreter that uv or PATH finds.
+
+    Args:
+        admitted: the admitted versions.
+        _path: the value of PATH, on which the result depends.
+    """
+    for program in _candidates(admitted):
+        try:
+            done = subprocess.run(  # noqa: S603 - an installed interpreter
+                [program, "-I", "-c", _PROBE],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+                timeout=_PROBE_SECONDS,
+            )
+            interpreter = Interpreter(*json.loads(done.stdout))
+        except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+            continue
+        if SpecifierSet(admitted).contains(interpreter.version, prereleases=True):
+            return interpreter
+    return None
+
+
+def _candidates(admitted: str) -> Iterator[str]:
+    if uv := find_uv():
+        command = [uv, "python", "find", "--no-project", "--no-python-downloads", admitted]
+        done = subprocess.run(  # noqa: S603 - uv
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            yield done.stdout.strip()
+    for minor in _MINORS:
+        if program := shutil.which(f"python3.{minor}"):
+            yield program

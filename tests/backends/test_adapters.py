@@ -1,0 +1,296 @@
+"""Adapters: environments from packages in a local folder, and the adapters of onnxopt."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
+from onnxopt_cli.backends.specification import parse_specification
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("pip") is None, reason="the environments are made with pip"
+)
+
+ADAPTER = """\
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["acme==1.2", "onnx", "numpy"]
+#
+# [tool.onnxopt]
+# runtime = "acme"
+# unsupported = ["no kernel"]
+# ///
+import acme
+
+
+class Backend:
+    def run(self, model, inputs):
+        return acme.run(model, inputs)
+"""
+ACME = """\
+def run(model, inputs):
+    if model.graph.node[0].op_type != "Identity":
+        raise RuntimeError("acme has no kernel for it")
+    return [inputs[name] for name in model.graph.node[0].input]
+"""
+CASE = """\
+onnxopt: 1
+suite: demo
+operator: {operator}
+opset: 14
+cases:
+  - name: first
+    inputs: {{{name}: [1.5, 2.0]}}
+    outputs: {{{name_out}: [1.5, 2.0]}}
+"""
+LOCK = "acme==1.2\nonnx==1\nnumpy==1\n"
+
+
+def write_wheel(folder, name, version, files, requires=()):
+    """Write a wheel with files in site-packages."""
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    information = f"{name}-{version}.dist-info"
+    files = {**files, f"{information}/METADATA": metadata, f"{information}/WHEEL": wheel}
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+        archive.writestr(f"{information}/RECORD", "".join(f"{path},,\n" for path in files))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """A folder of packages: acme, and an onnx that leads to the one of the tests."""
+    folder = tmp_path_factory.mktemp("wheels")
+    installed = sorted({*filter(os.path.isdir, sys.path)} - {str(Path.cwd())})
+    paths = [path for path in installed if Path(path).name == "site-packages"]
+    write_wheel(folder, "onnx", "1", {"leads.pth": "".join(f"{path}\n" for path in paths)})
+    write_wheel(folder, "numpy", "1", {})
+    write_wheel(folder, "acme", "1.2", {"acme.py": ACME})
+    write_wheel(folder, "acme", "1.3", {"acme.py": ACME}, ["helper"])
+    write_wheel(folder, "helper", "7", {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(workplace, wheels, shared_cache, monkeypatch):
+    """A folder with an adapter and a case; packages come from the local folder."""
+    for name, value in {
+        "ONNXOPT_CACHE_DIR": shared_cache,
+        "ONNXOPT_INSTALLER": "pip",
+        "PIP_FIND_LINKS": wheels,
+        "PIP_NO_INDEX": "1",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    (workplace / "mine.py").write_text(ADAPTER)
+    (workplace / "locks").mkdir()
+    (workplace / "locks" / "mine.txt").write_text(LOCK)
+    write_case("Identity", "input", "output")
+    return workplace
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "empty cache"
+    monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
+    return folder
+
+
+def write_case(operator, name, name_out):
+    Path("demo.yaml").write_text(CASE.format(operator=operator, name=name, name_out=name_out))
+
+
+def leftovers(cache):
+    """Return the names of files in the folders of environments, which should hold one folder."""
+    return [path.name for path in cache.glob("adapters/*/*")]
+
+
+def version_of(log):
+    (backend,) = json.loads(Path(log).read_text().splitlines()[0])["backends"]
+    return backend["version"]
+
+
+def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt):
+    first = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "--log", "first.jsonl")
+    assert first.code == 0, first.text
+    assert version_of("first.jsonl") == "acme 1.2"
+    again = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "--log", "again.jsonl")
+    assert again.code == 0, again.text
+    assert sys.prefix not in Path("again.jsonl").read_text()
+
+
+def test_packages_that_nothing_pins_are_named_beside_the_version(place, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py@1.3", "--log", "run.jsonl")
+    assert answer.code == 0, answer.text
+    assert version_of("run.jsonl") == "acme 1.3 (not pinned: helper)"
+
+
+def test_error_that_the_metadata_describe_is_unsupported(place, onnxopt):
+    write_case("Abs", "X", "Y")
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert "unsupported" in answer.out
+    assert "acme has no kernel for it" in answer.out
+
+
+def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
+    answer = onnxopt("backends", "check", "adapter:./mine.py")
+    assert answer.code == 0, answer.text
+    assert "acme 1.2" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (("# /// script", "# script"), "has no block of metadata"),
+        (("runtime =", "runtim ="), "has no field tool.onnxopt.runtim"),
+        (('"acme==1.2"', '"acme=1.2"'), "has an invalid requirement"),
+        (("no kernel", "no kernel|"), "would take every error for unsupported"),
+        (("dependencies = [", "dependencies = "), "is not TOML"),
+        ((">=3.11", "3.11"), "has an invalid requirement"),
+    ],
+)
+def test_malformed_adapter_is_rejected_before_anything_is_installed(
+    edit, words, place, onnxopt, empty_cache
+):
+    (place / "mine.py").write_text(ADAPTER.replace(*edit))
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 2
+    assert words in answer.err
+    assert leftovers(empty_cache) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "code", "words"),
+    [
+        ("adapter:openvinos", 2, "did you mean openvino"),
+        ("adapter:./none.py", 4, "none.py"),
+        ("adapter:./mine.py@one", 2, "'one' is not a version"),
+        ("adapter:./mine.py,python=python3", 2, "has no option python"),
+        ("adapter:./mine.py,speed=3", 2, "has no option speed"),
+        ("adapter:", 2, "names no adapter"),
+        ("adapter:openvino,fast", 2, "'fast' is not an option"),
+    ],
+)
+def test_wrong_specification_is_an_error(backend, code, words, place, onnxopt):
+    answer = onnxopt("run", "demo.yaml", "-b", backend)
+    assert answer.code == code
+    assert words in " ".join(answer.err.split())
+
+
+def test_python_that_is_not_installed_is_named(place, onnxopt, monkeypatch):
+    (place / "mine.py").write_text(ADAPTER.replace(">=3.11", "==3.98.*"))
+    monkeypatch.setenv("PATH", "")
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 4
+    assert "needs Python ==3.98.*" in answer.err
+
+
+def test_installation_without_a_network_names_the_missing_packages(
+    place, onnxopt, empty_cache, monkeypatch
+):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(place))
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    text = " ".join(answer.err.split())
+    assert answer.code == 4
+    assert "missing are acme==1.2, onnx==1, numpy==1" in text
+    assert "pip download -r locks/mine.txt -d FOLDER" in text
+    assert leftovers(empty_cache) == []
+
+
+def test_killed_installation_leaves_no_environment_and_the_next_one_succeeds(
+    place, onnxopt, empty_cache, monkeypatch
+):
+    command = [sys.executable, "-m", "onnxopt_cli", "backends", "install", "adapter:./mine.py"]
+    with socket.create_server(("127.0.0.1", 0)) as silent_index:
+        address = f"http://127.0.0.1:{silent_index.getsockname()[1]}/"
+        environment = {**os.environ, "PIP_INDEX_URL": address, "PIP_NO_PROXY": "*"}
+        del environment["PIP_NO_INDEX"], environment["PIP_FIND_LINKS"]
+        killed = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        silent_index.accept()[0].close()
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    assert "environment" not in leftovers(empty_cache)
+    assert onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py").code == 0
+    assert leftovers(empty_cache) == ["environment"]
+
+
+def test_concurrent_runs_install_once(place, empty_cache):
+    environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
+    told = []
+
+    def telling(doing, things):
+        told.append(doing)
+        return nullcontext(lambda *_: None)
+
+    with ThreadPoolExecutor() as pool:
+        for created in [pool.submit(environment.create, telling) for _ in range(3)]:
+            created.result()
+    assert [doing.split()[0] for doing in told].count("installing") == 1
+
+
+def test_configuration_file_installs_only_if_the_user_names_it(
+    place, onnxopt, empty_cache, monkeypatch
+):
+    (place / "onnxopt.toml").write_text(
+        'backend = "adapter:./mine.py"\n[backends.acme]\nbackend = "adapter:./mine.py"\n'
+    )
+    ways_to_choose = ((), ("-b", "acme"))
+    for options in ways_to_choose:
+        answer = onnxopt("run", "demo.yaml", *options)
+        assert answer.code == 4
+        assert "onnxopt.toml:" in answer.err
+        assert "onnxopt backends install adapter:./mine.py" in " ".join(answer.err.split())
+    assert leftovers(empty_cache) == []
+    with monkeypatch.context() as consent:
+        consent.setenv("ONNXOPT_CONFIG", "onnxopt.toml")
+        assert onnxopt("run", "demo.yaml").code == 0
+    for options in ways_to_choose:
+        assert onnxopt("run", "demo.yaml", *options).code == 0
+
+
+def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache):
+    environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
+    environment.folder.mkdir(parents=True)
+    environment.folder.chmod(0o777)
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 4
+    assert "other users can write to it" in answer.err
+
+
+def test_shipped_adapters_are_listed_with_versions(onnxopt):
+    rows = [line.split() for line in onnxopt("backends").out.splitlines()]
+    for name in shipped_adapters():
+        adapter = read_adapter(parse_specification(f"adapter:{name}"))
+        pinned = adapter.pinned("")[canonicalize_name(adapter.runtimes[0])]
+        assert any(f"adapter:{name}" in row and pinned in " ".join(row) for row in rows)
+
+
+@pytest.mark.parametrize("name", shipped_adapters())
+def test_shipped_adapter_pins_all_that_its_file_names(name):
+    adapter = read_adapter(parse_specification(f"adapter:{name}"))
+    assert adapter.lock
+    assert "class Backend" in adapter.path.read_text()
+    unpinned = read_adapter(parse_specification(f"adapter:{name}")).requirements("")
+    names = {canonicalize_name(text.partition("=")[0].partition("[")[0]) for text in unpinned}
+    assert names <= {*adapter.pinned("")}
