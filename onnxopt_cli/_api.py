@@ -322,17 +322,23 @@ def explain(
         seconds: time limit of the search; None for a fifth of the run's time, at least 10.
         progress: called with the current step of the search.
     """
-    from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
     from onnxopt_cli.analysis.explain import explain, least_seconds
+    from onnxopt_cli.analysis.explain_nodes import explain_nodes
 
     results = _all(Result, results, "results that run() has yielded")
     cases_by_id = {case.id: case for case in cases or ()}
     if cases is None:
         cases_by_id = find_again({result.case: result.location for result in results})
-    if seconds is None:
-        seconds = least_seconds(sum(result.seconds for result in results))
-    explanations = explain(results, cases_by_id, judging, seconds=seconds, progress=progress)
-    return [*explanations, *explain_by_attributes(results, cases_by_id, _formula_names())]
+    formula_seconds = seconds
+    if formula_seconds is None:
+        formula_seconds = least_seconds(sum(result.seconds for result in results))
+    explanations = explain(
+        results, cases_by_id, judging, seconds=formula_seconds, progress=progress
+    )
+    explanations += explain_nodes(
+        results, cases_by_id, _formula_names(), seconds=seconds, progress=progress
+    )
+    return explanations
 
 
 def explain_session(
@@ -347,20 +353,24 @@ def explain_session(
         seconds: time limit of the search; None for a fifth of the run's time, at least 10.
         progress: called with the current step of the search.
     """
-    from onnxopt_cli.analysis.attribute_conditions import explain_by_attributes
     from onnxopt_cli.analysis.explain import explain, least_seconds
+    from onnxopt_cli.analysis.explain_nodes import explain_nodes
     from onnxopt_cli.run.rerun import open_model_runner
 
-    if seconds is None:
-        seconds = least_seconds(perf_counter() - session.began)
+    formula_seconds = seconds
+    if formula_seconds is None:
+        formula_seconds = least_seconds(perf_counter() - session.began)
     plan = session.plan
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
     with open_model_runner(plan.interruption, session.config.execution, session.cluster) as ask:
         explanations = explain(
-            results, cases, plan.judging, seconds=seconds, progress=progress, ask=ask
+            results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )
-    return [*explanations, *explain_by_attributes(results, cases, _formula_names())]
+        explanations += explain_nodes(
+            results, cases, _formula_names(), seconds=seconds, progress=progress, ask=ask
+        )
+    return explanations
 
 
 def locate(

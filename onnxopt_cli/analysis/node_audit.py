@@ -344,17 +344,17 @@ def node_outcome(
     ratios: list[float | None] = [None] * len(trials)
     succeeded = failed = timeouts = 0
 
-    compute = _compute(_operator_trials(tuple(trials)), by_version)
+    compute = computing(_operator_trials(tuple(trials)), by_version)
 
     def on_trials() -> Iterator[tuple[int, float | None, str]]:
         for index, trial in enumerate(trials):
             entry = by_version[trial.opset]
-            outputs, failure = _run(entry, trial.model, trial.inputs, compute)
+            outputs, failure = run_implementation(entry, trial.model, trial.inputs, compute)
             ratio = 0.0 if outputs is None else trial.excess(outputs)
             yield index, ratio, failure or ("" if outputs is None else "ran")
 
     try:
-        for index, ratio, event in _isolated(on_trials, seconds):
+        for index, ratio, event in on_corrected_reference(on_trials, seconds):
             if event in {"", "ran"}:
                 ratios[index] = ratio
                 succeeded += event == "ran"
@@ -377,7 +377,7 @@ def node_outcome(
     return replace(outcome, equivalent=distinguishing is None, distinguishing=distinguishing)
 
 
-def _isolated(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
+def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
     """Yield the items of a function that runs with the corrected reference in a forked process."""
 
     def corrected() -> Iterator[T]:
@@ -399,7 +399,7 @@ def _prepared(nodes: Sequence[NodeTrial | Variation]) -> dict[int, ReferenceMode
     return evaluators
 
 
-def _compute(
+def computing(
     evaluators: Mapping[int, ReferenceModel], entries: Mapping[int, NodeImplementation | None]
 ) -> Compute:
     """Return a function that computes models on the corrected reference.
@@ -416,7 +416,7 @@ def _compute(
     return compute
 
 
-def _run(
+def run_implementation(
     entry: NodeImplementation | None,
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
@@ -446,14 +446,14 @@ def _distinguishing(
         opset: operator_mutants(operator.domain, operator.name, opset).get(name)
         for opset in {variation.opset for variation in candidates}
     }
-    compute = _compute(evaluators, by_version)
+    compute = computing(evaluators, by_version)
 
     def search() -> Iterator[int | None]:
         confirmations = 0
         for index, variation in enumerate(candidates):
             entry = by_version.get(variation.opset)
-            outputs, failure = _run(entry, variation.model, variation.inputs, compute)
-            if outputs is not None and not failure and _may_differ(variation.outputs, outputs):
+            outputs, failure = run_implementation(entry, variation.model, variation.inputs, compute)
+            if outputs is not None and not failure and may_differ(variation.outputs, outputs):
                 confirmations += 1
                 if _is_wrong(variation, outputs):
                     yield index
@@ -463,7 +463,7 @@ def _distinguishing(
             yield None
 
     try:
-        for index in _isolated(search, 15 * EVALUATION_SECONDS):
+        for index in on_corrected_reference(search, 15 * EVALUATION_SECONDS):
             if index is not None:
                 return candidates[index].described()
     except ProcessLostError:
@@ -489,7 +489,7 @@ def _operator_variations(
     return varied, _prepared(varied)
 
 
-def _may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
+def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
     """Return whether outputs differ by more than any tolerance's least value."""
     if len(expected) != len(actual):
         return True

@@ -8,7 +8,7 @@ corrected reference computes outputs of the inferred types and shapes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -105,6 +105,60 @@ def variations(
         if variation is not None:
             varied.append(variation)
     return varied
+
+
+def neighbours(
+    failing: Sequence[BoundNode], passing: Sequence[BoundNode], seed: int, seconds: float
+) -> Iterator[Variation | None]:
+    """Yield valid nodes near to failing and passing ones, without end; None for an invalid one.
+
+    Most result from one or two changes of such a node, some from a passing node with attributes of
+    a failing one. Others come from the operator's generator, if there is one.
+
+    Args:
+        failing: nodes on which a backend is wrong; at least one.
+        passing: nodes on which it is right.
+        seed: the same nodes are drawn from the same seed.
+        seconds: nodes that take longer are left out.
+    """
+    random = Random(seed)  # noqa: S311 - no cryptography
+    op_type = failing[0].node.op_type
+    versions = schemas(op_type) if generator(op_type) else []
+    ways = ["failing"] * 9 + ["passing"] * 4 * bool(passing) + ["mixed"] * 3 * bool(passing)
+    ways += ["drawn"] * 4 * bool(versions)
+    while True:
+        variation = None
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with time_limit(seconds):
+                    variation = _computed(_neighbour(random, failing, passing, ways, versions))
+            except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
+                variation = None
+        yield variation
+
+
+def _neighbour(
+    random: Random,
+    failing: Sequence[BoundNode],
+    passing: Sequence[BoundNode],
+    ways: Sequence[str],
+    versions: Sequence[defs.OpSchema],
+) -> BoundNode:
+    way = random.choice(ways)
+    if way == "drawn":
+        problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
+        return BoundNode.of(problem.model, problem.inputs)
+    node = random.choice(failing if way == "failing" else passing)
+    if way == "mixed":
+        donor = random.choice(failing)
+        names = sorted({*donor.attributes, *node.attributes})
+        for name in random.sample(names, random.randint(1, len(names))) if names else ():
+            node = node.with_attribute(name, donor.attributes.get(name))
+        return node
+    for _ in range(random.choice((1, 1, 2))):
+        node = random.choice(_CHANGES)(random, node)
+    return node
 
 
 def _generated(

@@ -54,7 +54,11 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         mistake_page,
         operator_page,
     )
-    from onnxopt_cli.report.node_operator_page import named_schemas, node_operator_page
+    from onnxopt_cli.report.node_operator_page import (
+        named_schemas,
+        node_mistakes_page,
+        node_operator_page,
+    )
     from onnxopt_cli.suites.collect import collect
 
     console = stdout()
@@ -63,8 +67,9 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
             page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
             console.print(*(page or operator_page(operator)), sep="\n")
             continue
-        if (schemas := named_schemas(name)) and not mistakes:
-            console.print(*node_operator_page(schemas), sep="\n")
+        if schemas := named_schemas(name):
+            page = node_mistakes_page(schemas, mistakes) if mistakes else None
+            console.print(*(page or node_operator_page(schemas)), sep="\n")
             continue
         if mistakes:
             raise UsageError(

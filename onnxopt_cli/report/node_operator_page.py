@@ -12,7 +12,10 @@ from rich.text import Text
 from onnxopt_cli.analysis.node_audit import operator_mutants
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.core import numbers
+from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.mutation.bound_node import attribute_type
+from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.oracle.operator_judgement import operator_judgement
 from onnxopt_cli.report.listing import heading, section
 
@@ -44,6 +47,37 @@ def node_operator_page(schemas: Sequence[defs.OpSchema]) -> Iterable[RenderableT
     yield from section("Attributes", _attribute_rows(schemas))
     yield from _judgement_section(schema)
     yield from _mutant_section(schema)
+
+
+def node_mistakes_page(
+    schemas: Sequence[defs.OpSchema], names: Sequence[str]
+) -> Iterable[RenderableType]:
+    """Yield the descriptions of known mistakes of an operator.
+
+    Args:
+        schemas: its versions, the newest first.
+        names: names of the mistakes, in any case.
+
+    Raises:
+        UsageError: if a mistake is unknown.
+    """
+    schema = schemas[0]
+    mistakes = {
+        name.lower(): mistake
+        for version in reversed(schemas)
+        for name, mistake in node_mistakes(
+            schema.domain, schema.name, version.since_version
+        ).items()
+    }
+    for name in names:
+        mistake = mistakes.get(name.lower())
+        if mistake is None:
+            raise UsageError(
+                f"{schema.name} has no known mistake {printable(repr(name))}",
+                hint=nearest(name, mistakes, "failing runs name the mistakes that they explain"),
+            )
+        yield Text.assemble((schema.name, "bold"), f"  {mistake.name}")
+        yield Text(mistake.about)
 
 
 def _first_paragraph(doc: str | None) -> str:

@@ -1,0 +1,832 @@
+"""Explanations of failures in operators without a formula: known mistakes and conditions.
+
+A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
+then returns the outputs of a known mistake. It must agree with all cases of the run: the backend
+fails where the hypothesis says so, and passes no case that would show it. If the backend can be run
+again, valid nodes near to failing and passing cases are generated and submitted, and the hypothesis
+must agree with these, too. The last of them are drawn after it was chosen.
+
+Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
+forked process, since a model is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from operator import attrgetter
+from time import monotonic
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from onnxopt_cli.analysis.explain import least_seconds
+from onnxopt_cli.analysis.node_audit import (
+    EVALUATION_SECONDS,
+    computing,
+    excess,
+    may_differ,
+    on_corrected_reference,
+    run_implementation,
+)
+from onnxopt_cli.analysis.node_traits import Trait, node_traits
+from onnxopt_cli.analysis.node_variations import neighbours
+from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.core.compare import absolute_distance
+from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
+from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import InvalidCase, NodeError
+from onnxopt_cli.mutation.bound_node import BoundNode
+from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
+from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.reference_oracle import estimated_here
+from onnxopt_cli.run.rerun import ModelRunner
+from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, time_limit
+
+#: Cases with more elements are not examined, and at most this many failing and passing ones.
+MAX_ELEMENTS = 1 << 16
+MAX_FAILING, MAX_PASSING = 60, 160
+#: Failing cases on which each mistake is tried first.
+FIRST_CASES = 4
+#: Seconds for one operator of a backend that can be run again, and for all of them.
+OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
+#: Rounds of generated nodes that distinguish hypotheses, and nodes in each. One more proves.
+ROUNDS, NODES_PER_ROUND = 3, 40
+#: A mistake must reproduce this share of the failures in which it has an effect.
+MIN_ALIKE_SHARE = 0.75
+#: Wrong elements that a mistake must reproduce; one of a boolean output counts as a quarter.
+MIN_ELEMENTS_ALIKE = 3.0
+#: Share of the generated nodes that may contradict a hypothesis.
+MAX_CONTRADICTING_SHARE = 0.02
+#: A proof: failing generated nodes that agree, and passing nodes that do not meet the condition.
+MIN_AGREEING, MIN_OTHERS = 4, 4
+#: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
+MAX_OTHER_SHARE = 0.25
+#: Without a backend: failing cases that meet a condition, and passing cases that do not.
+MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
+#: Causes of one operator.
+MAX_CAUSES = 3
+# Cost of a mistake that needs no condition, and of a failing case or generated node left over.
+_MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
+# Further cost of an earlier version of the operator: it differs in more than one way.
+_VERSION_COST = 0.5
+# Mistakes for which a condition is sought.
+_MAX_RESTRICTED = 24
+# Attempts to prove hypotheses, one after the other.
+_MAX_PROOFS = 4
+# Cost of a second part of a condition; a rival costs at most this much more than the best.
+_PAIR_COST, _RIVAL_COST = 0.5, 0.15
+# Hypotheses that are kept.
+_MAX_RANKED = 60
+# End of the names of mistakes that ignore an attribute or input.
+_IGNORED = " ignored"
+# Nodes from which others are generated, and seconds for the reference on one of them.
+_MAX_BASES, _NODE_SECONDS = 24, 0.5
+# A mistake agrees with a wrong element if it is nearer than this share of the error.
+_NEAR_SHARE = 0.02
+
+
+class Effect(IntEnum):
+    """What a mistake does on a node, compared with the backend's outputs."""
+
+    UNKNOWN = 0
+    NONE = 1
+    ALIKE = 2
+    OTHER = 3
+
+
+@dataclass(eq=False)
+class NodeSample:
+    """A node that the backend has run.
+
+    Attributes:
+        case: the id of the case; empty for a generated node.
+        model: the model of the node.
+        inputs: its inputs.
+        right: its correct outputs in the graph's order.
+        returned: the backend's outputs; None for a case that passes.
+        failed: whether the outputs are wrong; None if that is not known yet.
+        traits: the traits of the node.
+        effects: the effects of mistakes by name.
+    """
+
+    case: str
+    model: onnx.ModelProto
+    inputs: Mapping[str, Value]
+    right: Sequence[Value] | None
+    returned: Sequence[Value] | None
+    failed: bool | None
+    traits: frozenset[Trait] = frozenset()
+    effects: dict[str, Effect] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all inputs."""
+        return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """A statement about when a backend fails.
+
+    Attributes:
+        traits: the parts of the condition; empty if the mistake alone says when.
+        mistake: the mistake; None for any wrong outputs.
+        cost: preference; the smallest is reported.
+    """
+
+    traits: tuple[Trait, ...]
+    mistake: NodeMutant | None
+    cost: float
+
+    @property
+    def text(self) -> str:
+        """The statement in words."""
+        where = " and ".join(trait.text for trait in self.traits)
+        if self.mistake is None:
+            return f"wrong wherever {where}"
+        return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
+
+    def meets(self, sample: NodeSample) -> bool:
+        """Return whether a node meets the condition."""
+        return sample.traits.issuperset(self.traits)
+
+    def explains(self, sample: NodeSample) -> bool:
+        """Return whether a failing node agrees with the statement."""
+        if not sample.failed or not self.meets(sample):
+            return False
+        if self.mistake is not None:
+            return sample.effects.get(self.mistake.name) is Effect.ALIKE
+        return self._shows(sample)
+
+    def _shows(self, sample: NodeSample) -> bool:
+        """Return whether the attributes and inputs of the condition have an effect on a node."""
+        return all(
+            sample.effects.get(trait.ignoring, Effect.OTHER) is not Effect.NONE
+            for trait in self.traits
+            if trait.ignoring
+        )
+
+    def has_exceptions(self, samples: Iterable[NodeSample]) -> bool:
+        """Return whether passing nodes meet the condition, on which it has no effect."""
+        return self.mistake is None and any(
+            sample.failed is False and self.meets(sample) and not self._shows(sample)
+            for sample in samples
+        )
+
+    def contradicts(self, sample: NodeSample) -> bool:
+        """Return whether a passing node would show the failure, if the statement were true."""
+        if sample.failed is not False or not self.meets(sample):
+            return False
+        if self.mistake is not None:
+            return sample.effects.get(self.mistake.name) is not Effect.NONE
+        return self._shows(sample)
+
+    def differs(self, sample: NodeSample) -> bool:
+        """Return whether a failing node has other wrong outputs than the statement says."""
+        return (
+            self.mistake is not None
+            and bool(sample.failed)
+            and self.meets(sample)
+            and sample.effects.get(self.mistake.name) is Effect.OTHER
+        )
+
+
+def explain_nodes(
+    results: Sequence[Result],
+    cases: Mapping[str, Case],
+    formulas: Iterable[str],
+    *,
+    seconds: float | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    ask: ModelRunner | None = None,
+) -> list[Explanation]:
+    """Explain the failures of each backend in each operator without a formula.
+
+    Args:
+        results: all results of a run.
+        cases: the cases by id.
+        formulas: names of the operators with a formula, which are skipped.
+        seconds: time limit; None for a limit that depends on the number of failing operators.
+        progress: called with the current activity.
+        ask: submits a model to a backend, given by name; returns None if the backend fails.
+            Without it, only the cases of the run can confirm a statement.
+    """
+    with_formula = frozenset(formulas)
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        judged = result.outcome is Outcome.PASS or (result.outcome is Outcome.FAIL and result.diffs)
+        if (
+            judged
+            and len(result.operators) == 1
+            and not with_formula.intersection(result.operators)
+        ):
+            groups.setdefault((result.backend, result.operators[0]), []).append(result)
+    failing = {
+        key: group
+        for key, group in groups.items()
+        if any(result.outcome is Outcome.FAIL for result in group)
+    }
+    if seconds is None:
+        total = sum(result.seconds for result in results)
+        seconds = max(least_seconds(total), min(MAX_SECONDS, OPERATOR_SECONDS * len(failing)))
+    end = monotonic() + seconds
+    explanations: list[Explanation] = []
+    for number, ((backend, operator), group) in enumerate(failing.items()):
+        share = (end - monotonic()) / (len(failing) - number)
+        if share <= 0:
+            break
+        progress(f"explaining {operator}")
+        submit = partial(ask, backend) if ask else None
+        search = _NodeSearch(backend, operator, group, cases, submit, monotonic() + share)
+        if explanation := search.run():
+            explanations.append(explanation)
+    return explanations
+
+
+class _NodeSearch:
+    """The search for explanations of the failures of one backend in one operator."""
+
+    def __init__(
+        self,
+        backend: str,
+        operator: str,
+        results: Sequence[Result],
+        cases: Mapping[str, Case],
+        submit: Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None] | None,
+        end: float,
+    ) -> None:
+        self._backend, self._operator, self._submit, self._end = backend, operator, submit, end
+        self._failing = sum(result.outcome is Outcome.FAIL for result in results)
+        self._samples = _samples(results, cases)
+        # Mistakes that reproduce failing cases, by name; the likely ones first.
+        self._candidates: list[str] = []
+        self._mistakes: dict[str, NodeMutant] = {}
+        self._accepted: list[Hypothesis] = []
+        self._seed = 0
+
+    def run(self) -> Explanation | None:
+        """Search, and return the explanation; None if there is none."""
+        if not any(sample.failed for sample in self._samples):
+            return None
+        self._examine_cases()
+        if self._submit and self._samples:
+            for _ in range(MAX_CAUSES):
+                if not self._find_proven():
+                    break
+        else:
+            self._find_supported()
+        causes = self._causes()
+        if not causes:
+            return None
+        left = self._failing - sum(len(cause.cases) for cause in causes)
+        unexplained = {UNEXPLAINED: {"fail": left}} if left else {}
+        return Explanation(self._backend, self._operator, causes, unexplained)
+
+    # Statements ---------------------------------------------------------------------------------
+
+    def _find_supported(self) -> None:
+        """Accept hypotheses that the cases of the run alone support."""
+        for _ in range(MAX_CAUSES):
+            ranked = self._hypotheses()
+            if not ranked or not self._cases_support(ranked):
+                return
+            self._accepted.append(ranked[0])
+
+    def _cases_support(self, ranked: Sequence[Hypothesis]) -> bool:
+        """Return whether the cases of the run are enough to state the first hypothesis."""
+        best = ranked[0]
+        failing = [s for s in self._open_failures() if s.case and best.explains(s)]
+        others = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
+        if best.mistake is not None and not best.traits:
+            shown = [s for s in self._samples if s.failed is False and self._has_no_effect(best, s)]
+            return len(failing) >= MIN_FAILING_CASES or bool(shown)
+        rivals = [
+            other for other in ranked[1:] if other.traits and other.cost < best.cost + _RIVAL_COST
+        ]
+        return (
+            len(failing) >= MIN_FAILING_CASES
+            and len(others) >= MIN_PASSING_CASES
+            and len(best.traits) == 1
+            and not rivals
+        )
+
+    @staticmethod
+    def _has_no_effect(hypothesis: Hypothesis, sample: NodeSample) -> bool:
+        mistake = hypothesis.mistake
+        return mistake is not None and sample.effects.get(mistake.name) is Effect.NONE
+
+    def _find_proven(self) -> bool:
+        """Accept a further hypothesis that generated nodes support; return whether there is one."""
+        best_text = ""
+        for _ in range(ROUNDS):
+            ranked = self._hypotheses()
+            if not ranked or monotonic() > self._end or best_text == ranked[0].text:
+                break
+            best_text = ranked[0].text
+            self._generate()
+        for _ in range(_MAX_PROOFS):
+            ranked = self._hypotheses()
+            if not ranked:
+                return False
+            best = ranked[0]
+            before = len(self._samples)
+            self._generate()
+            if not self._is_consistent(best):
+                continue
+            fresh = self._samples[before:]
+            agreeing = sum(
+                best.explains(sample) for sample in self._open_failures() if not sample.case
+            )
+            others = sum(
+                sample.failed is False and not best.contradicts(sample) for sample in fresh
+            )
+            proven = agreeing >= MIN_AGREEING and others >= MIN_OTHERS and self._is_necessary(best)
+            if proven or self._cases_support(ranked):
+                self._accepted.append(best)
+                return any(sample.case for sample in self._open_failures())
+            if monotonic() > self._end:
+                return False
+        return False
+
+    def _is_necessary(self, hypothesis: Hypothesis) -> bool:
+        """Return whether most nodes that do not meet the condition are right."""
+        others = [s for s in self._samples if not hypothesis.meets(s)]
+        wrong = sum(
+            bool(sample.failed) and not any(known.explains(sample) for known in self._accepted)
+            for sample in others
+        )
+        return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(others)
+
+    def _causes(self) -> tuple[Cause, ...]:
+        """Return the accepted hypotheses that still agree with all nodes, as causes."""
+        causes: list[Cause] = []
+        causes_before: list[Hypothesis] = []
+        explained: set[str] = set()
+        for hypothesis in self._accepted:
+            if not self._is_consistent(hypothesis):
+                continue
+            ids = tuple(
+                sample.case
+                for sample in self._samples
+                if sample.case and sample.case not in explained and hypothesis.explains(sample)
+            )
+            if ids:
+                explained.update(ids)
+                names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
+                effect = ", if leaving it out changes the result"
+                text = hypothesis.text + effect * hypothesis.has_exceptions(self._samples)
+                text += self._evidence(hypothesis, causes_before)
+                causes_before.append(hypothesis)
+                causes.append(Cause(text, ids, names))
+        return tuple(causes)
+
+    def _evidence(self, hypothesis: Hypothesis, before: Sequence[Hypothesis]) -> str:
+        """Return how many generated nodes agree, without those that earlier causes explain."""
+        generated = [
+            sample
+            for sample in self._samples
+            if not sample.case and not any(known.explains(sample) for known in before)
+        ]
+        agreeing = sum(map(hypothesis.explains, generated))
+        against = sum(map(hypothesis.contradicts, generated))
+        others = [sample for sample in generated if not hypothesis.meets(sample)]
+        if not agreeing or not hypothesis.traits:
+            return ""
+        wrong = sum(bool(sample.failed) for sample in others)
+        of_others = f", {wrong} of {len(others)} others" if others else ""
+        return f" ({agreeing} of {agreeing + against} generated nodes{of_others})"
+
+    def _open_failures(self) -> list[NodeSample]:
+        """Return the failing nodes that no accepted hypothesis explains."""
+        return [
+            sample
+            for sample in self._samples
+            if sample.failed and not any(known.explains(sample) for known in self._accepted)
+        ]
+
+    def _is_consistent(self, hypothesis: Hypothesis) -> bool:
+        """Return whether a hypothesis agrees with all nodes."""
+        against = [sample for sample in self._samples if hypothesis.contradicts(sample)]
+        if any(sample.case for sample in against):
+            return False
+        known = [other for other in self._accepted if other is not hypothesis]
+        agreeing = [
+            sample
+            for sample in self._samples
+            if hypothesis.explains(sample) and not any(other.explains(sample) for other in known)
+        ]
+        generated = sum(not sample.case for sample in agreeing)
+        if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
+            return False
+        differing = sum(
+            hypothesis.differs(sample) and not any(other.explains(sample) for other in known)
+            for sample in self._samples
+        )
+        return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing)
+
+    def _hypotheses(self) -> list[Hypothesis]:
+        """Return the hypotheses that agree with all nodes, the best first."""
+        failures = self._open_failures()
+        if not any(sample.case for sample in failures):
+            return []
+        table = _Table(self._samples, failures)
+        found: list[tuple[float, Hypothesis]] = []
+        for place, name in enumerate(self._candidates):
+            mistake = self._mistakes[name]
+            cost = _MISTAKE_COST + 0.001 * place
+            cost += _VERSION_COST * (mistake.kind is MutantKind.VERSION)
+            plain = Hypothesis((), mistake, cost)
+            if self._is_consistent(plain):
+                left = table.cost_left(np.array([plain.explains(s) for s in self._samples]))
+                found.append((cost + left, plain))
+            elif place < _MAX_RESTRICTED:
+                found += table.conditions(mistake, cost)
+        found += table.conditions(None, 0.0)
+        found.sort(key=_total_cost)
+        return [
+            hypothesis for _, hypothesis in found[:_MAX_RANKED] if self._is_consistent(hypothesis)
+        ]
+
+    # Nodes --------------------------------------------------------------------------------------
+
+    def _examine_cases(self) -> None:
+        """Find the traits of the cases, and the mistakes that reproduce failing ones."""
+        cases = [*self._samples]
+        mistakes = self._mistakes_of(cases)
+
+        def work() -> Iterator[tuple[int | str, Any, Any]]:
+            judges = {}
+            for index, sample in enumerate(cases):
+                if judge := _judge(sample):
+                    judges[index] = judge
+                    yield index, judge.traits, None
+            for name, mistake in mistakes.items():
+                if monotonic() > self._end:
+                    return
+                yield name, *_effects(mistake, judges)
+
+        with suppress(ProcessLostError):
+            for key, value, effects in on_corrected_reference(work, 4 * EVALUATION_SECONDS):
+                if isinstance(key, int):
+                    cases[key].traits = value
+                elif value or key.endswith(_IGNORED):
+                    self._candidates += [key] * value
+                    self._mistakes[key] = mistakes[key]
+                    for index, effect in effects.items():
+                        cases[index].effects[key] = effect
+        self._samples = [sample for sample in cases if sample.traits]
+
+    @staticmethod
+    def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
+        mistakes: dict[str, NodeMutant] = {}
+        for domain, op_type, opset in dict.fromkeys(_operator_version(s.model) for s in samples):
+            mistakes = {**node_mistakes(domain, op_type, opset), **mistakes}
+        return mistakes
+
+    def _generate(self) -> None:
+        """Submit generated nodes, and keep those that the backend answers."""
+        assert self._submit is not None  # noqa: S101 - only called with a backend
+        failing = _bases(self._open_failures())
+        passing = _bases(s for s in self._samples if s.failed is False)
+        if not failing:
+            return
+        self._seed += 1
+        seed, end = self._seed, min(self._end, monotonic() + OPERATOR_SECONDS / (2 * ROUNDS))
+        answered: list[NodeSample] = []
+
+        def work() -> Iterator[Any]:
+            for count, variation in enumerate(neighbours(failing, passing, seed, _NODE_SECONDS)):
+                yield variation
+                if count + 1 >= NODES_PER_ROUND or monotonic() > end:
+                    return
+
+        with suppress(ProcessLostError):
+            for variation in on_corrected_reference(work, 4 * EVALUATION_SECONDS):
+                if variation is None:
+                    continue
+                returned = self._submit(variation.model, variation.inputs)
+                if returned is not None:
+                    answered.append(
+                        NodeSample(
+                            "", variation.model, variation.inputs, variation.outputs, returned, None
+                        )
+                    )
+        self._examine_generated(answered)
+
+    def _is_possible(self, name: str) -> bool:
+        """Return whether a mistake, perhaps with a condition, may still explain failures."""
+        effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
+        alike = effects.count(Effect.ALIKE)
+        return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.OTHER)) * 0.5
+
+    def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
+        """Judge generated nodes, and find their traits and the effects of candidates."""
+        candidates = [name for name in self._candidates if self._is_possible(name)]
+        ignoring = [name for name in self._mistakes if name.endswith(_IGNORED)]
+
+        def work() -> Iterator[Any]:
+            for index, sample in enumerate(samples):
+                judge = _judge(sample)
+                if judge is None:
+                    continue
+                names = dict.fromkeys((*candidates, *ignoring))
+                effects = {name: judge.effect(self._mistakes[name])[0] for name in names}
+                yield index, judge.failed, judge.traits, effects
+
+        with suppress(ProcessLostError):
+            for index, failed, traits, effects in on_corrected_reference(
+                work, 4 * EVALUATION_SECONDS
+            ):
+                sample = samples[index]
+                sample.failed, sample.traits, sample.effects = failed, traits, effects
+        self._samples += [sample for sample in samples if sample.traits]
+
+
+def _effects(mistake: NodeMutant, judges: Mapping[int, _Judge]) -> tuple[bool, dict[int, Effect]]:
+    """Return whether a mistake reproduces failing cases, and its effects on cases by number."""
+    effects: dict[int, Effect] = {}
+    elements = 0.0
+    for index, judge in judges.items():
+        if judge.failed:
+            effects[index], alike = judge.effect(mistake)
+            elements += alike
+            others = sum(effect is Effect.OTHER for effect in effects.values())
+            if others >= FIRST_CASES and Effect.ALIKE not in effects.values():
+                break
+    is_candidate = elements >= MIN_ELEMENTS_ALIKE
+    if is_candidate or mistake.name.endswith(_IGNORED):
+        further = [index for index in judges if index not in effects]
+        effects |= {index: judges[index].effect(mistake)[0] for index in further}
+    return is_candidate, effects
+
+
+def _total_cost(pair: tuple[float, Hypothesis]) -> float:
+    return pair[0]
+
+
+class _Table:
+    """The traits of all nodes as arrays, to test many conditions at once."""
+
+    def __init__(self, samples: Sequence[NodeSample], failures: Sequence[NodeSample]) -> None:
+        traits = {trait for sample in failures if sample.case for trait in sample.traits}
+        self._samples = samples
+        # Of traits that the same nodes have the plainest is enough.
+        rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
+        for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
+            holds = np.array([trait in sample.traits for sample in samples])
+            effects = [sample.effects.get(trait.ignoring, Effect.OTHER) for sample in samples]
+            shows = holds & np.array([effect is not Effect.NONE for effect in effects])
+            rows.setdefault((holds.tobytes(), shows.tobytes()), (trait, holds, shows))
+        self._traits = [trait for trait, _, _ in rows.values()]
+        self._holds = np.array([holds for _, holds, _ in rows.values()], bool)
+        self._shows = np.array([shows for _, _, shows in rows.values()], bool)
+        opened = {id(sample) for sample in failures}
+        self._failing = np.array([id(sample) in opened for sample in samples])
+        self._passing = np.array([sample.failed is False for sample in samples])
+        self._cases = np.array([bool(sample.case) for sample in samples])
+        self._weights = np.where(self._cases, _CASE_COST, _NODE_COST) * self._failing
+
+    def cost_left(self, explained: Array) -> float:
+        """Return the cost of the failures that are not explained."""
+        return min(_MAX_LEFT_COST, float(self._weights[~explained].sum()))
+
+    def conditions(self, mistake: NodeMutant | None, cost: float) -> list[tuple[float, Hypothesis]]:
+        """Return conditions of one and two traits that no case contradicts, with total costs.
+
+        Args:
+            mistake: the mistake that has the condition; None for any wrong outputs.
+            cost: the cost of the mistake.
+        """
+        if not self._traits:
+            return []
+        agreeing, weights = self._failing, self._weights
+        shows = self._shows
+        holds = shows.astype(np.float32)
+        if mistake is not None:
+            effects = [sample.effects.get(mistake.name, Effect.OTHER) for sample in self._samples]
+            alike = np.array([effect is Effect.ALIKE for effect in effects])
+            visible = np.array([effect is not Effect.NONE for effect in effects])
+            agreeing = self._failing & alike
+            weights = self._weights * alike
+            shows = self._holds & visible
+            holds = self._holds.astype(np.float32)
+        against = (shows & self._passing).astype(np.float32)
+        against_cases = (against * self._cases) @ against.T
+        against_nodes = (against * ~self._cases) @ against.T
+        agreeing_nodes = (holds * (agreeing & ~self._cases)) @ holds.T
+        agreeing_cases = (holds * (agreeing & self._cases)) @ holds.T
+        covered = (holds * weights) @ holds.T
+        limit = MAX_CONTRADICTING_SHARE * (agreeing_nodes + against_nodes)
+        valid = (against_cases == 0) & (against_nodes <= limit) & (agreeing_cases > 0)
+        costs = np.array([trait.cost for trait in self._traits])
+        total = costs[:, None] + costs[None, :]
+        np.fill_diagonal(total, costs)
+        own = cost + total + _PAIR_COST * ~np.eye(len(costs), dtype=bool)
+        left = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
+        totals = np.where(np.triu(valid), own + left, np.inf)
+        conditions = []
+        for place in np.argsort(totals, axis=None, kind="stable")[:_MAX_RANKED]:
+            row, column = divmod(int(place), len(costs))
+            if not np.isfinite(totals[row, column]):
+                break
+            parts = {self._traits[row]: None, self._traits[column]: None}
+            hypothesis = Hypothesis(tuple(parts), mistake, float(own[row, column]))
+            conditions.append((float(totals[row, column]), hypothesis))
+        return conditions
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """A node with its expected result, in the process that computes mistakes.
+
+    Attributes:
+        sample: the node.
+        expected: its expected result.
+        failed: whether the backend's outputs are wrong.
+        traits: the traits of the node.
+    """
+
+    sample: NodeSample
+    expected: Expected
+    failed: bool
+    traits: frozenset[Trait]
+
+    def effect(self, mistake: NodeMutant) -> tuple[Effect, float]:
+        """Return the effect of a mistake, and how many wrong elements it reproduces."""
+        sample = self.sample
+        outputs, failure = run_implementation(
+            mistake, sample.model, sample.inputs, computing({}, {})
+        )
+        if outputs is None:
+            return Effect.NONE, 0.0
+        if failure:
+            return Effect.OTHER, 0.0
+        try:
+            if excess(self.expected, outputs) <= 1:
+                return Effect.NONE, 0.0
+        except (TypeError, ValueError):
+            return Effect.OTHER, 0.0
+        if not self.failed or sample.returned is None:
+            return Effect.OTHER, 0.0
+        right = [*self.expected.outputs.values()]
+        elements = _elements_alike(outputs, sample.returned, right, _COARSE.get(mistake.name))
+        return (Effect.ALIKE, elements) if elements else (Effect.OTHER, 0.0)
+
+
+def _judge(sample: NodeSample) -> _Judge | None:
+    """Return a node with its expected result; None if that cannot be estimated."""
+    try:
+        with time_limit(EVALUATION_SECONDS):
+            right = sample.right
+            if right is None:
+                right = computing({}, {})(sample.model, sample.inputs)
+            names = [output.name for output in sample.model.graph.output]
+            stored = dict(zip(names, right, strict=True))
+            problem = Problem(sample.model, sample.inputs, stored)
+            node = BoundNode.of(sample.model, sample.inputs)
+            if not any(value.size for value in right if isinstance(value, np.ndarray)):
+                return None
+            traits = node_traits(node, stored)
+            expected = estimated_here(problem)
+            if expected.invalid or expected.contradictions:
+                return None
+            failed = sample.failed
+            if failed is None:
+                assert sample.returned is not None  # noqa: S101 - generated nodes are answered
+                failed = may_differ([*expected.outputs.values()], sample.returned) and (
+                    excess(expected, sample.returned) > 1
+                )
+            return _Judge(sample, expected, failed, traits)
+    except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
+        return None
+
+
+def _elements_alike(
+    outputs: Sequence[Value],
+    returned: Sequence[Value],
+    right: Sequence[Value],
+    coarse: np.dtype[Any] | None,
+) -> float:
+    """Return the number of wrong elements that a mistake and a backend share; 0 if they differ.
+
+    Args:
+        outputs: the outputs of the mistake.
+        returned: those of the backend.
+        right: the correct ones.
+        coarse: the type in which the mistake computes, if that is its defect.
+    """
+    if len(outputs) != len(returned) or len(right) != len(returned):
+        return 0.0
+    counts = [
+        _shared(own, actual, correct, coarse)
+        for own, actual, correct in zip(outputs, returned, right, strict=True)
+    ]
+    return 0.0 if None in counts else float(sum(filter(None, counts)))
+
+
+def _shared(
+    own: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
+) -> float | None:
+    """Return the number of wrong elements of an output that are shared; None if it differs."""
+    if not isinstance(own, np.ndarray) or not isinstance(actual, np.ndarray):
+        return 0.0 if repr(own) == repr(actual) else None
+    if (own.dtype, own.shape) != (actual.dtype, actual.shape):
+        return None
+    comparable = None
+    if isinstance(correct, np.ndarray) and (correct.dtype, correct.shape) == (own.dtype, own.shape):
+        comparable = correct
+    if own.dtype.kind == "f" or own.dtype.name == "bfloat16":
+        with np.errstate(all="ignore"):
+            alike = _floats_alike(own, actual, comparable, coarse)
+    elif not np.array_equal(own, actual):
+        alike = None
+    else:
+        wrong = 0 if comparable is None else int(np.count_nonzero(np.asarray(own != comparable)))
+        alike = wrong / 4 if own.dtype == bool else float(wrong)
+    if alike is None or comparable is not None:
+        return alike
+    return alike + MIN_ELEMENTS_ALIKE
+
+
+def _floats_alike(
+    own: Array, actual: Array, correct: Array | None, coarse: np.dtype[Any] | None
+) -> float | None:
+    """Return the number of wrong elements that two outputs share; None if the outputs differ."""
+    epsilon = float(ml_dtypes.finfo(own.dtype).eps)  # type: ignore[no-untyped-call]
+    roundings = 64 if own.dtype.itemsize > 2 else 4  # noqa: PLR2004 - types of 16 bits
+    left, middle = own.astype(np.float64), actual.astype(np.float64)
+    if coarse is not None and coarse.itemsize < own.dtype.itemsize:
+        if not np.array_equal(actual.astype(coarse).astype(own.dtype), actual, equal_nan=True):
+            return None
+        epsilon, roundings = float(np.finfo(coarse).eps), 16
+    finite = np.abs(left[np.isfinite(left)])
+    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    limit = roundings * epsilon * (np.abs(left) + scale)
+    distance = absolute_distance(left, middle)
+    if correct is None:
+        return float(own.size) if (distance <= limit).all() else None
+    error = absolute_distance(correct.astype(np.float64), middle)
+    wrong = error > limit
+    if coarse is None:
+        limit = np.where(wrong, np.minimum(limit, np.maximum(_NEAR_SHARE * error, 0.0)), limit)
+    else:
+        wrong = error > 0
+    agrees = (distance == 0) | (distance <= limit)
+    return float(np.count_nonzero(wrong)) if agrees.all() else None
+
+
+_COARSE: Mapping[str, np.dtype[Any]] = {
+    "outputs in float32": np.dtype(np.float32),
+    "outputs in 16 bits": np.dtype(np.float16),
+}
+
+
+def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeSample]:
+    """Return the cases that can be examined, the smallest first."""
+    samples: list[NodeSample] = []
+    for result in results:
+        failed = result.outcome is Outcome.FAIL
+        if failed and (not result.wrong or not result.returned):
+            continue
+        case = cases.get(result.case)
+        try:
+            problem = case.load() if case else None
+        except (InvalidCase, NodeError, MemoryError):
+            continue
+        if problem is None or problem.must_reject or problem.trajectory is not None:
+            continue
+        if len(problem.model.graph.node) != 1 or problem.model.functions:
+            continue
+        stored = None
+        if problem.stored is not None:
+            names = [output.name for output in problem.model.graph.output]
+            stored = [problem.stored[name] for name in names if name in problem.stored]
+            stored = stored if len(stored) == len(names) else None
+        returned = result.returned if failed else None
+        sample = NodeSample(result.case, problem.model, problem.inputs, stored, returned, failed)
+        if sample.size <= MAX_ELEMENTS:
+            samples.append(sample)
+    samples.sort(key=attrgetter("size"))
+    failing = [sample for sample in samples if sample.failed][:MAX_FAILING]
+    return failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
+
+
+def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:
+    node = model.graph.node[0]
+    domain = plain_domain(node.domain)
+    return domain, node.op_type, imported_versions(model)[domain]
+
+
+def _bases(samples: Iterable[NodeSample]) -> list[BoundNode]:
+    """Return small nodes from which others are generated: cases first, then generated ones."""
+    ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
+    return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]

@@ -1,0 +1,333 @@
+"""Traits of a node: what a failure condition of an operator without a formula can name.
+
+A trait is a short statement about the attributes, optional inputs, types, shapes or values of a
+node, for example "dilations are not all 1".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from onnx import defs
+
+from onnxopt_cli.core.text import clipped
+from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+
+# Longer values of attributes are not named.
+_MAX_VALUE_CHARS = 40
+# Values of larger inputs are not examined.
+_MAX_ELEMENTS = 1 << 20
+# Integers beyond this are not exact in float32.
+_FLOAT32_INTEGERS = 1 << 24
+_LONGEST_NAMED_RANK = 5
+# Inputs of at most this many integers are usually parameters: axes, sizes or pads.
+_MAX_PARAMETERS = 16
+_SHORT_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A statement about a node.
+
+    Attributes:
+        text: the statement, as it follows "wherever".
+        cost: preference; of several conditions that agree with all nodes the cheapest is named.
+        ignoring: name of the mutant that ignores the attribute or optional input of the statement.
+            A node on which that mutant is right says nothing about the statement. Empty for other
+            statements.
+    """
+
+    text: str
+    cost: float
+    ignoring: str = ""
+
+
+def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trait]:
+    """Return the traits of a node.
+
+    Args:
+        node: the node with its inputs.
+        outputs: its correct outputs by name.
+    """
+    return frozenset(
+        (
+            *_attribute_traits(node),
+            *_input_traits(node),
+            *_type_traits(node, outputs),
+            *_shape_traits(node),
+            *_value_traits(node),
+        )
+    )
+
+
+def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
+    for name, entry in node.schema.attributes.items():
+        kind = attribute_type(entry)
+        if kind not in {"INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS"}:
+            continue
+        value = node.attribute(name)
+        ignoring = "" if entry.required else f"{name} ignored"
+        if name in node.attributes:
+            default = node.with_attribute(name, None).attribute(name)
+            if value == default:
+                yield Trait(f"{name} {_are(name)} given", 1.6)
+            else:
+                yield _stated(name, default, ignoring)
+        else:
+            yield Trait(f"{name} {_are(name)} left out", 1.5)
+        if value is not None:
+            is_default = value == node.with_attribute(name, None).attribute(name)
+            yield from _named(name, value, "" if is_default else ignoring, 1.0 + 0.15 * is_default)
+
+
+def _stated(name: str, default: Any, ignoring: str) -> Trait:
+    """Return the trait of an attribute with another value than its default."""
+    if default is None:
+        return Trait(f"{name} {_are(name)} given", 1.1, ignoring)
+    return Trait(f"{name} {_are(name)} not {_words(default)}", 1.05, ignoring)
+
+
+def _are(name: str) -> str:
+    return "are" if name.endswith("s") and name not in {"axis", "bias"} else "is"
+
+
+def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
+    """Yield the statements that hold, each given as condition, text and cost."""
+    for holds, text, cost in statements:
+        if holds:
+            yield Trait(text, cost, ignoring)
+
+
+def _named(name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]:
+    """Yield the traits of an attribute's value."""
+    if isinstance(value, list):
+        yield from _list_traits(name, value, ignoring)
+        return
+    words = _words(value)
+    is_number = isinstance(value, int | float)
+    yield from _true(
+        (
+            (len(words) <= _MAX_VALUE_CHARS, f"{name} is {words}", cost),
+            (is_number and value < 0, f"{name} is negative", 1.02),
+            (is_number and value > 1, f"{name} is more than 1", 1.04),
+            (
+                isinstance(value, float) and not value.is_integer(),
+                f"{name} is not an integer", 1.3,
+            ),
+        ),
+        ignoring,
+    )  # fmt: skip
+
+
+def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]:
+    """Yield the traits of a list of numbers or texts."""
+    words, are = _words(values), _are(name)
+    yield from _true([(len(words) <= _MAX_VALUE_CHARS, f"{name} {are} {words}", 1.4)], ignoring)
+    if not values or not all(isinstance(value, int | float) for value in values):
+        return
+    neutral = 0 if "pad" in name else 1
+    half = len(values) // 2
+    are_axes = name in {"axes", "perm"}
+    yield from _true(
+        (
+            (min(values) < 0, f"{name} {are} negative in part", 1.05),
+            (
+                not are_axes and any(value != neutral for value in values),
+                f"{name} {are} not all {neutral}", 1.0,
+            ),
+            (len({*values}) > 1, f"{name} differ from each other", 1.1),
+            (
+                "pads" in name and values[:half] != values[half:],
+                f"{name} differ at begin and end", 1.05,
+            ),
+            (are_axes and values != sorted(values), f"{name} are not in ascending order", 1.05),
+            (len(values) > 1 and name in {"axes", "split"}, f"{name} are more than one", 1.1),
+            (
+                name == "kernel_shape" and any(value % 2 == 0 for value in values),
+                f"a value of {name} is even", 1.1,
+            ),
+        ),
+        ignoring,
+    )  # fmt: skip
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bytes):
+        return clipped(value.decode("utf-8", "replace"), _MAX_VALUE_CHARS)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_words, value))}]"
+    return str(value)
+
+
+def _input_traits(node: BoundNode) -> Iterator[Trait]:
+    formals, option = list(node.schema.inputs), defs.OpSchema.FormalParameterOption
+    for index, formal in enumerate(formals):
+        name, value = formal.name, node.operand(index)
+        if formal.option == option.Optional:
+            is_given = index < len(node.names) and bool(node.names[index])
+            yield (
+                Trait(f"{name} is given", 1.0, f"{name} ignored")
+                if is_given
+                else Trait(f"{name} is left out", 1.15)
+            )
+        if formal.option != option.Variadic and value is not None:
+            yield from _parameter_traits(name, value, index)
+    used = [name for name in node.names if name]
+    yield from _true([(len({*used}) < len(used), "one value is used for two inputs", 1.3)])
+    if formals and formals[-1].option == option.Variadic:
+        count, name = len(node.names) - len(formals) + 1, formals[-1].name
+        yield from _true(
+            (
+                (True, f"the node has {count} input{'s' * (count != 1)} {name}", 1.1),
+                (count > 1, f"the node has more than one input {name}", 1.15),
+                (count > 2, f"the node has more than two inputs {name}", 1.1),  # noqa: PLR2004
+            )
+        )
+    requested = [bool(name) for name in node.node.output]
+    for formal, is_requested in list(zip(node.schema.outputs, requested, strict=False))[1:]:
+        yield from _true([(is_requested, f"the output {formal.name} is requested", 1.2)])
+    version = node.schema.since_version
+    yield Trait(f"the operator has version {version}", 1.45)
+
+
+def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
+    """Yield the traits of the values of a short list of integers, such as axes or pads."""
+    is_list = value.ndim <= 1 and 0 < value.size <= _MAX_PARAMETERS
+    if index and is_list and value.dtype in (np.int64, np.int32):
+        values = value.reshape(-1).tolist()
+        yield from _list_traits(name, values, "")
+        if value.ndim == 0:
+            yield Trait(f"{name} is {values[0]}", 1.2)
+
+
+def _type_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    named: dict[str, Array] = {}
+    for index, value in enumerate(node.operands):
+        if isinstance(value, np.ndarray) and formals:
+            named.setdefault(formals[min(index, len(formals) - 1)].name, value)
+    for name, value in named.items():
+        yield from _types_of(name, value, 1.0)
+    first_output = next(iter(outputs.values()), None)
+    if isinstance(first_output, np.ndarray):
+        yield from _types_of("the first output", first_output, 1.12)
+    types = {value.dtype for value in named.values()}
+    if len(types) > 1:
+        yield Trait("the inputs have several types", 1.25)
+
+
+def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
+    yield Trait(f"{name} is {dtype_name(value.dtype)}", cost)
+    kind = value.dtype.kind
+    if value.dtype.itemsize == _SHORT_BYTES and "float" in value.dtype.name:
+        yield Trait(f"{name} is a float of 16 bits", cost + 0.02)
+    if "float" in value.dtype.name:
+        yield Trait(f"{name} is a float", cost + 0.08)
+    if kind in "iu":
+        yield Trait(f"{name} is an integer", cost + 0.02)
+    if kind == "u":
+        yield Trait(f"{name} is unsigned", cost + 0.04)
+    if kind == "i":
+        yield Trait(f"{name} is a signed integer", cost + 0.04)
+    if value.dtype.itemsize == 1 and kind in "iu":
+        yield Trait(f"{name} is an integer of 8 bits", cost + 0.04)
+    if kind in "fiu" and value.dtype != np.float32:
+        yield Trait(f"{name} is not float32", cost + 0.06)
+
+
+def _shape_traits(node: BoundNode) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    arrays: dict[str, Array] = {}
+    for index, value in enumerate(node.operands):
+        if isinstance(value, np.ndarray) and formals:
+            formal = formals[min(index, len(formals) - 1)].name
+            beyond = index - len(formals) + 1
+            arrays[f"{formal}_{beyond}" if beyond > 0 else formal] = value
+    for place, (name, value) in enumerate(arrays.items()):
+        yield from _shapes_of(name, value, 0.0 if place == 0 else 0.05)
+    for (first, left), (second, right) in combinations(list(arrays.items())[:3], 2):
+        yield from _true(
+            (
+                (left.shape != right.shape, f"the shapes of {first} and {second} differ", 1.3),
+                (left.ndim < right.ndim, f"{first} has fewer axes than {second}", 1.25),
+                (left.ndim > right.ndim, f"{second} has fewer axes than {first}", 1.25),
+            )
+        )
+    is_empty = any(value.size == 0 for value in arrays.values())
+    yield from _true([(is_empty, "an input has no elements", 1.1)])
+    axis, first_array = node.attribute("axis"), next(iter(arrays.values()), None)
+    if isinstance(axis, int) and first_array is not None and first_array.ndim:
+        position = axis + first_array.ndim if axis < 0 else axis
+        yield from _true(
+            (
+                (position != first_array.ndim - 1, "axis is not the last axis", 1.08),
+                (position != 0, "axis is not the first axis", 1.1),
+            )
+        )
+
+
+def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
+    rank, shape = value.ndim, value.shape
+    last = shape[-1] if rank and value.size else 0
+    statements = [
+        (True, f"{name} has rank {rank}", 1.1),
+        (rank and shape[0] > 1, f"the first axis of {name} is longer than 1", 1.15),
+        (rank > 1 and shape[1] > 1, f"the second axis of {name} is longer than 1", 1.2),
+        (
+            rank > 1 and shape[-1] != shape[-2],
+            f"the last two axes of {name} differ in length", 1.2,
+        ),
+        (last % 2 == 1, f"the last axis of {name} has an odd length", 1.3),
+        (last and last % 2 == 0, f"the last axis of {name} has an even length", 1.3),
+        (1 in shape, f"an axis of {name} has length 1", 1.2),
+        (value.size == 1, f"{name} has one element", 1.2),
+        (value.size > 1, f"{name} has more than one element", 1.25),
+    ]  # fmt: skip
+    for number in range(2, _LONGEST_NAMED_RANK + 1):
+        statements += [
+            (rank >= number, f"{name} has at least {number} axes", 1.15),
+            (rank <= number < _LONGEST_NAMED_RANK, f"{name} has at most {number} axes", 1.2),
+        ]
+    yield from _true((holds, text, cost + extra) for holds, text, cost in statements)
+
+
+def _value_traits(node: BoundNode) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    for index, value in enumerate(node.operands[: len(formals)]):
+        if isinstance(value, np.ndarray) and 0 < value.size <= _MAX_ELEMENTS:
+            name, extra = formals[index].name, 0.0 if index == 0 else 0.03
+            yield from _true(
+                (holds, f"{name} has {text}", cost + extra)
+                for holds, text, cost in _statements(value)
+            )
+
+
+def _statements(value: Array) -> list[tuple[Any, str, float]]:
+    """Return statements about the elements of a tensor, with their costs."""
+    is_float = "float" in value.dtype.name
+    if not is_float and value.dtype.kind not in "iu":
+        return []
+    wide = value.astype(np.float64)
+    numbers = wide[np.isfinite(wide)]
+    return [
+        (np.isnan(wide).any(), "a NaN", 1.1),
+        (np.isinf(wide).any(), "an infinity", 1.1),
+        (is_float and (numbers != np.round(numbers)).any(), "a fraction", 1.35),
+        ((np.abs(numbers % 1) == 0.5).any(), "a value halfway between integers", 1.12),  # noqa: PLR2004
+        ((np.abs(numbers) > 1).any(), "a value beyond 1", 1.35),
+        ((np.signbit(numbers) & (numbers == 0)).any(), "a negative zero", 1.2),
+        (
+            not is_float and (np.abs(numbers) > _FLOAT32_INTEGERS).any(),
+            "a value beyond 2^24", 1.15,
+        ),
+        ((numbers < 0).any(), "a negative value", 1.1),
+        ((numbers == 0).any(), "a zero", 1.2),
+        (np.unique(numbers).size < numbers.size, "equal values", 1.2),
+    ]  # fmt: skip

@@ -1,0 +1,646 @@
+"""Known mistakes of operators without a formula, by which failures are explained.
+
+Besides the mutants that follow from an operator's schema these are mistakes that implementations
+make in one operator or family: another rounding, another convention, another order of gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.node_mutants import (
+    Change,
+    Compute,
+    Finish,
+    MutantKind,
+    NodeMutant,
+    choices,
+    node_mutants,
+)
+
+#: Computes the outputs of a node; None if the mistake has no effect on it.
+Computation = Callable[[BoundNode], Sequence[Value] | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputedMistake(NodeMutant):
+    """A mistake whose outputs are computed without the correct operator.
+
+    Attributes:
+        computation: computes the outputs.
+    """
+
+    computation: Computation = lambda _: None
+
+    def outputs(
+        self, model: onnx.ModelProto, inputs: Mapping[str, Value], compute: Compute
+    ) -> Sequence[Value] | None:
+        """Return the outputs of a model of one node as the mistake computes them."""
+        del compute
+        with np.errstate(all="ignore"):
+            return self.computation(BoundNode.of(model, inputs))
+
+
+@cache
+def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMutant]:
+    """Return the known mistakes of an operator by name, the more likely ones first.
+
+    Args:
+        domain: the operator's domain; empty for the default domain.
+        op_type: the operator's name.
+        opset: the version of the domain.
+
+    Raises:
+        onnx.defs.SchemaError: if there is no such operator.
+    """
+    schema = defs.get_schema(op_type, opset, domain)
+    of_schema = node_mutants(domain, op_type, opset)
+    likely = {MutantKind.ATTRIBUTE_IGNORED, MutantKind.INPUT_IGNORED}
+    mistakes: dict[str, NodeMutant] = {}
+    for mistake in (
+        *(_own_mistakes(schema) if not domain else ()),
+        *(mutant for mutant in of_schema if mutant.kind in likely),
+        *_attribute_mistakes(schema),
+        *_output_mistakes(schema),
+        *(mutant for mutant in of_schema if mutant.kind not in likely),
+    ):
+        mistakes.setdefault(mistake.name, mistake)
+    return mistakes
+
+
+# --- any operator ---
+
+
+def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    kinds = {name: attribute_type(entry) for name, entry in sorted(schema.attributes.items())}
+    for name, kind in kinds.items():
+        options = choices(schema.name, name) if kind == "STRING" else ()
+        for given, read in permutations(options, 2):
+            yield NodeMutant(
+                f"{name} {given} read as {read}",
+                MutantKind.ATTRIBUTE_VALUE,
+                f"The value {given} of the attribute {name} is read as {read}.",
+                partial(_read_as, name, given.encode(), read.encode()),
+            )
+        if kind == "INT" and not schema.attributes[name].required:
+            for value in (0, 1):
+                yield NodeMutant(
+                    f"{name} always {value}",
+                    MutantKind.ATTRIBUTE_VALUE,
+                    f"The attribute {name} is always {value}.",
+                    partial(_always, name, value),
+                )
+    for first, second in combinations(kinds, 2):
+        if kinds[first] == kinds[second] and kinds[first] in {"INT", "INTS", "FLOAT"}:
+            yield NodeMutant(
+                f"{first} and {second} exchanged",
+                MutantKind.ATTRIBUTE_VALUE,
+                f"The attributes {first} and {second} are exchanged.",
+                partial(_attributes_exchanged, first, second),
+            )
+
+
+def _read_as(name: str, given: bytes, read: bytes, node: BoundNode) -> BoundNode | None:
+    return node.with_attribute(name, read) if node.attribute(name) == given else None
+
+
+def _always(name: str, value: int, node: BoundNode) -> BoundNode | None:
+    return None if node.attribute(name) == value else node.with_attribute(name, value)
+
+
+def _attributes_exchanged(first: str, second: str, node: BoundNode) -> BoundNode | None:
+    left, right = node.attribute(first), node.attribute(second)
+    if left == right or left is None or right is None:
+        return None
+    return node.with_attribute(first, right).with_attribute(second, left)
+
+
+def _output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    """Yield mistakes in the outputs: their type, signs, or special values."""
+    del schema
+    for name in ("float32", "float64", "float16", "int64", "int32", "uint8", "bool"):
+        yield NodeMutant(
+            f"first output of type {name}",
+            MutantKind.TYPE,
+            f"The first output has the type {name}.",
+            finish=partial(_first_changed, partial(_of_type, np.dtype(name))),
+        )
+    changes: dict[str, tuple[str, Callable[[Array], Array]]] = {
+        "outputs without sign": ("The outputs have no sign.", _magnitude),
+        "outputs negated": ("The outputs have the opposite sign.", _negated),
+        "outputs transposed": ("The last two axes of the outputs are exchanged.", _transposed),
+        "NaN outputs are 0": ("Outputs that should be NaN are 0.", _nan_as_zero),
+        "infinite outputs are finite": (
+            "Outputs that should be infinite are the largest number.", _finite,
+        ),
+        "first output of one more axis": (
+            "The outputs have a further first axis of length 1.", lambda array: array[None],
+        ),
+        "scalar outputs have an axis": (
+            "Outputs that should be scalars have an axis of length 1.",
+            lambda array: array.reshape(1) if array.ndim == 0 else array,
+        ),
+    }  # fmt: skip
+    for name, (about, change) in changes.items():
+        finish = partial(_each_changed, change)
+        yield NodeMutant(name, MutantKind.VALUES, about, finish=finish)
+
+
+def _first_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
+    first, *others = outputs
+    return [change(first) if isinstance(first, np.ndarray) else first, *others]
+
+
+def _each_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
+    return [change(value) if isinstance(value, np.ndarray) else value for value in outputs]
+
+
+def _of_type(dtype: np.dtype[Any], array: Array) -> Array:
+    return array if array.dtype == object else array.astype(dtype)
+
+
+def _magnitude(array: Array) -> Array:
+    return np.abs(array) if _is_float(array) or array.dtype.kind == "i" else array
+
+
+def _negated(array: Array) -> Array:
+    if array.dtype == bool:
+        return ~array
+    return -array if _is_float(array) or array.dtype.kind == "i" else array
+
+
+def _transposed(array: Array) -> Array:
+    return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if array.ndim > 1 else array
+
+
+def _nan_as_zero(array: Array) -> Array:
+    return np.where(np.isnan(array), array.dtype.type(0), array) if _is_float(array) else array
+
+
+def _finite(array: Array) -> Array:
+    if array.dtype.kind != "f":
+        return array
+    largest = np.finfo(array.dtype).max
+    return np.where(np.isinf(array), np.copysign(largest, array), array)
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+# --- single operators and families ---
+
+
+def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    """Yield the mistakes of an operator of ai.onnx that its schema does not imply."""
+    for operators, name, about, mistake in _MISTAKES:
+        if schema.name not in operators:
+            continue
+        kind = MutantKind.VALUES
+        if isinstance(mistake, _Computed):
+            yield ComputedMistake(name, kind, about, computation=mistake.computation)
+        elif isinstance(mistake, _Finished):
+            yield NodeMutant(name, kind, about, finish=mistake.finish)
+        else:
+            yield NodeMutant(name, kind, about, mistake)
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    computation: Computation
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    finish: Finish
+
+
+def _elementwise(function: Callable[..., Array]) -> _Computed:
+    """Return a mistake that computes the output from the operands, in their type."""
+
+    def computation(node: BoundNode) -> Sequence[Value] | None:
+        operands = [value for value in node.operands if isinstance(value, np.ndarray)]
+        result = function(*operands)
+        return [np.asarray(result).astype(operands[0].dtype)]
+
+    return _Computed(computation)
+
+
+def _half_away(array: Array) -> Array:
+    wide = array.astype(np.float64)
+    return np.sign(wide) * np.floor(np.abs(wide) + 0.5)
+
+
+def _integers(function: Callable[[Array, Array], Array]) -> _Computed:
+    """Return a mistake of a division, for integers only."""
+
+    def computation(node: BoundNode) -> Sequence[Value] | None:
+        left, right = node.operand(0), node.operand(1)
+        if left is None or right is None or left.dtype.kind not in "iu" or not right.all():
+            return None
+        return [np.asarray(function(left, right)).astype(left.dtype)]
+
+    return _Computed(computation)
+
+
+def _indices_within(node: BoundNode) -> BoundNode | None:
+    """Clamp the indices of OneHot to the depth."""
+    indices, depth = node.operand(0), node.operand(1)
+    if indices is None or depth is None:
+        return None
+    last = int(depth.reshape(-1)[0]) - 1
+    clamped = np.clip(indices, -last - 1, last).astype(indices.dtype)
+    return None if np.array_equal(clamped, indices) else node.with_operand(0, clamped)
+
+
+def _negative_off(node: BoundNode) -> BoundNode | None:
+    indices, depth = node.operand(0), node.operand(1)
+    if indices is None or depth is None or not (indices < 0).any():
+        return None
+    beyond = np.where(indices < 0, depth.reshape(-1)[0], indices).astype(indices.dtype)
+    return node.with_operand(0, beyond)
+
+
+def _indices_wrapped(node: BoundNode) -> BoundNode | None:
+    indices, depth = node.operand(0), node.operand(1)
+    if indices is None or depth is None:
+        return None
+    wrapped = np.mod(indices, depth.reshape(-1)[0]).astype(indices.dtype)
+    return None if np.array_equal(wrapped, indices) else node.with_operand(0, wrapped)
+
+
+def _epsilon_beside_root(node: BoundNode) -> BoundNode | None:
+    """Add epsilon to the root of BatchNormalization's variance."""
+    variance = node.operand(4)
+    epsilon = node.attribute("epsilon")
+    if variance is None or node.attribute("training_mode"):
+        return None
+    moved = (np.sqrt(variance.astype(np.float64)) + epsilon) ** 2
+    return node.with_attribute("epsilon", 0.0).with_operand(4, moved.astype(variance.dtype))
+
+
+def _normalized(
+    deviation: Callable[[Array, tuple[int, ...], float], Array], *, centred: bool = True
+) -> _Computed:
+    """Return a mistake in the deviation by which a normalization divides."""
+
+    def computation(node: BoundNode) -> Sequence[Value] | None:
+        x = node.operand(0)
+        if x is None or not x.ndim or sum(map(bool, node.node.output)) > 1:
+            return None
+        wide, shape = x.astype(np.float64), x.shape
+        op_type = node.node.op_type
+        epsilon = node.attribute("epsilon") or 0.0
+        if op_type == "GroupNormalization":
+            groups = node.attribute("num_groups")
+            wide = wide.reshape(shape[0], groups, -1)
+            axes: tuple[int, ...] = (2,)
+        elif op_type == "InstanceNormalization":
+            axes = tuple(range(2, x.ndim))
+        elif op_type == "MeanVarianceNormalization":
+            axes = tuple(node.attribute("axes") or (0, 2, 3))
+        else:
+            axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
+        centre = wide - wide.mean(axes, keepdims=True) if centred else wide
+        y = (centre / deviation(centre, axes, epsilon)).reshape(shape)
+        scale, bias = node.operand(1), node.operand(2)
+        by_channel = op_type in {"GroupNormalization", "InstanceNormalization"}
+        for at, operand in enumerate((scale, bias)):
+            if operand is None:
+                continue
+            values = operand.astype(np.float64)
+            if by_channel:
+                if values.size != shape[1]:
+                    values = np.repeat(values, shape[1] // values.size)
+                values = values.reshape(-1, *[1] * (x.ndim - 2))
+            y = y + values if at else y * values
+        return [y.astype(x.dtype)]
+
+    return _Computed(computation)
+
+
+def _root_plus_epsilon(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    return np.sqrt((centre * centre).mean(axes, keepdims=True)) + epsilon
+
+
+def _unbiased(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    count = np.prod([centre.shape[axis] for axis in axes])
+    return np.sqrt((centre * centre).sum(axes, keepdims=True) / (count - 1) + epsilon)
+
+
+def _no_epsilon(centre: Array, axes: tuple[int, ...], _epsilon: float) -> Array:
+    return np.sqrt((centre * centre).mean(axes, keepdims=True))
+
+
+def _largest_of_both(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    return np.sqrt(np.maximum((centre * centre).mean(axes, keepdims=True), epsilon))
+
+
+def _gates(order: Sequence[int], node: BoundNode) -> BoundNode | None:
+    """Reorder the gates of weights, recurrent weights and biases."""
+    for index in (1, 2, 3):
+        array = node.operand(index)
+        if array is None:
+            continue
+        parts = len(order) * (2 if index == 3 else 1)  # noqa: PLR2004 - two biases for each gate
+        if array.ndim < 2 or array.shape[1] % parts:  # noqa: PLR2004 - directions and gates
+            return None
+        blocks = np.split(array, parts, axis=1)
+        chosen = [
+            blocks[start + at] for start in range(0, parts, len(order)) for at in order
+        ]  # fmt: skip
+        node = node.with_operand(index, np.concatenate(chosen, axis=1))
+    return node
+
+
+def _bias_half(half: int, node: BoundNode) -> BoundNode | None:
+    """Ignore the biases of the input (0) or of the state (1)."""
+    bias = node.operand(3)
+    if bias is None or bias.ndim < 2:  # noqa: PLR2004 - directions and biases
+        return None
+    changed, size = bias.copy(), bias.shape[1] // 2
+    changed[:, half * size : (half + 1) * size] = 0
+    return None if np.array_equal(changed, bias) else node.with_operand(3, changed)
+
+
+def _flipped(node: BoundNode) -> BoundNode | None:
+    kernel = node.operand(1)
+    if kernel is None or kernel.ndim < 3:  # noqa: PLR2004 - channels and one spatial axis
+        return None
+    flipped = np.ascontiguousarray(np.flip(kernel, tuple(range(2, kernel.ndim))))
+    return node.with_operand(1, flipped)
+
+
+def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
+    """Compute the coordinates of Resize from the rounded lengths."""
+    x, scales = node.operand(0), node.operand(2)
+    if x is None or scales is None or not scales.size:
+        return None
+    axes = node.attribute("axes") or range(x.ndim)
+    lengths = np.array([x.shape[axis] for axis in axes], np.float64)
+    if not lengths.all() or lengths.size != scales.size:
+        return None
+    rounded = np.floor(lengths * scales.astype(np.float64)) / lengths
+    # The next number above leads to the same length where the quotient is rounded down.
+    moved = np.nextafter(rounded.astype(np.float32), np.float32(np.inf))
+    moved = np.where(np.floor(lengths * rounded.astype(np.float32)) == np.floor(
+        lengths * scales.astype(np.float64)), rounded.astype(np.float32), moved)  # fmt: skip
+    return None if np.array_equal(moved, scales) else node.with_operand(2, moved.astype(np.float32))
+
+
+def _minimum_wins(node: BoundNode) -> Sequence[Value] | None:
+    x, low, high = (node.operand(index) for index in range(3))
+    if x is None or low is None or high is None or not low > high:
+        return None
+    return [np.maximum(np.minimum(x, high), low).astype(x.dtype)]
+
+
+def _cast_rounded(function: Callable[[Array], Array], node: BoundNode) -> BoundNode | None:
+    x = node.operand(0)
+    target = node.attribute("to")
+    like = node.operand(1)
+    if target is not None:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(target)
+    else:
+        dtype = like.dtype if like is not None else np.dtype(object)
+    if x is None or x.dtype.kind != "f" or dtype.kind not in "iu":
+        return None
+    changed = function(x).astype(x.dtype)
+    return None if np.array_equal(changed, x) else node.with_operand(0, changed)
+
+
+def _quantized(rounded: Callable[[Array, Array], Array], *, saturates: bool = True) -> Computation:
+    """Return the quantization of a tensor by a function of the quotient and the zero point."""
+
+    def computation(node: BoundNode) -> Sequence[Value] | None:
+        x, scale, zero_point = (node.operand(index) for index in range(3))
+        if x is None or scale is None or node.attribute("block_size"):
+            return None
+        dtype = np.dtype(np.uint8) if zero_point is None else zero_point.dtype
+        if dtype.kind not in "iu" or (node.attribute("output_dtype") and zero_point is None):
+            return None
+        zeros = np.zeros(scale.shape) if zero_point is None else zero_point.astype(np.float64)
+        shape = [1] * x.ndim
+        if scale.size > 1:
+            shape[node.attribute("axis") % x.ndim] = scale.size
+        quotient = (x / scale.reshape(shape)).astype(np.float64)
+        whole = rounded(quotient, zeros.reshape(shape))
+        limits = np.iinfo(dtype)
+        if saturates:
+            whole = np.clip(whole, limits.min, limits.max)
+            return [whole.astype(dtype)]
+        return [np.nan_to_num(whole).astype(np.int64).astype(dtype)]
+
+    return computation
+
+
+def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
+    """Align the causal mask of Attention to the first or to the last key."""
+    query, key, past = node.operand(0), node.operand(1), node.operand(4)
+    if not node.attribute("is_causal") or query is None or key is None:
+        return None
+    if node.operand(3) is not None or query.ndim != key.ndim or query.dtype != key.dtype:
+        return None
+    queries, keys = query.shape[-2], key.shape[-2] + (past.shape[-2] if past is not None else 0)
+    shift = 0 if offset == "first" else keys - queries
+    mask = np.tri(queries, keys, shift, dtype=bool)
+    names = [*node.names, *[""] * (4 - len(node.names))]
+    names[3] = "causal_mask"
+    return node.with_names(names).with_operand(3, mask).with_attribute("is_causal", None)
+
+
+def _padded_with_zero(node: BoundNode) -> BoundNode | None:
+    """Pad ConvInteger's input with 0 instead of its zero point."""
+    x, zero_point, pads = node.operand(0), node.operand(2), node.attribute("pads")
+    if x is None or zero_point is None or not pads or not any(pads) or not zero_point.any():
+        return None
+    half = len(pads) // 2
+    widths = [(0, 0), (0, 0), *zip(pads[:half], pads[half:], strict=True)]
+    return node.with_operand(0, np.pad(x, widths)).with_attribute("pads", None)
+
+
+def _alpha_times_size(node: BoundNode) -> BoundNode:
+    return node.with_attribute("alpha", node.attribute("alpha") * node.attribute("size"))
+
+
+def _momentum_reversed(node: BoundNode) -> BoundNode | None:
+    if not node.attribute("training_mode"):
+        return None
+    return node.with_attribute("momentum", 1 - node.attribute("momentum"))
+
+
+def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
+    """Apply only the last of several updates of one element."""
+    data, indices, updates = (node.operand(index) for index in range(3))
+    reduction = node.attribute("reduction") or b"none"
+    if data is None or indices is None or updates is None or reduction == b"none":
+        return None
+    function = {b"add": np.add, b"mul": np.multiply, b"max": np.maximum, b"min": np.minimum}
+    result = data.copy()
+    if node.node.op_type == "ScatterND":
+        place: Any = tuple(np.moveaxis(indices, -1, 0))
+    else:
+        axis = int(node.attribute("axis") or 0)
+        grid: list[Any] = list(np.indices(indices.shape))
+        grid[axis] = np.where(indices < 0, indices + data.shape[axis], indices)
+        place = tuple(grid)
+    result[place] = function[reduction](data[place], updates)
+    return [result.astype(data.dtype)]
+
+
+def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
+    """Shift by the remainder of the width, or right without the sign."""
+    x, count = node.operand(0), node.operand(1)
+    if x is None or count is None:
+        return None
+    width = 8 * x.dtype.itemsize
+    amount = np.mod(count.astype(np.int64), width) if kind == "remainder" else count
+    amount = amount.astype(x.dtype)
+    is_right = node.attribute("direction") == b"RIGHT"
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    if kind == "unsigned":
+        if not is_right or x.dtype.kind != "i":
+            return None
+        too_far = count.astype(np.int64) >= width
+        shifted = np.right_shift(x.view(unsigned), np.where(too_far, 0, amount).astype(unsigned))
+        return [np.where(too_far, 0, shifted).astype(unsigned).view(x.dtype)]
+    shift = np.right_shift if is_right else np.left_shift
+    return [shift(x, amount).astype(x.dtype)]
+
+
+def _kept_within(node: BoundNode) -> Sequence[Value] | None:
+    x = node.operand(0)
+    if x is None:
+        return None
+    lambd, bias = node.attribute("lambd"), node.attribute("bias")
+    wide = x.astype(np.float64)
+    moved = np.where(wide < -lambd, wide + bias, np.where(wide > lambd, wide - bias, wide))
+    return [moved.astype(x.dtype)]
+
+
+def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
+    """Put the last of equal elements first."""
+    x, count = node.operand(0), node.operand(1)
+    if x is None or count is None or x.dtype.kind not in "fiu":
+        return None
+    axis, k = node.attribute("axis"), int(count.reshape(-1)[0])
+    flipped = np.flip(x, axis)
+    wide = flipped.astype(np.float64)
+    largest = node.attribute("largest")
+    order = np.argsort(-wide if largest in (None, 1) else wide, axis, kind="stable")
+    chosen = np.take(order, np.arange(k), axis)
+    return [
+        np.take_along_axis(flipped, chosen, axis),
+        (x.shape[axis] - 1 - chosen).astype(np.int64),
+    ]
+
+
+_NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
+_RMS = ("RMSNormalization",)
+_NAMES_OF_LSTM_GATES = "iofc"
+_NAMES_OF_GRU_GATES = "zrh"
+
+
+def _gate_mistakes() -> Iterator[tuple[tuple[str, ...], str, str, Change]]:
+    for operator, gates in (("LSTM", _NAMES_OF_LSTM_GATES), ("GRU", _NAMES_OF_GRU_GATES)):
+        for order in list(permutations(range(len(gates))))[1:]:
+            text = "".join(gates[at] for at in np.argsort(order))
+            yield (
+                (operator,),
+                f"gates in the order {text}",
+                f"The gates are expected in the order {text}, not {gates}.",
+                partial(_gates, order),
+            )
+
+
+_Mistake = Change | _Computed | _Finished
+_MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
+    (("Round",), "halves rounded away from zero", "2.5 becomes 3, not 2.",
+     _elementwise(_half_away)),
+    (("Round",), "halves rounded up", "2.5 becomes 3, and -2.5 becomes -2.",
+     _elementwise(lambda x: np.floor(x.astype(np.float64) + 0.5))),
+    (("Round",), "truncated", "1.7 becomes 1.", _elementwise(np.trunc)),
+    (("Div",), "integers divided with floor", "-7 / 2 is -4, not -3.", _integers(np.floor_divide)),
+    (("Div",), "integers divided and rounded", "7 / 2 is 4, not 3.",
+     _integers(lambda a, b: np.rint(a / b))),
+    (("Mod",), "sign of the dividend", "-7 mod 2 is -1, not 1.",
+     partial(_always, "fmod", 1)),
+    (("OneHot",), "indices out of range clamped", "The index 9 is read as 2 for a depth of 3.",
+     _indices_within),
+    (("OneHot",), "indices out of range wrapped", "The index 4 is read as 1 for a depth of 3.",
+     _indices_wrapped),
+    (("OneHot",), "negative indices off", "An index of -1 yields off values only.", _negative_off),
+    (("BatchNormalization",), "epsilon outside the root",
+     "The deviation is sqrt(var) + epsilon, not sqrt(var + epsilon).", _epsilon_beside_root),
+    (("BatchNormalization",), "momentum mixed the other way round",
+     "The running mean is mixed by 1 - momentum.", _momentum_reversed),
+    (_NORMALIZATIONS, "epsilon outside the root",
+     "The deviation is sqrt(var) + epsilon, not sqrt(var + epsilon).",
+     _normalized(_root_plus_epsilon)),
+    (_RMS, "epsilon outside the root",
+     "The divisor is sqrt(mean square) + epsilon.", _normalized(_root_plus_epsilon, centred=False)),
+    ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1",
+     "The variance is that of a sample.", _normalized(_unbiased)),
+    (_NORMALIZATIONS, "epsilon not added", "The deviation is sqrt(var).", _normalized(_no_epsilon)),
+    (_NORMALIZATIONS, "epsilon as a lower bound",
+     "The deviation is sqrt(max(var, epsilon)).", _normalized(_largest_of_both)),
+    (_RMS, "mean subtracted", "The mean is subtracted, as in LayerNormalization.",
+     _normalized(lambda c, axes, e: np.sqrt((c * c).mean(axes, keepdims=True) + e))),
+    *_gate_mistakes(),
+    (("LSTM", "GRU", "RNN"), "biases of the state ignored",
+     "The second half of B is ignored.", partial(_bias_half, 1)),
+    (("LSTM", "GRU", "RNN"), "biases of the input ignored",
+     "The first half of B is ignored.", partial(_bias_half, 0)),
+    (("Conv", "ConvTranspose", "ConvInteger", "DeformConv"), "kernel flipped",
+     "The kernel is applied from its last element to its first.", _flipped),
+    (("Resize",), "coordinates from the rounded lengths",
+     "The scale is the quotient of the lengths, not the given scale.", _scales_of_sizes),
+    (("Clip",), "min applied after max", "Where min is above max, the result is min.",
+     _Computed(_minimum_wins)),
+    (("Cast", "CastLike"), "floats rounded to integers", "1.7 becomes 2, not 1.",
+     partial(_cast_rounded, np.rint)),
+    (("Cast", "CastLike"), "floats rounded down to integers", "-1.5 becomes -2, not -1.",
+     partial(_cast_rounded, np.floor)),
+    (("QuantizeLinear",), "halves rounded away from zero", "A quotient of 2.5 becomes 3, not 2.",
+     _Computed(_quantized(lambda q, z: _half_away(q) + z))),
+    (("QuantizeLinear",), "halves rounded up", "A quotient of 2.5 becomes 3, and -2.5 becomes -2.",
+     _Computed(_quantized(lambda q, z: np.floor(q + 0.5) + z))),
+    (("QuantizeLinear",), "quotient truncated", "A quotient of 1.7 becomes 1.",
+     _Computed(_quantized(lambda q, z: np.trunc(q) + z))),
+    (("QuantizeLinear",), "quotient rounded down", "A quotient of -1.2 becomes -2.",
+     _Computed(_quantized(lambda q, z: np.floor(q) + z))),
+    (("QuantizeLinear",), "zero point added before rounding",
+     "Ties are decided by the sum of quotient and zero point.",
+     _Computed(_quantized(lambda q, z: np.rint(q + z)))),
+    (("QuantizeLinear",), "no saturation", "Values beyond the type wrap around.",
+     _Computed(_quantized(lambda q, z: np.rint(q) + z, saturates=False))),
+    (("Attention",), "causal mask aligned to the first key",
+     "Query i sees the keys up to i, although there is a past.", partial(_causal_mask, "first")),
+    (("Attention",), "causal mask aligned to the last key",
+     "The last query sees all keys, although there are more keys than queries.",
+     partial(_causal_mask, "last")),
+    (("ConvInteger",), "padded with 0", "The padding is 0, not the zero point of x.",
+     _padded_with_zero),
+    (("LRN",), "alpha not divided by size", "The sum of squares is multiplied by alpha.",
+     _alpha_times_size),
+    (("ScatterND", "ScatterElements"), "one update of each element",
+     "Of several updates of one element only the last is applied.", _Computed(_last_of_duplicates)),
+    (("BitShift",), "shift by the remainder of the width", "A shift by 33 of 32 bits is one by 1.",
+     _Computed(partial(_shift, "remainder"))),
+    (("BitShift",), "negative numbers shifted without sign",
+     "The highest bits of a negative number become 0.", _Computed(partial(_shift, "unsigned"))),
+    (("Shrink",), "elements within lambd kept", "An element within lambd stays as it is.",
+     _Computed(_kept_within)),
+    (("TopK",), "last of equal elements first",
+     "Of equal elements the one with the higher index comes first.", _Computed(_topk_ties)),
+)  # fmt: skip

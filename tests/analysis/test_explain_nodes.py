@@ -1,0 +1,110 @@
+"""Explanations of failures in operators without a formula, through the run command."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxopt_cli.mutation.node_mistakes import node_mistakes
+
+
+def explanation(onnxopt, workplace, body, operator):
+    """Run the cases of an operator on a wrong backend, and return the first screen in one line."""
+    plugin = f"""
+from onnx import helper
+from onnxopt_cli.oracle.evaluator import native_outputs
+import numpy as np
+
+
+def attribute(node, name):
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), None)
+
+
+class Wrong:
+    def run(self, model, inputs):
+        node = model.graph.node[0]
+        values = [inputs.get(name) for name in node.input]
+{body}
+        return native_outputs(model, inputs)
+"""
+    (workplace / "wrong.py").write_text(plugin)
+    run = ("run", "operators", "--operator", operator, "-b", "python:wrong.py:Wrong")
+    return " ".join(onnxopt(*run).out.split())
+
+
+def indented(code):
+    """Indent the body of the backend's method."""
+    return "\n".join(f"        {line}" for line in dedent(code).strip().splitlines())
+
+
+@pytest.mark.slow
+def test_mistake_in_one_type_only_is_named_with_its_condition(onnxopt, workplace):
+    code = indented("""
+        if node.op_type == "Celu" and values[0].dtype == np.float16:
+            del node.attribute[:]
+    """)
+    text = explanation(onnxopt, workplace, code, "Celu")
+    assert "consistent with 'alpha ignored' wherever X is float16" in text
+
+
+@pytest.mark.slow
+def test_condition_of_two_parts_is_found(onnxopt, workplace):
+    code = indented("""
+        if node.op_type == "HardSigmoid" and attribute(node, "beta") is not None:
+            if values[0].ndim > 1:
+                return [native_outputs(model, inputs)[0] / 4 + values[0].dtype.type(0.3)]
+    """)
+    text = explanation(onnxopt, workplace, code, "HardSigmoid")
+    assert "wrong wherever" in text
+    assert "X has at least 2 axes" in text
+
+
+@pytest.mark.slow
+def test_failures_without_a_pattern_are_not_explained(onnxopt, workplace):
+    code = indented("""
+        if sum(values[0].tobytes()) % 3 == 0:
+            return [native_outputs(model, inputs)[0] + values[0].dtype.type(1)]
+    """)
+    text = explanation(onnxopt, workplace, code, "Elu")
+    assert "wrong wherever" not in text
+    assert "consistent with" not in text
+
+
+def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
+    answer = onnxopt("show", "MaxPool", "--mistake", "dilations ignored")
+    assert answer.code == 0
+    assert "The attribute dilations is ignored" in answer.out
+    unknown = onnxopt("show", "MaxPool", "--mistake", "dilation ignored")
+    assert unknown.code == 2
+    assert "dilations ignored" in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "operands", "expected"),
+    [
+        ("Round", "halves rounded away from zero", [[0.5, 2.5, -2.5]], [1, 3, -3]),
+        ("Round", "halves rounded up", [[0.5, 2.5, -2.5]], [1, 3, -2]),
+        ("Div", "integers divided with floor", [[-7], [2]], [-4]),
+        ("Shrink", "elements within lambd kept", [[0.25, 2.0]], [0.25, 2.0]),
+    ],
+)
+def test_mistake_computes_what_its_description_says(operator, name, operands, expected):
+    dtype = np.int32 if operator == "Div" else np.float32
+    inputs = {f"in{place}": np.array(value, dtype) for place, value in enumerate(operands)}
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    infos = [
+        onnx.helper.make_tensor_value_info(key, element, value.shape)
+        for key, value in inputs.items()
+    ]
+    output = onnx.helper.make_tensor_value_info("out", element, None)
+    node = onnx.helper.make_node(operator, list(inputs), ["out"])
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", infos, [output]),
+        opset_imports=[onnx.helper.make_opsetid("", 22)],
+    )
+    mistake = node_mistakes("", operator, 22)[name]
+    (result,) = mistake.outputs(model, inputs, lambda *_: [])
+    assert result.tolist() == expected
