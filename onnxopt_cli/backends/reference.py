@@ -22,8 +22,10 @@ from onnxopt_cli.backends.protocol import (
 )
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import Unsupported
+from onnxopt_cli.errors import NodeError, Unsupported
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.gradient.gradient_node import has_gradient
+from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.interpret.single_node import sole_call, sole_operator
 from onnxopt_cli.operators.call import bind, node_attributes
 from onnxopt_cli.operators.nodes import (
@@ -50,14 +52,34 @@ class NumpyBackend(Backend):
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model.
 
+        A model with Gradient nodes is differentiated when it runs, for the shapes of its inputs.
+
         Raises:
             Unsupported: if onnx's evaluator does not implement an operator.
         """
         if sole_operator(model) is not None:
             return Prepared(partial(_compute_node, model))
+        if has_gradient(model):
+            return Prepared(partial(_run_differentiated, model))
         with reporting(_unsupported):
             dense = _with_dense_initializers(spell_out_defaults(model))
             return _prepared(_evaluator_class()(dense))
+
+
+def _run_differentiated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[object]:
+    """Run a model with Gradient nodes, whose derivatives are computed in reverse mode."""
+    try:
+        expanded = expand_gradients(model, inputs, _evaluated)
+    except NodeError as error:
+        raise Unsupported(error.message, operator="ai.onnx.preview.training:Gradient") from error
+    return _evaluated(expanded, inputs)
+
+
+def _evaluated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[object]:
+    with reporting(_unsupported):
+        evaluator = _evaluator_class()(_with_dense_initializers(spell_out_defaults(model)))
+        with np.errstate(all="ignore"):
+            return list(evaluator.run(None, dict(inputs)))
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import onnx
 from onnx import AttributeProto, helper
@@ -113,6 +113,42 @@ class _Binder:
         node.output.extend([""] * (len(function.output) - len(node.output)))
         for field in ("attribute", "overload"):
             node.ClearField(field)
+
+
+def bound_body(
+    node: onnx.NodeProto,
+    function: onnx.FunctionProto,
+    schema: onnx.defs.OpSchema,
+    free_name: Callable[[str], str],
+) -> list[onnx.NodeProto]:
+    """Return the nodes of a published function body, with the names of a node that calls it.
+
+    Args:
+        node: the calling node.
+        function: the body.
+        schema: the schema of the operator, which has the defaults of attributes.
+        free_name: returns a name that the graph does not contain.
+    """
+    values = {attribute.name: attribute for attribute in node.attribute}
+    for name, attribute in schema.attributes.items():
+        if name not in values and attribute.default_value.type:
+            values[name] = attribute.default_value
+    names = {"": ""}
+    names |= dict.fromkeys(function.input, "") | dict(zip(function.input, node.input, strict=False))
+    names |= {
+        inner: outer for inner, outer in zip(function.output, node.output, strict=False) if outer
+    }
+    nodes = []
+    for original in function.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(original)
+        _replace_references(copy, values)
+        copy.input[:] = [names[name] for name in original.input]
+        for name in original.output:
+            names.setdefault(name, free_name(f"{node.op_type.lower()}_{name}"))
+        copy.output[:] = [names[name] for name in original.output]
+        nodes.append(copy)
+    return nodes
 
 
 def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProto]) -> None:

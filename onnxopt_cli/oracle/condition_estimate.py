@@ -41,6 +41,8 @@ from onnxopt_cli.core.values import (
     structure_of,
 )
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.gradient.gradient_node import has_gradient
+from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import all_nodes, operator_names
@@ -61,6 +63,7 @@ from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,
     Visitor,
     compute_only,
+    native_outputs,
     sequential_sums,
 )
 from onnxopt_cli.oracle.function_body import (
@@ -68,6 +71,7 @@ from onnxopt_cli.oracle.function_body import (
     published_body,
     subtracting_operators,
 )
+from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.oracle.rounding.injection import (
@@ -214,7 +218,41 @@ def all_readings(
                 reading = _reading(model, inputs, math, second)
                 if not any(_same_reading(reading, earlier) for earlier in readings):
                     readings.append(reading)
-    return readings
+    return _with_confirmed_derivatives(model, inputs, readings)
+
+
+def _with_confirmed_derivatives(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], readings: list[Reading]
+) -> list[Reading]:
+    """Return readings in which derivatives that differences do not confirm are inconclusive."""
+    if not has_gradient(model):
+        return readings
+    try:
+        masks = unconfirmed_elements(model, inputs)
+    except Exception as error:
+        why = f"the function that Gradient differentiates does not run: {_first_line(error)}"
+        raise NoReferenceError(why) from error
+    confirmed = []
+    for reading in readings:
+        outputs = [
+            _confirmed_output(output, masks[declared.name])
+            for output, declared in zip(
+                reading.conditioned_outputs, model.graph.output, strict=True
+            )
+        ]
+        confirmed.append(replace(reading, conditioned_outputs=outputs))
+    return confirmed
+
+
+def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> ConditionedOutput:
+    if not unconfirmed.any() or output.reason:
+        return output
+    return replace(
+        output,
+        right=with_inconclusive_elements(output.right, unconfirmed),
+        reformulated=with_inconclusive_elements(output.reformulated, unconfirmed),
+        units=output.units or UNITS,
+    )
 
 
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
@@ -223,7 +261,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
     """
-    model = _prepared(model)
+    model = _prepared(model, inputs)
     with np.errstate(all="ignore"), replaced(*replacements()):
         try:
             native = ReferenceModel(model).run(inputs)
@@ -242,7 +280,7 @@ def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> l
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
     """
-    model = _prepared(model)
+    model = _prepared(model, inputs)
     visited: list[VisitedNode] = []
 
     def record(
@@ -286,7 +324,7 @@ def _reading(
     second: Sequence[str] = (),
     encountered: set[str] | None = None,
 ) -> Reading:
-    model = _prepared(model)
+    model = _prepared(model, inputs)
     questions = set() if encountered is None else encountered
     with np.errstate(all="ignore"), replaced(*replacements()), replaced(*second_readings(second)):
         outputs = _estimate(model, inputs, math, questions)
@@ -297,15 +335,18 @@ def _reading(
     return Reading(tuple(second), outputs, identities_used)
 
 
-def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+def _prepared(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
     """Return a model that onnx's reference computes by our formulas where there is one.
 
-    The nodes of a formula are those that its lowering consists of: each of them rounds.
+    The nodes of a formula are those that its lowering consists of: each of them rounds. So does
+    each node of the backward pass that takes the place of a Gradient node.
 
     Raises:
         NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.
     """
     try:
+        if has_gradient(model):
+            model = expand_gradients(model, inputs, native_outputs)
         lowered = lower(model).model if formula_operators(model) else model
         return with_bound_functions(lowered)
     except NodeError as error:

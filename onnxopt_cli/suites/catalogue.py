@@ -44,6 +44,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
 from onnxopt_cli.suites.gallery.gallery_suite import GALLERY, gallery_cases
+from onnxopt_cli.suites.gradients import GRADIENTS, gradient_cases, gradient_directories
 from onnxopt_cli.suites.operators.generators import NOT_COVERED
 from onnxopt_cli.suites.operators.operator_suite import (
     OPERATORS,
@@ -107,12 +108,12 @@ def suites() -> dict[str, Suite]:
 
 def suite_names() -> list[str]:
     """Return the names of all suites, including the corpora of the installed onnx."""
-    return [*suites(), OPERATORS, GALLERY, *CORPORA]
+    return [*suites(), OPERATORS, GRADIENTS, GALLERY, *CORPORA]
 
 
 def written_suites() -> list[str]:
     """Return the names of the suites that can be written as files."""
-    return [*suites(), OPERATORS, _NODE]
+    return [*suites(), OPERATORS, GRADIENTS, _NODE]
 
 
 def named_suite(
@@ -129,6 +130,8 @@ def named_suite(
         return operator_cases(stem, telling), []
     if name == GALLERY:
         return gallery_cases(lambda suite, part: named_suite(suite, telling, part), stem)
+    if name == GRADIENTS:
+        return gradient_cases(), []
     operators = [operator for operator in registry().operators if operator.name.lower() == stem]
     return suite_cases(name, telling, operators or None), []
 
@@ -277,12 +280,15 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
             f"{reason}: {', '.join(names)}": len(names) for reason, names in NOT_COVERED.items()
         }
         return SuiteFiles(distinct_files(contents), count, left_out)
-    if name != _NODE:
+    if name not in (_NODE, GRADIENTS):
         names = written_suites()
         hint = nearest(name, names, f"the suites are {', '.join(names)}")
         raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":
-        raise UsageError("onnx-node is written as ONNX directories only", hint="omit --format")
+        raise UsageError(f"{name} is written as ONNX directories only", hint="omit --format")
+    if name == GRADIENTS:
+        contents, count = gradient_directories()
+        return SuiteFiles(distinct_files(contents), count)
     tests = 0
     files: list[tuple[str, bytes]] = []
     for test, problem in node_contents():

@@ -87,3 +87,10 @@ class Defective(Right):
     def returned(self, row, outputs):
         outputs = {**outputs, row.output: with_defect(row, outputs[row.output])}
         return [np.array(output) for output in outputs.values()]
+
+
+class Unimplemented:
+    """Supports no operator."""
+
+    def run(self, model, inputs):
+        raise Unsupported("no operator")

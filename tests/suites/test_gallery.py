@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,3 +141,41 @@ def test_corrected_backend_passes(onnxopt):
     rows = ("run", "gallery/onnx-reference", "-k", "lrn")
     assert onnxopt(*rows, "-b", "onnx-reference").code == 1
     assert onnxopt(*rows, "-b", f"python:{PLUGIN}:Right").code == 0
+
+
+def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
+    import write_gallery_document
+
+    assert write_gallery_document.main(["--check"]) == 0
+    monkeypatch.setattr(write_gallery_document, "DOCUMENT", tmp_path / "gallery.md")
+    assert write_gallery_document.main(["--check"]) == 1
+    assert "is not up to date" in capsys.readouterr().out
+    assert write_gallery_document.main([]) == 0
+    assert write_gallery_document.main(["--check"]) == 0
+
+
+def reference_with_wrong_value(wrong):
+    """Return onnx's reference with its row about LRN, of which the wrong value is replaced."""
+    (runtime,) = (runtime for runtime in runtimes() if runtime.adapter == "onnx-reference")
+    (row,) = (row for row in runtime.defects if row.operator == "LRN")
+    return replace(runtime, defects=(replace(row, wrong=wrong),))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "backend", "state"),
+    [
+        (4.0, "onnx-reference", "reproduced"),
+        (4.2, "onnx-reference", "reproduced"),
+        (3.0, "onnx-reference", "different"),
+        (4.0, f"python:{PLUGIN}:Right", "fixed"),
+        (4.0, f"python:{PLUGIN}:Unimplemented", "different"),
+    ],
+)
+def test_check_tells_whether_a_defect_is_reproduced(wrong, backend, state):
+    from check_gallery import check_runtime, lines
+
+    runtime = reference_with_wrong_value(wrong)
+    version, checked = check_runtime(runtime, backend)
+    row_line, count_line = lines(runtime, version, checked)
+    assert row_line.startswith(state)
+    assert f"1 {state}" in count_line

@@ -16,6 +16,7 @@ from onnx import TypeProto, defs, helper, numpy_helper
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value, structure_of
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.gradient.gradient_node import is_gradient, variables_of
 from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
 from onnxopt_cli.operators.native_onnx import (
     OnnxRefusal,
@@ -95,7 +96,38 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in all_nodes(checked):
         _spell_out_defaults(node, versions)
     _forget_broadcast_shapes(checked)
+    _declare_derivatives(checked)
     return checked
+
+
+def _declare_derivatives(model: onnx.ModelProto) -> None:
+    """Declare the types of derivatives that other nodes read: onnx does not infer them."""
+    read = {name for node in model.graph.node for name in node.input}
+    gradients = [
+        node
+        for node in model.graph.node
+        if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
+    ]
+    for _ in gradients:
+        declared = _declared_types(model)
+        for gradient in gradients:
+            for x, output in zip(variables_of(gradient), gradient.output, strict=False):
+                if output and output not in declared and x in declared:
+                    info = onnx.ValueInfoProto(name=output, type=declared[x])
+                    model.graph.value_info.append(info)
+
+
+def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of tensors that are declared, or that onnx infers from those declared."""
+    try:
+        graph = infer_shapes(model).graph
+    except OnnxRefusal:
+        graph = model.graph
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    return types | {
+        tensor.name: helper.make_tensor_type_proto(tensor.data_type, [*tensor.dims])
+        for tensor in graph.initializer
+    }
 
 
 def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:

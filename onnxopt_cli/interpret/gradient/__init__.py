@@ -1,0 +1,1 @@
+"""The operator Gradient: nodes that compute derivatives in reverse mode."""

@@ -1,0 +1,254 @@
+"""The nodes that a backward pass consists of, and the node that a rule differentiates.
+
+Shapes are known when the nodes are written, since a model is differentiated for given inputs. So
+the axes of sums, and the elements that a node moves, are constants of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import NodeError
+
+#: Computes the outputs of a model from its inputs.
+Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
+#: Element types that have derivatives.
+DIFFERENTIABLE = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
+# ReduceSum takes its axes as an input from this version on.
+_AXES_INPUT_VERSION = 13
+
+
+class BackwardPass:
+    """Nodes that are appended to a graph.
+
+    Args:
+        opset: the version of ai.onnx.
+        free_name: returns a name that the graph does not contain.
+        evaluate: computes a model of a single node.
+
+    Attributes:
+        nodes: the nodes.
+        constants: initializers that the nodes use.
+    """
+
+    def __init__(self, opset: int, free_name: Callable[[str], str], evaluate: Evaluate) -> None:
+        self.opset = opset
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self._free_name = free_name
+        self._evaluate = evaluate
+
+    def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node of ai.onnx; return the name of its output."""
+        name = self._free_name(f"gradient_{op_type.lower()}")
+        self.nodes.append(helper.make_node(op_type, inputs, [name], **attributes))
+        return name
+
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> str:
+        """Add an initializer; return its name."""
+        name = self._free_name("gradient_constant")
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def integers(self, values: Sequence[int] | Array) -> str:
+        """Add an initializer of int64; return its name."""
+        return self.constant(values, np.dtype(np.int64))
+
+    def cast(self, name: str, dtype: np.dtype[Any]) -> str:
+        """Append a Cast."""
+        return self.node("Cast", name, to=helper.np_dtype_to_tensor_dtype(dtype))
+
+    def reshaped(self, name: str, shape: Sequence[int]) -> str:
+        """Append a Reshape."""
+        if 0 in shape:
+            # Reshape copies a dimension where the shape has a zero, whose place may differ.
+            return self.node("Expand", self.reshaped_nonempty(name), self.integers(shape))
+        return self.node("Reshape", name, self.integers(shape))
+
+    def reshaped_nonempty(self, name: str) -> str:
+        """Append nodes that turn an empty tensor into a scalar zero of its type."""
+        flat = self.node("Reshape", name, self.integers([-1]))
+        return self.summed(flat, [0], keepdims=False)
+
+    def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
+        """Append a ReduceSum; the tensor itself without axes."""
+        if not axes:
+            return name
+        if self.opset < _AXES_INPUT_VERSION:
+            return self.node("ReduceSum", name, axes=[*axes], keepdims=int(keepdims))
+        return self.node("ReduceSum", name, self.integers(axes), keepdims=int(keepdims))
+
+    def expanded(self, name: str, shape: Sequence[int]) -> str:
+        """Append an Expand."""
+        return self.node("Expand", name, self.integers(shape))
+
+    def run(self, node: onnx.NodeProto, operands: Mapping[str, Any], version: int) -> list[Any]:
+        """Return the outputs of a single node for other operands."""
+        graph = helper.make_graph(
+            [node],
+            "node",
+            [onnx.ValueInfoProto(name=name) for name in operands],
+            [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+        return list(self._evaluate(model, operands))
+
+
+class DifferentiatedNode:
+    """A node of the differentiated graph, and the gradients of its outputs.
+
+    Args:
+        backward: receives the nodes that a rule writes.
+        node: the node.
+        values: the values of all tensors.
+        gradients: the gradient of each output that has one, by name.
+
+    Attributes:
+        backward: the backward pass.
+        node: the node.
+        inputs: names of the inputs, empty for omitted ones.
+        outputs: names of the outputs.
+        attributes: the attributes that the node states.
+    """
+
+    def __init__(
+        self,
+        backward: BackwardPass,
+        node: onnx.NodeProto,
+        values: Mapping[str, Any],
+        gradients: Mapping[str, str],
+    ) -> None:
+        self.backward = backward
+        self.node = node
+        self.inputs, self.outputs = [*node.input], [*node.output]
+        self.attributes = {
+            attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
+        }
+        self._values, self._gradients = values, gradients
+
+    @property
+    def gradient(self) -> str:
+        """The gradient of the first output."""
+        return self._gradients[self.outputs[0]]
+
+    def value(self, name: str) -> Any:
+        """Return the value of a tensor of the graph."""
+        return self._values[name]
+
+    def optional_value(self, place: int) -> Any:
+        """Return the value of an input; None if it is omitted."""
+        name = self.inputs[place] if place < len(self.inputs) else ""
+        return self._values[name] if name else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of the graph."""
+        return tuple(self._values[name].shape)
+
+    def is_differentiable(self, name: str) -> bool:
+        """Return whether a tensor has a type with derivatives."""
+        return bool(name) and getattr(self._values[name], "dtype", None) in DIFFERENTIABLE
+
+    def like(self, value: Any, name: str) -> str:
+        """Add a constant of the type of a tensor."""
+        return self.backward.constant(value, self._values[name].dtype)
+
+    def call(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node to the backward pass."""
+        return self.backward.node(op_type, *inputs, **attributes)
+
+    def times(self, *names: str) -> str:
+        """Append the product of tensors."""
+        product, *factors = names
+        for factor in factors:
+            product = self.call("Mul", product, factor)
+        return product
+
+    def zeros(self, name: str) -> str:
+        """Add zeros of the shape and type of a tensor."""
+        return self.like(np.zeros(self.shape(name)), name)
+
+    def reduced(self, gradient: str, shape: Sequence[int], name: str) -> str:
+        """Append the sum over the axes along which an input was broadcast.
+
+        Args:
+            gradient: the gradient by the broadcast input.
+            shape: its shape.
+            name: the input.
+        """
+        own_shape = self.shape(name)
+        if tuple(shape) == own_shape:
+            return gradient
+        leading = len(shape) - len(own_shape)
+        axes = [
+            axis
+            for axis, size in enumerate(shape)
+            if axis < leading or (own_shape[axis - leading] == 1 and size != 1)
+        ]
+        summed = self.backward.summed(gradient, axes, keepdims=True)
+        return self.backward.reshaped(summed, own_shape)
+
+    def flat_outputs(self) -> str:
+        """Append the gradients of all outputs as one vector, followed by a zero."""
+        parts = []
+        for output in self.outputs:
+            if not self.is_differentiable(output):
+                continue
+            gradient = self._gradients.get(output) or self.zeros(output)
+            parts.append(self.backward.reshaped(gradient, [prod(self.shape(output))]))
+        first = next(name for name in self.outputs if self.is_differentiable(name))
+        return self.call("Concat", *parts, self.like([0], first), axis=0)
+
+    def gathered(self, gradients: str, sources: Array, name: str) -> str:
+        """Append the sum of the gradients of all places to which an input's elements move.
+
+        Args:
+            gradients: a vector of gradients, followed by a zero.
+            sources: the index of the element that each place holds; negative for none.
+            name: the input.
+        """
+        table = places_of(sources, prod(self.shape(name)))
+        gradients_of_places = self.call("Gather", gradients, self.backward.integers(table), axis=0)
+        summed = self.backward.summed(gradients_of_places, [1], keepdims=False)
+        return self.backward.reshaped(summed, self.shape(name))
+
+
+def places_of(sources: Array, count: int) -> Array:
+    """Return the places that hold each element: one row per element.
+
+    Args:
+        sources: the index of the element that each place holds; negative for none.
+        count: number of elements.
+
+    Returns:
+        Indices of places. Short rows are filled with the number of places.
+    """
+    flat = np.asarray(sources, np.int64).reshape(-1)
+    rows: list[list[int]] = [[] for _ in range(count)]
+    for place, source in enumerate(flat.tolist()):
+        if source >= 0:
+            rows[source].append(place)
+    width = max(1, max(map(len, rows), default=1))
+    filled = [row + [flat.size] * (width - len(row)) for row in rows]
+    return np.array(filled, np.int64).reshape(count, width)
+
+
+def numbered(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield arrays of the same shapes that hold numbers from 1 on, without repetition."""
+    first = 1
+    for name, array in arrays.items():
+        yield name, np.arange(first, first + array.size, dtype=np.float64).reshape(array.shape)
+        first += array.size
+
+
+def unsupported(node: onnx.NodeProto, reason: str = "") -> NodeError:
+    """Return the error for a node without a rule."""
+    subject = f"{node.op_type} has no rule of differentiation"
+    return NodeError(f"{subject} {reason}".strip())

@@ -1,0 +1,563 @@
+"""The rules of differentiation: the gradients of a node's inputs from those of its outputs.
+
+A rule returns one name per input, or None for an input without a gradient. ``g`` is the gradient of
+the output, x and y are the operator's first input and its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import pi, prod, sqrt
+from typing import TypeAlias
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.gradient.backward_pass import (
+    DifferentiatedNode,
+    numbered,
+    unsupported,
+)
+from onnxopt_cli.interpret.gradient.window_rules import WINDOW_RULES
+
+Rule: TypeAlias = Callable[[DifferentiatedNode], Sequence[str | None]]
+_Unary: TypeAlias = Callable[[DifferentiatedNode, str, str, str], str]
+
+# Softmax and LogSoftmax flatten all axes from one on before this version.
+_SINGLE_AXIS_VERSION = 13
+_MATRIX_RANK = 2
+
+
+def _unary(derivative: _Unary) -> Rule:
+    """Return the rule of an elementwise operator from its vector-Jacobian product."""
+
+    def rule(node: DifferentiatedNode) -> Sequence[str | None]:
+        x, y = node.inputs[0], node.outputs[0]
+        return [derivative(node, node.gradient, x, y)]
+
+    return rule
+
+
+def _square(node: DifferentiatedNode, name: str) -> str:
+    return node.call("Mul", name, name)
+
+
+def _where_positive(
+    node: DifferentiatedNode, x: str, positive: str, otherwise: str | None = None
+) -> str:
+    """Append a choice by the sign of x; ``otherwise`` is zero by default."""
+    is_positive = node.call("Greater", x, node.like(0, x))
+    return node.call("Where", is_positive, positive, otherwise or node.like(0, x))
+
+
+def _one_minus(node: DifferentiatedNode, name: str, like: str) -> str:
+    return node.call("Sub", node.like(1, like), name)
+
+
+def _exponential_unit(alpha: float, scale: float, width: str = "") -> _Unary:
+    """Return the product of Elu, Selu and Celu, whose attributes have these defaults.
+
+    Args:
+        alpha: default of alpha.
+        scale: default of gamma.
+        width: the attribute by which x is divided.
+    """
+
+    def derivative(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
+        steepness = float(node.attributes.get("alpha", alpha))
+        gamma = float(node.attributes.get("gamma", scale))
+        negative = node.call("Min", x, node.like(0, x))
+        if width:
+            negative = node.call("Div", negative, node.like(steepness, x))
+            steepness = 1.0
+        slope = node.times(node.call("Exp", negative), node.like(np.float32(gamma * steepness), x))
+        positive = node.times(g, node.like(np.float32(gamma), x)) if gamma != 1 else g
+        return _where_positive(node, x, positive, node.times(g, slope))
+
+    return derivative
+
+
+def _leaky_relu(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
+    alpha = node.like(np.float32(node.attributes.get("alpha", np.float32(0.01))), x)
+    return _where_positive(node, x, g, node.times(g, alpha))
+
+
+def _hard_sigmoid(node: DifferentiatedNode, g: str, x: str, y: str) -> str:
+    alpha = node.like(np.float32(node.attributes.get("alpha", np.float32(0.2))), x)
+    inside = node.call(
+        "And",
+        node.call("Greater", y, node.like(0, x)),
+        node.call("Less", y, node.like(1, x)),
+    )
+    return node.call("Where", inside, node.times(g, alpha), node.like(0, x))
+
+
+def _thresholded_relu(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
+    alpha = node.like(np.float32(node.attributes.get("alpha", 1.0)), x)
+    return node.call("Where", node.call("Greater", x, alpha), g, node.like(0, x))
+
+
+def _error_function(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
+    bell = node.call("Exp", node.call("Neg", _square(node, x)))
+    return node.times(g, node.times(bell, node.like(2 / sqrt(pi), x)))
+
+
+def _over_root(node: DifferentiatedNode, g: str, square: str) -> str:
+    return node.call("Div", g, node.call("Sqrt", square))
+
+
+def _zero(node: DifferentiatedNode, _g: str, x: str, _y: str) -> str:
+    return node.zeros(x)
+
+
+_UNARY: Mapping[str, _Unary] = {
+    "Identity": lambda _, g, _x, _y: g,
+    "Neg": lambda n, g, _x, _y: n.call("Neg", g),
+    "Abs": lambda n, g, x, _y: n.times(g, n.call("Sign", x)),
+    "Exp": lambda n, g, _x, y: n.times(g, y),
+    "Log": lambda n, g, x, _y: n.call("Div", g, x),
+    "Sqrt": lambda n, g, _x, y: n.call("Div", g, n.call("Add", y, y)),
+    "Reciprocal": lambda n, g, _x, y: n.call("Neg", n.times(g, _square(n, y))),
+    "Tanh": lambda n, g, x, y: n.times(g, _one_minus(n, _square(n, y), x)),
+    "Sigmoid": lambda n, g, x, y: n.times(n.times(g, y), _one_minus(n, y, x)),
+    "Softplus": lambda n, g, x, _y: n.times(g, n.call("Sigmoid", x)),
+    "Softsign": lambda n, g, x, _y: n.call(
+        "Div", g, _square(n, n.call("Add", n.like(1, x), n.call("Abs", x)))
+    ),
+    "Relu": lambda n, g, x, _y: _where_positive(n, x, g),
+    "LeakyRelu": _leaky_relu,
+    "Elu": _exponential_unit(1.0, 1.0),
+    "Celu": _exponential_unit(1.0, 1.0, "alpha"),
+    "Selu": _exponential_unit(1.67326319217681884765625, 1.05070102214813232421875),
+    "HardSigmoid": _hard_sigmoid,
+    "ThresholdedRelu": _thresholded_relu,
+    "Erf": _error_function,
+    "Sin": lambda n, g, x, _y: n.times(g, n.call("Cos", x)),
+    "Cos": lambda n, g, x, _y: n.call("Neg", n.times(g, n.call("Sin", x))),
+    "Tan": lambda n, g, x, y: n.times(g, n.call("Add", n.like(1, x), _square(n, y))),
+    "Asin": lambda n, g, x, _y: _over_root(n, g, _one_minus(n, _square(n, x), x)),
+    "Acos": lambda n, g, x, _y: n.call("Neg", _over_root(n, g, _one_minus(n, _square(n, x), x))),
+    "Atan": lambda n, g, x, _y: n.call("Div", g, n.call("Add", n.like(1, x), _square(n, x))),
+    "Sinh": lambda n, g, x, _y: n.times(g, n.call("Cosh", x)),
+    "Cosh": lambda n, g, x, _y: n.times(g, n.call("Sinh", x)),
+    "Asinh": lambda n, g, x, _y: _over_root(n, g, n.call("Add", _square(n, x), n.like(1, x))),
+    "Acosh": lambda n, g, x, _y: _over_root(n, g, n.call("Sub", _square(n, x), n.like(1, x))),
+    "Atanh": lambda n, g, x, _y: n.call("Div", g, _one_minus(n, _square(n, x), x)),
+    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign"), _zero),
+}
+
+
+def _cast(node: DifferentiatedNode) -> Sequence[str | None]:
+    x, y = node.inputs[0], node.outputs[0]
+    if not node.is_differentiable(x) or not node.is_differentiable(y):
+        return [None]
+    return [node.backward.cast(node.gradient, node.value(x).dtype)]
+
+
+def _cast_like(node: DifferentiatedNode) -> Sequence[str | None]:
+    return [*_cast(node), None]
+
+
+def _broadcast(node: DifferentiatedNode, gradients: Sequence[str | None]) -> list[str | None]:
+    """Sum gradients of the output's shape over the axes that each input was broadcast along."""
+    shape = node.shape(node.outputs[0])
+    return [
+        gradient and node.reduced(gradient, shape, name)
+        for gradient, name in zip(gradients, node.inputs, strict=True)
+    ]
+
+
+def _add(node: DifferentiatedNode) -> Sequence[str | None]:
+    return _broadcast(node, [node.gradient] * len(node.inputs))
+
+
+def _subtract(node: DifferentiatedNode) -> Sequence[str | None]:
+    return _broadcast(node, [node.gradient, node.call("Neg", node.gradient)])
+
+
+def _multiply(node: DifferentiatedNode) -> Sequence[str | None]:
+    a, b = node.inputs
+    return _broadcast(node, [node.times(node.gradient, b), node.times(node.gradient, a)])
+
+
+def _divide(node: DifferentiatedNode) -> Sequence[str | None]:
+    _, b = node.inputs
+    by_dividend = node.call("Div", node.gradient, b)
+    by_divisor = node.call("Neg", node.times(by_dividend, node.outputs[0]))
+    # g a / b^2, as (g / b) (a / b).
+    return _broadcast(node, [by_dividend, by_divisor])
+
+
+def _power(node: DifferentiatedNode) -> Sequence[str | None]:
+    base, exponent = node.inputs
+    g, dtype = node.gradient, node.value(base).dtype
+    less = node.call("Sub", exponent, node.like(1, exponent))
+    factor = exponent
+    if node.value(exponent).dtype != dtype:
+        factor = node.backward.cast(exponent, dtype)
+    gradients: list[str | None] = [
+        node.times(g, factor, node.call("Pow", base, less)),
+        None,
+    ]
+    if node.is_differentiable(exponent):
+        by_exponent = node.times(g, node.outputs[0], node.call("Log", base))
+        if node.value(exponent).dtype != dtype:
+            by_exponent = node.backward.cast(by_exponent, node.value(exponent).dtype)
+        gradients[1] = by_exponent
+    return _broadcast(node, gradients)
+
+
+def _extremum(node: DifferentiatedNode) -> Sequence[str | None]:
+    y = node.outputs[0]
+    zero = node.like(0, y)
+    chosen = [node.call("Equal", name, y) for name in node.inputs]
+    return _broadcast(node, [node.call("Where", is_y, node.gradient, zero) for is_y in chosen])
+
+
+def _mean(node: DifferentiatedNode) -> Sequence[str | None]:
+    count = node.like(len(node.inputs), node.outputs[0])
+    return _broadcast(node, [node.call("Div", node.gradient, count)] * len(node.inputs))
+
+
+def _where(node: DifferentiatedNode) -> Sequence[str | None]:
+    condition, y = node.inputs[0], node.outputs[0]
+    zero = node.like(0, y)
+    yes = node.call("Where", condition, node.gradient, zero)
+    no = node.call("Where", condition, zero, node.gradient)
+    return [None, *_broadcast(node, [None, yes, no])[1:]]
+
+
+def _prelu(node: DifferentiatedNode) -> Sequence[str | None]:
+    x, slope = node.inputs
+    by_x = _where_positive(node, x, node.gradient, node.times(node.gradient, slope))
+    negative = node.call("Min", x, node.like(0, x))
+    return _broadcast(node, [by_x, node.times(node.gradient, negative)])
+
+
+def _clip(node: DifferentiatedNode) -> Sequence[str | None]:
+    x, y = node.inputs[0], node.outputs[0]
+    zero = node.like(0, x)
+    gradients: list[str | None] = [
+        node.call("Where", node.call("Equal", x, y), node.gradient, zero)
+    ]
+    for place, comparison in ((1, "Less"), (2, "Greater")):
+        if node.optional_value(place) is not None:
+            beyond = node.call(comparison, x, node.inputs[place])
+            part = node.call("Where", beyond, node.gradient, zero)
+            gradients += [None] * (place - len(gradients))
+            gradients.append(node.reduced(part, node.shape(y), node.inputs[place]))
+    return gradients
+
+
+def _dropout(node: DifferentiatedNode) -> Sequence[str | None]:
+    training = node.optional_value(2)
+    if training is not None and bool(training):
+        raise unsupported(node.node, "in training mode")
+    return [node.gradient]
+
+
+def _transposed(node: DifferentiatedNode, name: str, rank: int) -> str:
+    return node.call("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _matmul(node: DifferentiatedNode) -> Sequence[str | None]:
+    a, b = node.inputs
+    a_shape, b_shape = node.shape(a), node.shape(b)
+    backward, g = node.backward, node.gradient
+    # Vectors are matrices of one row or one column.
+    a_matrix = (1, *a_shape) if len(a_shape) == 1 else a_shape
+    b_matrix = (*b_shape, 1) if len(b_shape) == 1 else b_shape
+    batch = np.broadcast_shapes(a_matrix[:-2], b_matrix[:-2])
+    left_matrix = backward.reshaped(a, a_matrix) if a_matrix != a_shape else a
+    right_matrix = backward.reshaped(b, b_matrix) if b_matrix != b_shape else b
+    y_matrix = (*batch, a_matrix[-2], b_matrix[-1])
+    if node.shape(node.outputs[0]) != y_matrix:
+        g = backward.reshaped(g, y_matrix)
+    gradients = []
+    for name, matrix, product in (
+        (a, a_matrix, ("MatMul", g, _transposed(node, right_matrix, len(b_matrix)))),
+        (b, b_matrix, ("MatMul", _transposed(node, left_matrix, len(a_matrix)), g)),
+    ):
+        batched_shape = (*batch, *matrix[-2:])
+        gradient = node.call(*product)
+        axes = [
+            axis
+            for axis, size in enumerate(batched_shape[:-2])
+            if axis < len(batched_shape) - len(matrix)
+            or (matrix[axis - len(batched_shape) + len(matrix)] == 1 and size != 1)
+        ]
+        summed = backward.summed(gradient, axes, keepdims=True)
+        own_shape = node.shape(name)
+        gradients.append(
+            backward.reshaped(summed, own_shape) if batched_shape != own_shape else summed
+        )
+    return gradients
+
+
+def _gemm(node: DifferentiatedNode) -> Sequence[str | None]:
+    a, b = node.inputs[:2]
+    g, attributes = node.gradient, node.attributes
+    alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    scaled = g if alpha == 1 else node.times(g, node.like(np.float32(alpha), a))
+    turns_a, turns_b = attributes.get("transA", 0), attributes.get("transB", 0)
+
+    def product(left: str, right: str, turn_left: int, turn_right: int) -> str:
+        first = _transposed(node, left, _MATRIX_RANK) if turn_left else left
+        second = _transposed(node, right, _MATRIX_RANK) if turn_right else right
+        return node.call("MatMul", first, second)
+
+    by_a = product(b, scaled, turns_b, 1) if turns_a else product(scaled, b, 0, not turns_b)
+    by_b = product(scaled, a, 1, turns_a) if turns_b else product(a, scaled, not turns_a, 0)
+    gradients: list[str | None] = [by_a, by_b]
+    if node.optional_value(2) is not None:
+        weighted = g if beta == 1 else node.times(g, node.like(np.float32(beta), a))
+        gradients.append(node.reduced(weighted, node.shape(node.outputs[0]), node.inputs[2]))
+    return gradients
+
+
+def _einsum(node: DifferentiatedNode) -> Sequence[str | None]:
+    equation = node.attributes["equation"].decode().replace(" ", "")
+    operands, arrow, result = equation.partition("->")
+    terms = operands.split(",")
+    if not arrow:
+        letters = operands.replace(",", "")
+        result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    if "." in equation or any(len(set(term)) < len(term) for term in terms):
+        raise unsupported(node.node, f"for the equation {equation}")
+    gradients: list[str | None] = []
+    for place, (name, term) in enumerate(zip(node.inputs, terms, strict=True)):
+        other_terms = [t for at, t in enumerate(terms) if at != place]
+        kept_letters = "".join(letter for letter in term if letter in result + "".join(other_terms))
+        product = f"{','.join([result, *other_terms])}->{kept_letters}"
+        factors = [other for at, other in enumerate(node.inputs) if at != place]
+        gradient = node.call("Einsum", node.gradient, *factors, equation=product)
+        shape = node.shape(name)
+        # Letters of this operand alone are summed.
+        sizes = [
+            size if letter in kept_letters else 1 for letter, size in zip(term, shape, strict=True)
+        ]
+        if kept_letters != term:
+            gradient = node.backward.expanded(node.backward.reshaped(gradient, sizes), shape)
+        gradients.append(gradient)
+    return gradients
+
+
+def _reduced_axes(node: DifferentiatedNode) -> list[int]:
+    """Return the axes of a reduction, given as an attribute or as an input."""
+    rank = len(node.shape(node.inputs[0]))
+    axes = node.attributes.get("axes")
+    if axes is None:
+        axes = node.optional_value(1)
+    if axes is None or not len(axes):
+        return [] if node.attributes.get("noop_with_empty_axes", 0) else [*range(rank)]
+    return sorted(int(axis) % rank for axis in axes)
+
+
+class _Reduction:
+    """A reduction, its output and its gradient with the reduced axes kept."""
+
+    def __init__(self, node: DifferentiatedNode) -> None:
+        self.node, self.x, self.axes = node, node.inputs[0], _reduced_axes(node)
+        self.shape = node.shape(self.x)
+        kept_shape = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
+        reshape = not node.attributes.get("keepdims", 1) and bool(self.axes)
+        place = node.backward.reshaped if reshape else lambda name, _: name
+        self.g, self.y = place(node.gradient, kept_shape), place(node.outputs[0], kept_shape)
+        self.count = prod(self.shape[axis] for axis in self.axes)
+
+    def spread(self, name: str) -> list[str | None]:
+        """Return the gradients of the inputs, given one that is equal along the reduced axes."""
+        return self.gradients(self.node.backward.expanded(name, self.shape))
+
+    def gradients(self, name: str) -> list[str | None]:
+        return [name] + [None] * (len(self.node.inputs) - 1)
+
+
+def _reduce_sum(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    return reduction.spread(reduction.g)
+
+
+def _reduce_mean(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    return reduction.spread(node.call("Div", reduction.g, node.like(reduction.count, reduction.x)))
+
+
+def _reduce_extremum(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    chosen = node.call("Equal", reduction.x, reduction.y)
+    gradient = node.call("Where", chosen, reduction.g, node.like(0, reduction.x))
+    return reduction.gradients(gradient)
+
+
+def _reduce_product(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    scaled = node.times(reduction.g, reduction.y)
+    return reduction.gradients(node.call("Div", scaled, reduction.x))
+
+
+def _reduce_square(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    doubled = node.call("Add", reduction.x, reduction.x)
+    return reduction.gradients(node.times(reduction.g, doubled))
+
+
+def _reduce_l1(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    return reduction.gradients(node.times(reduction.g, node.call("Sign", reduction.x)))
+
+
+def _reduce_l2(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    direction = node.call("Div", reduction.x, reduction.y)
+    return reduction.gradients(node.times(reduction.g, direction))
+
+
+def _reduce_log_sum(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    total = node.backward.summed(reduction.x, reduction.axes, keepdims=True)
+    return reduction.spread(node.call("Div", reduction.g, total))
+
+
+def _reduce_log_sum_exp(node: DifferentiatedNode) -> Sequence[str | None]:
+    reduction = _Reduction(node)
+    share = node.call("Exp", node.call("Sub", reduction.x, reduction.y))
+    return reduction.gradients(node.times(reduction.g, share))
+
+
+def _softmax_axes(node: DifferentiatedNode) -> list[int]:
+    rank = len(node.shape(node.inputs[0]))
+    if node.backward.opset < _SINGLE_AXIS_VERSION:
+        return [*range(node.attributes.get("axis", 1) % rank, rank)]
+    return [node.attributes.get("axis", -1) % rank]
+
+
+def _softmax(node: DifferentiatedNode) -> Sequence[str | None]:
+    y, g = node.outputs[0], node.gradient
+    mean = node.backward.summed(node.times(g, y), _softmax_axes(node), keepdims=True)
+    return [node.times(y, node.call("Sub", g, mean))]
+
+
+def _log_softmax(node: DifferentiatedNode) -> Sequence[str | None]:
+    y, g = node.outputs[0], node.gradient
+    total = node.backward.summed(g, _softmax_axes(node), keepdims=True)
+    return [node.call("Sub", g, node.times(node.call("Exp", y), total))]
+
+
+def _cumulative_sum(node: DifferentiatedNode) -> Sequence[str | None]:
+    attributes = {
+        "exclusive": node.attributes.get("exclusive", 0),
+        "reverse": 1 - node.attributes.get("reverse", 0),
+    }
+    return [node.call("CumSum", node.gradient, node.inputs[1], **attributes), None]
+
+
+def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> list[str | None]:
+    """Return the gradients of a node whose output elements are elements of its inputs.
+
+    Args:
+        node: the node.
+        places: the inputs whose elements move; None for all.
+    """
+    moving = range(len(node.inputs)) if places is None else places
+    names = {
+        f"input_{place}": node.inputs[place]
+        for place in moving
+        if place < len(node.inputs) and node.is_differentiable(node.inputs[place])
+    }
+    arrays = {local: node.value(name) for local, name in names.items()}
+    other_operands = {
+        f"input_{place}": node.value(name)
+        for place, name in enumerate(node.inputs)
+        if name and f"input_{place}" not in arrays
+    }
+    numbers = dict(numbered(arrays))
+    sources = _numbered_outputs(node, {**numbers, **other_operands})
+    gradients: list[str | None] = [None] * len(node.inputs)
+    flat = node.flat_outputs()
+    for local, name in names.items():
+        first = int(numbers[local].reshape(-1)[0]) if numbers[local].size else 1
+        is_own = (sources >= first) & (sources < first + numbers[local].size)
+        indices = np.where(is_own, sources - first, -1)
+        place = int(local.removeprefix("input_"))
+        gradients[place] = node.gathered(flat, indices, name)
+    return gradients
+
+
+def _numbered_outputs(node: DifferentiatedNode, operands: Mapping[str, Array]) -> Array:
+    """Return the elements that a node moves to its outputs, all outputs as one vector."""
+    copy = type(node.node)()
+    copy.CopyFrom(node.node)
+    copy.input[:] = [f"input_{place}" if name else "" for place, name in enumerate(node.inputs)]
+    outputs = node.backward.run(copy, operands, node.backward.opset)
+    parts = [
+        np.asarray(output, np.float64).reshape(-1)
+        for name, output in zip(filter(None, node.outputs), outputs, strict=True)
+        if node.is_differentiable(name)
+    ]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _scattered(node: DifferentiatedNode) -> Sequence[str | None]:
+    if node.attributes.get("reduction", b"none") != b"none":
+        raise unsupported(node.node, "with a reduction")
+    return _moved(node, (0, 2))
+
+
+def _top_values(node: DifferentiatedNode) -> Sequence[str | None]:
+    x = node.inputs[0]
+    shape = node.shape(x)
+    axis = node.attributes.get("axis", -1) % len(shape)
+    numbers = np.arange(prod(shape)).reshape(shape)
+    if len(node.outputs) < 2 or not node.outputs[1]:  # noqa: PLR2004 - values and indices
+        raise unsupported(node.node, "without its indices")
+    sources = np.take_along_axis(numbers, node.value(node.outputs[1]), axis)
+    return [node.gathered(node.flat_outputs(), sources, x), None]
+
+
+#: The rules by operator.
+RULES: Mapping[str, Rule] = {
+    **{name: _unary(derivative) for name, derivative in _UNARY.items()},
+    **dict.fromkeys(("Add", "Sum"), _add),
+    "Sub": _subtract,
+    "Mul": _multiply,
+    "Div": _divide,
+    "Pow": _power,
+    **dict.fromkeys(("Max", "Min"), _extremum),
+    "Mean": _mean,
+    "Where": _where,
+    "PRelu": _prelu,
+    "Clip": _clip,
+    "Dropout": _dropout,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "ReduceSum": _reduce_sum,
+    "ReduceMean": _reduce_mean,
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), _reduce_extremum),
+    "ReduceProd": _reduce_product,
+    "ReduceSumSquare": _reduce_square,
+    "ReduceL1": _reduce_l1,
+    "ReduceL2": _reduce_l2,
+    "ReduceLogSum": _reduce_log_sum,
+    "ReduceLogSumExp": _reduce_log_sum_exp,
+    "Softmax": _softmax,
+    "LogSoftmax": _log_softmax,
+    "CumSum": _cumulative_sum,
+    **dict.fromkeys(
+        (
+            *("DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+            *("Reshape", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze"),
+            *("Tile", "Transpose", "Trilu", "Unsqueeze"),
+        ),
+        partial(_moved, places=(0,)),
+    ),
+    "Concat": _moved,
+    "Pad": partial(_moved, places=(0, 2)),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _scattered),
+    "TopK": _top_values,
+    **WINDOW_RULES,
+}

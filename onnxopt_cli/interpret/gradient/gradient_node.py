@@ -1,0 +1,117 @@
+"""A Gradient node, and the part of a graph that it differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators.nodes import all_nodes, subgraphs
+
+DOMAIN, NAME = "ai.onnx.preview.training", "Gradient"
+
+
+def is_gradient(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a Gradient."""
+    return (node.domain, node.op_type) == (DOMAIN, NAME)
+
+
+def has_gradient(model: onnx.ModelProto) -> bool:
+    """Return whether a node of a model is a Gradient."""
+    return any(map(is_gradient, all_nodes(model)))
+
+
+def variables_of(node: onnx.NodeProto) -> list[str]:
+    """Return the tensors by which a Gradient node differentiates."""
+    return [x.decode() for a in node.attribute if a.name == "xs" for x in a.strings]
+
+
+class DifferentiatedGraph:
+    """The function that a Gradient node differentiates.
+
+    Args:
+        node: the Gradient node.
+        nodes: the other nodes of its graph.
+        names: names of the graph's inputs and initializers.
+
+    Attributes:
+        xs, zs, y: the tensors that the node names.
+        substitutes: the tensor that takes the place of each of ``xs`` and ``zs``.
+        nodes: the nodes between these tensors and y, in topological order.
+
+    Raises:
+        NodeError: if the node breaks the operator's specification.
+    """
+
+    def __init__(
+        self, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto], names: Sequence[str]
+    ) -> None:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self.xs = [name.decode() for name in attributes.get("xs", [])]
+        self.zs = [name.decode() for name in attributes.get("zs", [])]
+        self.y = attributes.get("y", b"").decode()
+        variables = [*self.xs, *self.zs]
+        if not self.xs or not self.y:
+            raise NodeError("Gradient lacks the attribute xs or y")
+        if len(set(variables)) < len(variables):
+            raise NodeError("Gradient names a tensor twice in xs and zs")
+        if len(node.input) != len(variables):
+            raise NodeError(
+                f"Gradient has {len(node.input)} inputs for {len(variables)} names in xs and zs"
+            )
+        if len(node.output) > len(self.xs):
+            raise NodeError(f"Gradient has {len(node.output)} outputs for {len(self.xs)} xs")
+        producers = {output: producer for producer in nodes for output in producer.output if output}
+        for name in (*variables, self.y):
+            if name not in producers and name not in names:
+                raise NodeError(f"Gradient names an unknown tensor, {printable(name)!r}")
+        self.substitutes = dict(zip(variables, node.input, strict=True))
+        self.nodes = nodes_before([self.y], producers, stop=variables)
+
+
+def node_inputs(node: onnx.NodeProto) -> list[str]:
+    """Return the tensors that a node depends on: its inputs, those of its subgraphs, and y."""
+    names = [name for name in node.input if name]
+    if is_gradient(node):
+        names += [a.s.decode() for a in node.attribute if a.name == "y"]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            names += node_inputs(inner)
+    return names
+
+
+def nodes_before(
+    names: Sequence[str], producers: Mapping[str, onnx.NodeProto], stop: Sequence[str] = ()
+) -> list[onnx.NodeProto]:
+    """Return the nodes that tensors depend on, in topological order.
+
+    Args:
+        names: the tensors.
+        producers: the node of each computed tensor.
+        stop: tensors whose nodes are not followed.
+
+    Raises:
+        NodeError: if nodes depend on each other.
+    """
+    ordered: list[onnx.NodeProto] = []
+    states: dict[int, bool] = {}
+    pending = [(name, False) for name in reversed(names)]
+    while pending:
+        name, visited = pending.pop()
+        node = producers.get(name)
+        if node is None or (name in stop and not visited):
+            continue
+        if visited:
+            if not states[id(node)]:
+                states[id(node)] = True
+                ordered.append(node)
+        elif id(node) not in states:
+            states[id(node)] = False
+            pending.append((name, True))
+            pending += [(source, False) for source in reversed(node_inputs(node))]
+        elif not states[id(node)]:
+            raise NodeError("the model has a cycle")
+    return ordered

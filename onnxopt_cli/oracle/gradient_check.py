@@ -1,0 +1,234 @@
+"""Checks derivatives that are computed in reverse mode against differences of the function itself.
+
+The function that a Gradient node differentiates runs on onnx's reference in double, at points on
+both sides of the node's inputs, at distances h that become smaller. An element of a derivative is
+confirmed if at one of these distances the central difference agrees with it, and the difference
+between the slopes on both sides is small or decreases with h. It does not decrease where the
+function has a kink, such as Relu at 0 or a tie of Max; there the derivative is undefined, and no
+implementation is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.interpret.gradient.gradient_node import (
+    DifferentiatedGraph,
+    is_gradient,
+    node_inputs,
+    nodes_before,
+)
+from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
+from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
+from onnxopt_cli.oracle.patching import replaced, replacements
+
+# Distances in units of the element's magnitude.
+_DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
+# A derivative that differs by a larger share from the difference is not confirmed.
+_AGREEMENT = 1e-6
+# A derivative much smaller than the largest of its tensor is lost in the roundings of the function.
+_SMALL_SHARE = 1e-6
+# The roundings of the function, relative to its outputs.
+_NOISE = 2.0**-46
+# Slopes on both sides that differ by less are equal.
+_SAME_SLOPE = 1e-5
+# If differences along each element would visit more nodes, a few random directions are taken.
+_MAX_VISITS = 40_000
+_RANDOM_DIRECTIONS = 8
+
+
+def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Array]:
+    """Return which elements of derivatives differences do not confirm.
+
+    Args:
+        model: a model with Gradient nodes.
+        inputs: its inputs.
+
+    Returns:
+        For each output of the graph that a Gradient node computes or that depends on one, whether
+        each element is unconfirmed. The mask of an output that a node computes from derivatives is
+        a scalar.
+
+    Raises:
+        NodeError: if a derivative cannot be computed.
+        Exception: any exception that the reference raises.
+    """
+    gradients = [node for node in model.graph.node if is_gradient(node)]
+    functions = [_Function(model, gradient) for gradient in gradients]
+    with np.errstate(all="ignore"), replaced(*replacements()):
+        values = _wide_values(model, inputs, functions)
+        masks: dict[str, Array] = {}
+        for gradient, function in zip(gradients, functions, strict=True):
+            masks |= function.unconfirmed(gradient, values)
+    outputs = [output.name for output in model.graph.output]
+    return {name: masks[name] for name in outputs if name in masks} | {
+        name: np.array(_depends_on_unconfirmed(model, name, masks))
+        for name in outputs
+        if name not in masks
+    }
+
+
+def with_inconclusive_elements(
+    right: Sequence[tuple[Array, Array]], unconfirmed: Array
+) -> tuple[tuple[Array, Array], ...]:
+    """Return right values and their tolerances, which are infinite for unconfirmed elements."""
+    return tuple((value, np.where(unconfirmed, np.inf, limit)) for value, limit in right)
+
+
+def _depends_on_unconfirmed(model: onnx.ModelProto, name: str, masks: Mapping[str, Array]) -> bool:
+    producers = {output: node for node in model.graph.node for output in node.output}
+    before = nodes_before([name], producers, stop=[*masks])
+    read = {source for node in before for source in node_inputs(node)}
+    return any(mask.any() for source, mask in masks.items() if source in read)
+
+
+def _wide_values(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], functions: Sequence[_Function]
+) -> dict[str, Any]:
+    """Return the tensors that functions and their derivatives consist of, in double."""
+    names = list(dict.fromkeys(name for function in functions for name in function.tensors))
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    expanded = expand_gradients(probe, inputs, native_outputs)
+    outputs = ReferenceModel(expanded, wide=True).run(inputs)
+    return dict(zip(names, outputs, strict=True))
+
+
+@dataclass
+class _Direction:
+    """A direction in which the inputs of a function move.
+
+    Attributes:
+        name: the tensor that moves.
+        step: its movement at the distance 1.
+        elements: the elements that move, as flat indices; all for a random direction.
+    """
+
+    name: str
+    step: Array
+    elements: slice | int
+
+
+class _Function:
+    """The function that a Gradient node differentiates, as a model of its own."""
+
+    def __init__(self, model: onnx.ModelProto, gradient: onnx.NodeProto) -> None:
+        names = [value.name for value in (*model.graph.input, *model.graph.initializer)]
+        other_nodes = [node for node in model.graph.node if node is not gradient]
+        graph = DifferentiatedGraph(gradient, other_nodes, names)
+        computed = {output for node in graph.nodes for output in node.output if output}
+        read = [
+            *graph.substitutes,
+            graph.y,
+            *(n for node in graph.nodes for n in node_inputs(node)),
+        ]
+        # A function without nodes is its own input.
+        self._free = [name for name in dict.fromkeys(read) if name not in computed]
+        self._graph, self._model, self._gradient = graph, model, gradient
+        constant_tensors = [name for name in self._free if name not in graph.substitutes]
+        results = [name for name in gradient.output if name]
+        self.tensors = list(dict.fromkeys([*gradient.input, *constant_tensors, *results]))
+
+    def _as_model(self) -> onnx.ModelProto:
+        nodes = self._graph.nodes
+        graph = helper.make_graph(
+            [*nodes, helper.make_node("Identity", [self._graph.y], ["differentiated_y"])],
+            "function",
+            [onnx.ValueInfoProto(name=name) for name in self._free],
+            [onnx.ValueInfoProto(name="differentiated_y")],
+        )
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.CopyFrom(graph)
+        return model
+
+    def unconfirmed(self, gradient: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Array]:
+        """Return for each output of the Gradient node which elements are unconfirmed."""
+        nested = any(map(is_gradient, self._graph.nodes))
+        point = {name: values[self._graph.substitutes.get(name, name)] for name in self._free}
+        model = self._as_model()
+        if nested:
+            # Derivatives of derivatives: the inner ones have been confirmed by themselves.
+            model = expand_gradients(model, point, native_outputs)
+        function = ReferenceModel(model, wide=True)
+        (y,) = function.run(point)
+        masks: dict[str, Array] = {}
+        for name, output in zip(self._graph.xs, gradient.output, strict=False):
+            if not output:
+                continue
+            derivative = values[output]
+            mask = np.zeros(derivative.size, bool)
+            for direction in _directions(name, point[name], len(model.graph.node)):
+                if not _is_confirmed(function, point, y, direction, derivative):
+                    mask[direction.elements] = True
+            masks[output] = mask.reshape(derivative.shape)
+        return masks
+
+
+def _directions(name: str, x: Array, nodes: int) -> Iterator[_Direction]:
+    """Yield the directions in which a tensor moves: each element, or random ones."""
+    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
+    typical = float(finite.max(initial=0.0)) or 1.0
+    sizes = np.where(finite > 0, finite, typical)
+    if 2 * len(_DISTANCES) * nodes * x.size <= _MAX_VISITS:
+        for index in range(x.size):
+            step = np.zeros(x.size)
+            step[index] = sizes.reshape(-1)[index]
+            yield _Direction(name, step.reshape(x.shape), index)
+        return
+    random = np.random.default_rng(prod(x.shape))
+    for _ in range(_RANDOM_DIRECTIONS):
+        yield _Direction(name, sizes * random.choice([-1.0, 1.0], x.shape), slice(None))
+
+
+def _is_confirmed(
+    function: ReferenceModel,
+    point: Mapping[str, Any],
+    y: Array,
+    direction: _Direction,
+    derivative: Array,
+) -> bool:
+    """Return whether differences along a direction confirm a derivative."""
+    terms = derivative * direction.step
+    # The step is zero for the elements that do not move, whose derivative may be infinite.
+    stated = float(np.sum(np.where(direction.step != 0, terms, 0.0)))
+    if not np.isfinite(stated):
+        return False
+    largest = np.abs(derivative[np.isfinite(derivative)]).max(initial=0.0)
+    scale = max(abs(stated), _SMALL_SHARE * largest * float(np.abs(direction.step).max()))
+    central_before, gap_before = np.inf, 0.0
+    for distance in _DISTANCES:
+        slopes, noise = [], 0.0
+        for sign in (1, -1):
+            moved = point[direction.name] + sign * distance * direction.step
+            (moved_y,) = function.run({**point, direction.name: moved})
+            moved_y = np.asarray(moved_y, np.float64)
+            # NaN and infinity that stay as they are do not depend on the direction.
+            same = (moved_y == y) | (np.isnan(moved_y) & np.isnan(y))
+            change = np.where(same, 0.0, moved_y - y)
+            slopes.append(float(change.sum()) * sign / distance)
+            noise += _NOISE * float(np.abs(moved_y[~same]).sum()) / distance
+        central, gap = sum(slopes) / 2, abs(slopes[0] - slopes[1])
+        if not np.isfinite(central + noise):
+            continue
+        # Errors of central differences are proportional to the square of the distance.
+        extrapolated = (64 * central - central_before) / 63
+        agrees = any(
+            abs(estimate - stated) <= _AGREEMENT * scale + noise
+            for estimate in (central, extrapolated)
+        )
+        smooth = gap <= max(_SAME_SLOPE * scale + noise, gap_before / 4)
+        if agrees and smooth:
+            return True
+        central_before, gap_before = central, gap
+    return False

@@ -1,0 +1,175 @@
+"""Run the rows of the gallery on their runtimes: is each defect reproduced?
+
+``python scripts/check_gallery.py openvino tract`` checks the rows of two runtimes, each through its
+adapter; without names, all runtimes are checked. A row is
+
+- ``reproduced`` if the runtime returns the wrong value of the row,
+- ``fixed`` if its case passes, in the version that is printed,
+- ``different`` if the case fails otherwise, or the runtime does not compute it.
+
+The script exits with 1 if a row is not reproduced, or a runtime does not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from onnxopt_cli import OnnxoptError, Outcome, Result, load_cases
+from onnxopt_cli._api import Collection, Interruption, RunConfig, open_session
+from onnxopt_cli.backends.resolve import BUILT_IN
+from onnxopt_cli.core.diff import place
+from onnxopt_cli.suites.gallery.gallery_suite import (
+    Defect,
+    Observation,
+    TestedRuntime,
+    runtimes,
+)
+
+# A value counts as the wrong one if it is this near to it, in parts of the distance to the right
+# one: other processors round differently.
+_MAX_DISTANCE = 0.1
+_MAX_MESSAGE_CHARS = 100
+
+
+class DefectState(StrEnum):
+    """The state of a defect in the version that was run."""
+
+    REPRODUCED = "reproduced"
+    FIXED = "fixed"
+    DIFFERENT = "different"
+
+
+class CheckedRow(NamedTuple):
+    """A row that was run.
+
+    Attributes:
+        row: the row.
+        state: whether its defect was reproduced.
+        seen: what the runtime returned, or why it returned nothing.
+    """
+
+    row: Defect
+    state: DefectState
+    seen: str
+
+
+def check_row(row: Defect, result: Result) -> CheckedRow:
+    """Compare the result of a row's case with the row."""
+    message = result.message.partition("\n")[0][:_MAX_MESSAGE_CHARS]
+    if result.outcome is Outcome.PASS:
+        return CheckedRow(row, DefectState.FIXED, "passes")
+    is_text = isinstance(row.right, Mapping) and "text" in row.right
+    if is_text or (row.varies and result.outcome is Outcome.FAIL):
+        failed = result.outcome in {Outcome.FAIL, Outcome.ERROR}
+        state = DefectState.REPRODUCED if failed else DefectState.DIFFERENT
+        return CheckedRow(row, state, f"{result.outcome}: {message}")
+    observed = _observed(row, result)
+    if observed is None:
+        return CheckedRow(row, DefectState.DIFFERENT, f"{result.outcome}: {message}")
+    state = DefectState.REPRODUCED if is_near(row, observed) else DefectState.DIFFERENT
+    return CheckedRow(row, state, described(row, observed))
+
+
+def _observed(row: Defect, result: Result) -> Observation | None:
+    """Return the element, shape or type that a row is about; None without outputs."""
+    for diff, output in zip(result.diffs, result.returned, strict=False):
+        if diff.name == row.output and isinstance(output, np.ndarray):
+            return row.observe(output)
+    return None
+
+
+def is_near(row: Defect, observed: Observation) -> bool:
+    """Return whether an observation is the wrong one of a row."""
+    wrong, right = row.wrong, row.right
+    if isinstance(wrong, Mapping) or isinstance(right, Mapping) or isinstance(observed, Mapping):
+        return observed == wrong
+    if not (math.isfinite(wrong) and math.isfinite(observed)):
+        return observed == wrong or (math.isnan(observed) and math.isnan(wrong))
+    distance = abs(wrong - right) if math.isfinite(right) else abs(wrong)
+    return abs(observed - wrong) <= _MAX_DISTANCE * distance
+
+
+def described(row: Defect, observation: Observation) -> str:
+    """Return an observation in words: ``Y[0, 1] = 2.5``, ``shape of Y: [2, 1]``."""
+    if isinstance(observation, Mapping):
+        ((kind, value),) = observation.items()
+        return str(value) if kind == "text" else f"{kind} of {row.output}: {value}"
+    return f"{row.output}{place(row.element)} = {observation:.9g}"
+
+
+def check_runtime(runtime: TestedRuntime, backend: str) -> tuple[str, list[CheckedRow]]:
+    """Run the rows of a runtime.
+
+    Args:
+        runtime: the runtime.
+        backend: the specification of the backend.
+
+    Returns:
+        The version of the backend, and its rows.
+
+    Raises:
+        OnnxoptError: if the backend does not start.
+    """
+    cases = load_cases(f"gallery/{runtime.adapter}")
+    config = RunConfig(backends=(backend,))
+    with open_session(config, lambda: Collection(tuple(cases), ()), Interruption()) as session:
+        results = {result.case: result for row in session.rows() for result in row}
+        version = session.plan.backends[0].version
+    rows = {f"gallery/{runtime.adapter}/{row.name}": row for row in runtime.defects}
+    return version, [check_row(row, results[name]) for name, row in rows.items()]
+
+
+def lines(runtime: TestedRuntime, version: str, checked: Sequence[CheckedRow]) -> Iterator[str]:
+    """Yield a line for each row, and one with the counts."""
+    for row, state, seen in checked:
+        where = f" in {version}" if state is DefectState.FIXED else ""
+        expected = described(row, row.wrong)
+        mismatch = f"; expected {expected}" if state is DefectState.DIFFERENT else ""
+        yield f"{state}{where}  {runtime.adapter}/{row.name}: {seen}{mismatch}"
+    counts = Counter(row.state for row in checked)
+    listed = ", ".join(f"{counts[state]} {state}" for state in DefectState)
+    yield f"{runtime.adapter}: {len(checked)} rows on {version}: {listed}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the runtimes that are named; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("adapters", nargs="*", metavar="ADAPTER")
+    parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="ADAPTER=BACKEND",
+        help="the backend to use for the rows of an adapter, as after -b",
+    )
+    options = parser.parse_args(arguments)
+    backends = dict(text.partition("=")[::2] for text in options.backend)
+    totals: Counter[str] = Counter()
+    for runtime in runtimes():
+        if options.adapters and runtime.adapter not in options.adapters:
+            continue
+        built_in = runtime.adapter in BUILT_IN
+        named = runtime.adapter if built_in else f"adapter:{runtime.adapter}"
+        try:
+            version, checked = check_runtime(runtime, backends.get(runtime.adapter, named))
+        except OnnxoptError as error:
+            print(f"{runtime.adapter}: not checked: {error.message}", flush=True)
+            totals["not checked"] += len(runtime.defects)
+            continue
+        for line in lines(runtime, version, checked):
+            print(line, flush=True)
+        totals.update(str(row.state) for row in checked)
+    print(", ".join(f"{count} {state}" for state, count in totals.items()))
+    return int(set(totals) != {str(DefectState.REPRODUCED)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
