@@ -18,10 +18,10 @@ def command(context: click.Context) -> None:
     """List, check, install and create backends.
 
     \b
-    onnxopt backends                       list backends and adapters with their versions
-    onnxopt backends install adapter:tract install the packages of an adapter
-    onnxopt backends check exec:./adapter  test a backend against its protocol
-    onnxopt backends new acme              write a working plugin to start from
+    onnxopt backends                         list backends and adapters
+    onnxopt backends install adapter:tract   install an adapter's packages
+    onnxopt backends check exec:./adapter    test a backend by its protocol
+    onnxopt backends new acme                write a working plugin
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return

@@ -246,12 +246,12 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
 
     written = [value] if isinstance(value, str) else value
     expanded = [*map(configuration.backend, written)]
-    is_typed = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    source = context.get_parameter_source(str(parameter.name))
     for text, backend in zip(written, expanded, strict=True):
-        if not is_typed or text != backend:
-            name = text.partition(",")[0]
-            place = configuration.place("backends", name) if text != backend else ""
-            require_installed(backend, place or context.meta[_PLACES][parameter.name])
+        if text != backend:
+            require_installed(backend, configuration.place("backends", text.partition(",")[0]))
+        elif source is ParameterSource.DEFAULT_MAP:
+            require_installed(backend, context.meta[_PLACES][parameter.name])
     return expanded[0] if isinstance(value, str) else tuple(expanded)
 
 
