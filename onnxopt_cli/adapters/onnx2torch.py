@@ -1,0 +1,47 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = [
+#     "torch==2.13.0", "torchvision==0.28.0", "onnx2torch==1.5.15",
+#     "onnx==1.23.2", "numpy==2.4.6",
+# ]
+#
+# [tool.onnxopt]
+# runtime = "onnx2torch"
+# unsupported = ["Couldn't load custom C\\+\\+ ops"]
+# ///
+"""onnx2torch on the CPU.
+
+It raises NotImplementedError for operators, versions and attributes that it lacks. The module that
+it creates returns one value for each node whose outputs the graph returns: a list, or the value
+alone if it is one. The value is a list of outputs for a node that has several, or the first
+output, where onnx2torch computes no others.
+"""
+
+import torch
+
+from onnxopt_cli.backends.glue.torch_tensors import from_torch, to_torch
+from onnxopt_cli.backends.glue.torchvision_operators import import_torchvision
+
+import_torchvision()
+import onnx2torch  # noqa: E402 - imports torchvision
+
+
+class Backend:
+    """Converts each model and runs it without gradients."""
+
+    def run(self, model, inputs):
+        """Return the outputs of a model, in the graph's order."""
+        module = onnx2torch.convert(model).eval()
+        with torch.no_grad():
+            returned = module(*map(to_torch, inputs.values()))
+        names = [output.name for output in model.graph.output]
+        nodes = {name: node for node in model.graph.node for name in node.output}
+        # Nodes have no identity in Python: their first outputs identify them.
+        order = list(dict.fromkeys(nodes[name].output[0] for name in names))
+        values = dict(zip(order, returned if len(order) > 1 else [returned], strict=True))
+        outputs = {}
+        for first, value in values.items():
+            produced = nodes[first].output
+            several = len(produced) > 1 and isinstance(value, (list, tuple))
+            outputs |= zip(produced, value, strict=False) if several else {first: value}
+        return from_torch([outputs.get(name) for name in names])

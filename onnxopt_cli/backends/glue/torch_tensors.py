@@ -1,0 +1,54 @@
+"""Conversion of values to and from torch, for adapters of converters to torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import DTYPES, Value
+from onnxopt_cli.errors import Unsupported
+
+# The value of numpy.dtype.isbuiltin for a type that ml_dtypes has registered.
+_REGISTERED = 2
+# torch declares these types, but has no operators for them.
+_PLACEHOLDERS = {"int2", "int4", "uint2", "uint4"}
+
+
+def to_torch(value: Value) -> Any:
+    """Convert a tensor to a torch tensor with its own memory, and a sequence to a list of these.
+
+    Raises:
+        Unsupported: if torch has no such element type, or the value is a map.
+    """
+    import torch
+
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [to_torch(element) for element in value]
+    if isinstance(value, dict):
+        raise Unsupported("torch has no maps")
+    array = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+    name = array.dtype.name
+    dtype = None if name in _PLACEHOLDERS else getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unsupported(f"torch has no tensors of type {name}")
+    if array.dtype.isbuiltin != _REGISTERED:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
+
+
+def from_torch(result: Any) -> Any:
+    """Convert a torch tensor to an array, and those in a list or tuple; return others unchanged."""
+    import torch
+
+    if isinstance(result, (list, tuple)):
+        return [from_torch(element) for element in result]
+    if not isinstance(result, torch.Tensor):
+        return result
+    tensor = result.detach().cpu().contiguous()
+    dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+    if dtype.isbuiltin != _REGISTERED:
+        return tensor.resolve_conj().resolve_neg().numpy()
+    return tensor.view(getattr(torch, f"uint{8 * dtype.itemsize}")).numpy().view(dtype)
