@@ -26,16 +26,6 @@ from onnxopt_cli.analysis.lowered_nodes import (
     WrongNode,
     wrong_nodes,
 )
-from onnxopt_cli.analysis.reproduce import (
-    Observation,
-    agrees_with,
-    conforms,
-    observe,
-    refuses,
-    reproduces,
-    returned_arrays,
-    returns,
-)
 from onnxopt_cli.analysis.samples import Sample, sample
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
@@ -56,6 +46,16 @@ from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.run.reproduce import (
+    Observation,
+    agrees_with,
+    conforms,
+    observe,
+    refuses,
+    reproduces,
+    returned_arrays,
+    returns,
+)
 from onnxopt_cli.run.rerun import ModelRunner, call_model
 
 #: Larger cases are skipped: reading one may take longer than the rest of the search.

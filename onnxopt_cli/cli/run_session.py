@@ -334,10 +334,8 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         judged = session.plan.judging
         writes.append(partial(write_artifacts, config.artifacts, view, cases, judged))
     if config.update_expect:
-        path, expectations = config.update_expect, session.expectations
-        writes.append(
-            lambda: display.print(api.update_expectations(path, expectations, record, session.ids))
-        )
+        path = config.update_expect
+        writes.append(lambda: display.print(_updated_expectations(path, session, view)))
     writes += [partial(write_report, form, path, view) for form, path in reports]
     if config.log_file:
         writes.append(session.require_log)
@@ -347,6 +345,15 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         for line in _located(session):
             display.print(line)
     return record.exit_code or 0
+
+
+def _updated_expectations(path: Path, session: api.Session, view: RunView) -> str:
+    from onnxopt_cli.report.view.causes import causes_by_result
+
+    record, ids = view.record, session.ids
+    cases = {case.id: case for case in session.plan.cases}
+    causes = causes_by_result(view.nonconforming, record.explanations)
+    return api.update_expectations(path, session.expectations, record, ids, cases, causes)
 
 
 def _located(session: api.Session) -> Iterator[Text]:

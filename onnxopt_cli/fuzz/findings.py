@@ -10,11 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from onnxopt_cli.analysis.explain import explain
-from onnxopt_cli.analysis.reproduce import (
-    Observation,
-    observe,
-    reproduces,
-)
 from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
@@ -36,6 +31,11 @@ from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import judge
+from onnxopt_cli.run.reproduce import (
+    Observation,
+    observe,
+    reproduces,
+)
 
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 

@@ -29,6 +29,7 @@ from onnxopt_cli.oracle.expected import Expected
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 _MAX_LISTED_INPUTS = 10
+_INPUTS_CHANGED = "inputs changed: "
 
 
 def invalid_result(case: Case, problem: Problem | None, expected: Expected, backend: str) -> Result:
@@ -91,7 +92,7 @@ def judge(
         agrees = not response.changed and all(diff.agrees for diff in diffs)
         outcome = Outcome.PASS if agrees else Outcome.FAIL
         if response.changed:
-            messages = [f"inputs changed: {some_of(response.changed, _MAX_LISTED_INPUTS)}"]
+            messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
             # Importing it would delay runs without trajectories.
             from onnxopt_cli.run.stepwise import course
@@ -161,6 +162,17 @@ def _result(
         printed="" if outcome in _OUTPUT_HIDDEN else response.printed,
         note=note,
     )
+
+
+def other_defect(result: Result) -> str:
+    """Return the part of a failure's message that wrong outputs do not account for; may be empty.
+
+    That is a model which must be rejected, a changed input, or a leak.
+    """
+    steps = tuple(result.curve)
+    rest = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
+    # The message of a trajectory has a summary of its wrong steps, too.
+    return rest if not steps or rest.startswith(_INPUTS_CHANGED) else ""
 
 
 # The text that a backend prints is not kept with these outcomes.

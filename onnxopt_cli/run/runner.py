@@ -78,7 +78,8 @@ class Plan:
         failed: number of cases that already failed in the log from which the run resumes.
         started: called with a case's id and a backend's name just before the backend runs the
             case.
-        review: compares each result with the expectations.
+        review: compares each result with the expectations; it gets the case, or None for a result
+            that concerns no case.
         interruption: set when the user interrupts the run.
         vacuity: rejects passes that a backend without any computation would also get.
         oracle: yields the expected results.
@@ -93,7 +94,7 @@ class Plan:
     max_fail: int = 0
     failed: int = 0
     started: Callable[[str, str], None] = lambda _case, _backend: None
-    review: Callable[[Result], Result] = lambda result: result
+    review: Callable[[Result, Case | None], Result] = lambda result, _case: result
     interruption: Interruption = field(default_factory=Interruption)
     vacuity: VacuityCheck = field(default_factory=VacuityCheck)
     oracle: Oracles = field(default_factory=lambda: Oracles(Judging()))
@@ -152,7 +153,8 @@ def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
             yield results
     for case in remaining:
         yield tuple(
-            plan.review(unanswered(case, executor.name, stopped)) for executor in plan.backends
+            plan.review(unanswered(case, executor.name, stopped), case)
+            for executor in plan.backends
         )
     if not stopped and (incidents := tuple(_incidents(plan))):
         yield incidents
@@ -272,7 +274,7 @@ def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
     """Wait for the responses to a case; judge, check and review them."""
     with _noted(submission.case):
         results = [_result(plan, submission, index) for index in range(len(plan.backends))]
-        return tuple(map(plan.review, results))
+        return tuple(plan.review(result, submission.case) for result in results)
 
 
 def _result(plan: Plan, submission: _Submission, index: int) -> Result:
@@ -409,7 +411,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
             operators=case.operators or result.operators,
             backend=executor.name,
         )
-        reviewed.append(plan.review(shared_result))
+        reviewed.append(plan.review(shared_result, case))
     return tuple(reviewed)
 
 
@@ -423,5 +425,5 @@ def _incidents(plan: Plan) -> Iterator[Result]:
             outcome, message = incident.outcome, incident.message
             result = Result(case_id, location, (), executor.name, outcome, message=message)
             earlier = by_place.get(incident.place)
-            by_place[incident.place] = worse(earlier, plan.review(result))
+            by_place[incident.place] = worse(earlier, plan.review(result, None))
         yield from by_place.values()

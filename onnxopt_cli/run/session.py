@@ -116,7 +116,7 @@ def open_session(
         OnnxoptError: if a file is wrong or cannot be written, a backend cannot be started, or
             nothing is selected.
     """
-    expectations = Expectations.read(config.expectation_files())
+    expectations = Expectations.read(config.expectation_files(), config.judging)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, telling
     )
@@ -334,6 +334,7 @@ class Session:
     def _rerun_on(self, backend: str) -> Iterator[Result]:
         results = {case: result for (case, name), result in self.results.items() if name == backend}
         cases = [case for case in self.plan.cases if case.id in results]
+        by_id = {case.id: case for case in cases}
         logged_reruns = self._log.rerun if self._log else ()
         suspects = [
             results[case.id]
@@ -347,7 +348,7 @@ class Session:
         opened = restarted_backend(self.plan, backend, self.config.execution, self.cluster)
         with opened as restarted:
             for rerun in run_again(cases, results, suspects, restarted, self.config.rerun or 0):
-                result = self._review(rerun)
+                result = self._review(rerun, by_id[rerun.case])
                 self._keep(result, "rerun")
                 yield result
 
@@ -402,7 +403,11 @@ class Session:
             rows = [complete_row(log.results, case.id, self._backends) for case in self.plan.cases]
             resumed = [result for row in rows for result in row]
             resumed += [result for result in results if result.case in OUTSIDE_IDS]
-        self.results |= {(result.case, result.backend): self._review(result) for result in resumed}
+        cases = {case.id: case for case in self.plan.cases}
+        self.results |= {
+            (result.case, result.backend): self._review(result, cases.get(result.case))
+            for result in resumed
+        }
 
     def _require_same(self, log: Log, header: Header) -> None:
         differences = log.header.differences(header)
@@ -417,8 +422,8 @@ class Session:
                 hint="use the same cases, backends and options, or write a new log",
             )
 
-    def _review(self, result: Result) -> Result:
-        return self.expectations.review(result, self._backends[result.backend])
+    def _review(self, result: Result, case: Case | None) -> Result:
+        return self.expectations.review(result, self._backends[result.backend], case)
 
     def _keep(self, result: Result, record: str) -> None:
         """Store a result, and write it to the log, if any, as a record of the given type."""

@@ -8,7 +8,8 @@ from pathlib import Path
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 _HEAD = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
-_CASE = """\
+#: A case with the name and the first element of X.
+CASE = """\
   - name: {name}
     attributes: {{alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}}
     inputs: {{R: 0.1, T: 1, X: [{place}.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]}}
@@ -115,7 +116,7 @@ class SlowAtD(Right):
 
 def write_demo(folder: Path) -> Path:
     """Write ``demo.yaml`` with the cases ``demo/demo/a`` to ``f``, and ``vendor.py``."""
-    cases = (_CASE.format(name=name, place=place) for place, name in enumerate(NAMES, start=1))
+    cases = (CASE.format(name=name, place=place) for place, name in enumerate(NAMES, start=1))
     (folder / "demo.yaml").write_text(_HEAD + "".join(cases))
     (folder / "vendor.py").write_text(_BACKENDS)
     return folder

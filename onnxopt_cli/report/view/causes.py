@@ -92,6 +92,28 @@ def group_failures(
     return sorted(failure_groups, key=_severity)
 
 
+def causes_by_result(
+    failed: Sequence[Result], explanations: Sequence[Explanation]
+) -> dict[tuple[str, str], str]:
+    """Return a description of the cause of each failure, by backend and case.
+
+    The failures of each operator are grouped apart, so that a description names one operator.
+
+    Args:
+        failed: results that are not as expected.
+        explanations: explanations of the failures.
+    """
+    by_operators: dict[tuple[str, ...], list[Result]] = {}
+    for result in failed:
+        by_operators.setdefault(result.operators, []).append(result)
+    return {
+        (result.backend, result.case): group.cause
+        for results in by_operators.values()
+        for group in group_failures(results, explanations)
+        for result in group.results
+    }
+
+
 def _patterns(results: Sequence[Result]) -> list[str]:
     """Return the message pattern of each result."""
     operators = {name for result in results for name in result.operators}

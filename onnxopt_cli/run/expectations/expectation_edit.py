@@ -15,6 +15,8 @@ from onnxopt_cli.run.expectations.expectation_file import Layer
 
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
+# A longer list has one item a line.
+_MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
 
@@ -59,18 +61,17 @@ class Edit:
             FlowStyle: if the field shares a line with another.
         """
         start, end = self._field_span(index, name)
-        head = re.match(rf"\s*(- +)?{name}\s*:", self._lines[start])
-        if head is None or (head[1] and not words):
+        head = re.match(r"(\s*)(- +)?" + re.escape(name) + r"\s*:", self._lines[start])
+        if head is None or (head[2] and not words):
             raise FlowStyle
-        tokens = list(map(text_token, words))
-        value = tokens[0] if len(tokens) == 1 else f"[{', '.join(tokens)}]"
         comment = _COMMENT.search(self._lines[start][head.end() :])
         tail = comment.group() if comment else ""
-        line = f"{head.group()} {value}{tail}"
-        self.changes.append((start, end, [line] if words else []))
+        value, *items = _value(words, head[1] + " " * len(head[2] or "")) if words else [""]
+        line = f"{head.group()}{value}{tail}"
+        self.changes.append((start, end, [line, *items] if words else []))
 
-    def append(self, entries: Sequence[Mapping[str, str]]) -> None:
-        """Add entries after the last one.
+    def append(self, entries: Sequence[Mapping[str, Sequence[str]]]) -> None:
+        """Add entries after the last one, each with the words of its fields.
 
         Raises:
             FlowStyle: if entries share a line.
@@ -82,11 +83,12 @@ class Edit:
             indent = _indent(self._lines[start])
         else:
             place, head = self._empty_list()
-        block = [
-            f"{indent}{'- ' if number == 0 else '  '}{name}: {text_token(value)}"
-            for entry in entries
-            for number, (name, value) in enumerate(entry.items())
-        ]
+        block = []
+        for entry in entries:
+            for number, (name, words) in enumerate(entry.items()):
+                value, *items = _value(words, f"{indent}  ")
+                block.append(f"{indent}{'- ' if number == 0 else '  '}{name}:{value}")
+                block += items
         self.changes.append((place, place, head + block))
 
     def pin(self, suites: Sequence[str]) -> None:
@@ -155,6 +157,17 @@ class Edit:
 
     def _is_comment(self, line: int) -> bool:
         return self._lines[line].lstrip().startswith("#")
+
+
+def _value(words: Sequence[str], indent: str) -> list[str]:
+    """Return the rest of the line of a field, and lines for the items of a long list."""
+    tokens = list(map(text_token, words))
+    if len(tokens) == 1:
+        return [f" {tokens[0]}"]
+    listed = f" [{', '.join(tokens)}]"
+    if len(listed) <= _MAX_LIST_CHARS:
+        return [listed]
+    return ["", *(f"{indent}  - {token}" for token in tokens)]
 
 
 def _indent(line: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
@@ -19,8 +19,13 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.errors import Fault
+from onnxopt_cli.run.judge import other_defect
 
 T = TypeVar("T")
+
+#: Returns how a failure differs from that of known mistakes; see
+#: :func:`onnxopt_cli.run.reproduce.unlike_mistakes`.
+UnlikeMistakes: TypeAlias = Callable[[Result, Sequence[str]], str]
 
 #: The word for an unstable outcome.
 FLAKY = "flaky"
@@ -56,6 +61,9 @@ class Entry:
         backend: a glob over names of backends.
         version: a version specifier of ``packaging`` for the backend; empty for all versions.
         outcomes: allowed words: outcomes, and :data:`FLAKY`.
+        mistakes: names of the known mistakes that reproduce a failure together; empty for any
+            failure.
+        outputs: names of the outputs that are wrong in a failure; empty for any outputs.
         reason: the reason, as text.
         issue: link to an issue.
         expires: the first day on which the entry is no longer valid.
@@ -67,6 +75,8 @@ class Entry:
     backend: str
     version: str
     outcomes: frozenset[str]
+    mistakes: tuple[str, ...] = ()
+    outputs: frozenset[str] = frozenset()
     reason: str = ""
     issue: str = ""
     expires: date | None = None
@@ -106,9 +116,32 @@ class Entry:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
         return outcome in self.outcomes or (outcome == Outcome.PASS and FLAKY in self.outcomes)
 
+    def other_failure(self, result: Result, unlike_mistakes: UnlikeMistakes) -> str:
+        """Return how an allowed result differs from the failure that the entry describes.
+
+        Args:
+            result: the result.
+            unlike_mistakes: returns how a failure differs from that of known mistakes.
+
+        Returns:
+            The difference in words; empty without a difference, and for an entry that describes no
+            failure.
+        """
+        if result.outcome is not Outcome.FAIL or not (self.mistakes or self.outputs):
+            return ""
+        if defect := other_defect(result):
+            return defect
+        wrong = [diff.name for diff in result.wrong]
+        if self.outputs and {*wrong} != self.outputs:
+            return f"wrong outputs: {', '.join(wrong) or 'none'}"
+        return unlike_mistakes(result, self.mistakes) if self.mistakes else ""
+
     def __str__(self) -> str:
         why = ", ".join(filter(None, (self.reason, self.issue)))
-        return f"expected {' or '.join(sorted(self.outcomes))} ({self.where}){why and f': {why}'}"
+        parts = [" or ".join(sorted(self.outcomes))]
+        parts += [f"of {', '.join(sorted(self.outputs))}"] if self.outputs else []
+        parts += [f"by {' and '.join(map(repr, self.mistakes))}"] if self.mistakes else []
+        return f"expected {' '.join(parts)} ({self.where}){why and f': {why}'}"
 
 
 def version_number(backend: BackendIdentity) -> str:
@@ -175,8 +208,14 @@ def _entry(node: Node, path: Path) -> Entry:
     """Return the entry at a node that the schema accepts.
 
     Raises:
-        FormatError: if its version range or date is invalid.
+        FormatError: if its version range or date is invalid, or it describes a failure without
+            allowing one.
     """
+    outcomes = frozenset(str(word.scalar) for word in _items(node.field("outcome")))
+    for name in ("mistake", "outputs"):
+        described = node.field(name)
+        if described is not None and Outcome.FAIL.value not in outcomes:
+            raise unexpected(described, "the outcome fail beside it")
     version = _read(node.field("version"), _range, 'a range of versions, as in ">=1.20,<1.32"')
     day = "a day of the calendar, as in 2031-12-31"
     return Entry(
@@ -185,7 +224,9 @@ def _entry(node: Node, path: Path) -> Entry:
         patterns=_patterns(node.field("case")),
         backend=_text(node, "backend") or "*",
         version=version or "",
-        outcomes=frozenset(str(word.scalar) for word in _items(node.field("outcome"))),
+        outcomes=outcomes,
+        mistakes=tuple(str(name.scalar) for name in _items(node.field("mistake"))),
+        outputs=frozenset(str(name.scalar) for name in _items(node.field("outputs"))),
         reason=_text(node, "reason"),
         issue=_text(node, "issue"),
         expires=_read(node.field("expires"), date.fromisoformat, day),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.yaml_syntax import read_source
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import (
     HARMLESS,
@@ -36,7 +39,7 @@ from onnxopt_cli.suites.collect import require_version
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """Expectation files, and the day that decides which entries have expired.
+    """Expectation files, the day that decides which entries have expired, and how runs judge.
 
     If several entries apply to a result, those of later files take precedence; within a file, an
     entry that names only this case by its id, else the last entry. Expired entries are ignored.
@@ -44,9 +47,10 @@ class Expectations:
 
     layers: tuple[Layer, ...]
     today: date
+    judging: Judging = field(default_factory=Judging)
 
     @classmethod
-    def read(cls, paths: tuple[Path, ...]) -> Expectations:
+    def read(cls, paths: tuple[Path, ...], judging: Judging | None = None) -> Expectations:
         """Read files, in order of increasing precedence, as of today in UTC.
 
         Raises:
@@ -65,7 +69,7 @@ class Expectations:
                 printable("\n".join(map(str, problems)), lines=True),
                 hint="onnxopt schema expect describes the format",
             )
-        return cls(tuple(layers), datetime.now(UTC).date())
+        return cls(tuple(layers), datetime.now(UTC).date(), judging or Judging())
 
     @property
     def hash(self) -> str:
@@ -110,10 +114,15 @@ class Expectations:
                         message = f"{entry.backend} is not {backend.name}; write {pattern}"
                         yield Fault(entry.where, printable(message))
 
-    def review(self, result: Result, backend: BackendIdentity) -> Result:
+    def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
         """Return the result with its standing, and with the entry that applies to it.
 
         Without any file, only flaky results have a standing. Cases that were not run have none.
+
+        Args:
+            result: the result.
+            backend: its backend.
+            case: its case; None for a result that concerns no case.
         """
         if result.outcome is Outcome.NOT_RUN:
             return result
@@ -124,8 +133,10 @@ class Expectations:
             return replace(result, standing=standing, expectation="")
         must_pass = self.must_pass(result.case)
         entry = None if must_pass else self.entry(result.case, backend)
+        difference = ""
         if entry is not None and entry.allows(result):
-            standing = Standing.EXPECTED
+            difference = entry.other_failure(result, partial(self.unlike_mistakes, case))
+            standing = Standing.CHANGED if difference else Standing.EXPECTED
         elif result.flaky:
             standing = Standing.FLAKY
         elif entry is None:
@@ -136,7 +147,15 @@ class Expectations:
         else:
             harmless = entry.outcomes <= {outcome.value for outcome in HARMLESS}
             standing = Standing.UNEXPECTED_FAIL if harmless else Standing.CHANGED
-        return replace(result, standing=standing, expectation=must_pass or str(entry or ""))
+        expectation = "; but ".join(filter(None, (must_pass or str(entry or ""), difference)))
+        return replace(result, standing=standing, expectation=expectation)
+
+    def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
+        """Return how a failure differs from that of known mistakes; empty if it does not."""
+        # Importing it would delay runs without such an entry.
+        from onnxopt_cli.run.reproduce import unlike_mistakes
+
+        return unlike_mistakes(result, case, self.judging, names)
 
     def entry(self, case: str, backend: BackendIdentity) -> Entry | None:
         """Return the entry that applies to a case on a backend; None if there is no such entry."""

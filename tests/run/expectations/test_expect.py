@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema_rs
 import pytest
 from demo import backend, records, run_arguments, write_demo
+from places import REPOSITORY
 
+from onnxopt_cli import Execution, Isolation, NotConformingError, check, load_cases
+
+DOCS = REPOSITORY / "docs"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
 
 
@@ -184,6 +189,10 @@ def test_log_contains_standings_and_findings(run, demo, onnxopt):
         (f"{HEAD}  - {{case: x, outcome: fail, expires: 2030-02-30}}\n", "a day of the calendar"),
         (f"{HEAD}  - {{case: x, outcome: fail, expires: soon}}\n", "a date, as in"),
         (f"{HEAD}  - {{case: x, outcome: fail, issue: 'javascript:x'}}\n", "a link that begins"),
+        (f"{HEAD}  - {{case: x, outcome: error, mistake: y}}\n", "expected the outcome fail"),
+        (f"{HEAD}  - {{case: x, outcome: [pass], outputs: y}}\n", "expected the outcome fail"),
+        (f"{HEAD}  - {{case: x, outcome: fail, outputs: []}}\n", "the name of an output"),
+        (f"{HEAD}  - {{case: x, outcome: fail, mistake: 3}}\n", "the name of a known mistake"),
         (f"{HEAD}  - &a {{case: x, outcome: fail}}\n  - *a\n", "the anchor &a"),
         (f"{HEAD}  - [\n", "invalid YAML"),
         ("onnxopt-expect: 1\nmust-pass: x\n", "must-pass: found"),
@@ -212,6 +221,7 @@ def test_missing_file_is_named(demo, onnxopt):
 def test_published_schema_rejects_other_files(onnxopt):
     validator = jsonschema_rs.validator_for(json.loads(onnxopt("schema", "expect").out))
     entry = {"case": ["a", "b*"], "outcome": ["fail", "flaky"], "expires": "2031-01-01"}
+    entry |= {"mistake": "step with the old V", "outputs": ["X_new"]}
     assert validator.is_valid({"onnxopt-expect": 1, "expect": [entry], "must-pass": ["a"]})
     assert not validator.is_valid({"onnxopt-expect": 1, "expect": [{**entry, "outcome": "x"}]})
     assert not validator.is_valid({"expect": [entry]})
@@ -271,3 +281,98 @@ def test_entry_for_a_similar_backend_name_is_reported_with_a_suggestion(
         assert f"{expect}:3:{written}isnot{name};write{hint}" in text
     assert (";write" in text) == bool(hint)
     assert (answer.code == 0) == (written == "python:*refusing.py:Backend")
+
+
+# By hand: X_new = X - R V instead of X - R V_new. Case c has a second defect in one backend each.
+OLD_V = """
+class OldV(Right):
+    def answer(self, first, outputs):
+        stale = np.float32([first, 2.0]) - np.float32(0.1) * np.float32([0.25, 0.0])
+        return [stale, outputs[1]]
+
+
+class AlsoOffAtC(OldV):
+    def answer(self, first, outputs):
+        stale, velocity = super().answer(first, outputs)
+        return [stale, velocity + np.float32(first == 3)]
+
+
+class OtherValueAtC(OldV):
+    def answer(self, first, outputs):
+        stale, velocity = super().answer(first, outputs)
+        return [stale + np.float32(0.5 * (first == 3)), velocity]
+
+
+class AlsoChangesInputsAtC(OldV):
+    def run(self, model, inputs):
+        outputs = super().run(model, inputs)
+        inputs["G"][0] += float(inputs["X"][0] == 3)
+        return outputs
+"""
+BY_MISTAKE = "{case: '*', outcome: fail, mistake: step with the old V}"
+BY_OUTPUT = "{case: '*', outcome: fail, outputs: X_new}"
+
+
+@pytest.fixture
+def run_old_v(demo, run):
+    with (demo / "vendor.py").open("a") as file:
+        file.write(OLD_V)
+    return run
+
+
+@pytest.mark.parametrize("entry", [BY_MISTAKE, BY_OUTPUT])
+def test_described_failure_conforms(run_old_v, entry):
+    answer = run_old_v("OldV", f"{HEAD}  - {entry}\n")
+    assert answer.code == 0, answer.text
+    assert "6 fail (6 expected)" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "difference"),
+    [
+        ("AlsoOffAtC", BY_MISTAKE, "the known mistake would return other outputs"),
+        ("AlsoOffAtC", BY_OUTPUT, "wrong outputs: X_new, V_new"),
+        ("OtherValueAtC", BY_MISTAKE, "the known mistake would return other outputs"),
+        ("AlsoChangesInputsAtC", BY_MISTAKE, "inputs changed: G"),
+        ("AlsoChangesInputsAtC", BY_OUTPUT, "inputs changed: G"),
+    ],
+)
+def test_second_defect_of_an_expected_failure_is_found(run_old_v, demo, name, entry, difference):
+    answer = run_old_v(name, f"{HEAD}  - {entry}\n", more=["--report", "json=out.json"])
+    assert answer.code == 1
+    results = json.loads((demo / "out.json").read_text())["results"]
+    changed = [result for result in results if result["standing"] != "expected"]
+    assert [(result["case"], result["standing"]) for result in changed] == [
+        ("demo/demo/c", "changed")
+    ]
+    assert changed[0]["expectation"].endswith(f"(layer0.yaml:3); but {difference}")
+
+
+def test_unknown_mistake_is_named(run_old_v):
+    answer = run_old_v("OldV", f"{HEAD}  - {BY_MISTAKE.replace('old V', 'odd V')}\n")
+    text = " ".join(answer.out.replace("│", " ").split())
+    assert answer.code == 1
+    assert "Momentum has no known mistake 'step with the odd V'" in text
+    assert "did you mean step with the old V?" in text
+
+
+def test_described_failure_is_checked_again_on_resume_and_for_one_case(run_old_v, demo, onnxopt):
+    for name, code in (("OldV", 0), ("AlsoOffAtC", 1)):
+        log = f"{name}.jsonl"
+        text = f"{HEAD}  - {BY_MISTAKE}\n"
+        assert run_old_v(name, text, more=["--log", log]).code == code
+        assert run_old_v(name, text, more=["--resume", log]).code == code
+    case = next(case for case in load_cases("demo.yaml") if case.id == "demo/demo/c")
+    inside = Execution(isolation=Isolation.NONE)
+    assert check(case, backend("OldV"), expect="layer0.yaml", execution=inside).conforms
+    with pytest.raises(NotConformingError):
+        check(case, backend("AlsoOffAtC"), expect="layer0.yaml", execution=inside)
+
+
+def test_expectation_files_of_the_documents_are_valid(run):
+    blocks = re.findall(r"```yaml\n(onnxopt-expect.+?)```", (DOCS / "ci.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        # The suites of the file are not run; its cases are stale.
+        answer = run("numpy", re.sub("(?m)^suites:.*$", "", block))
+        assert answer.code in {0, 1}, answer.text

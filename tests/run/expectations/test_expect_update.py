@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from demo import run_arguments, write_demo
+import yaml
+from demo import CASE, run_arguments, write_demo
 from places import PLUGINS
 
 FILE = "e.yaml"
@@ -33,9 +34,79 @@ def test_run_conforms_to_its_new_expectation_file(update, demo, onnxopt):
     text = update("RaisesAtB")
     assert text == HEAD + (
         '  - case: demo/demo/b\n    backend: "python:vendor.py:RaisesAtB"\n    outcome: error\n'
+        '    reason: "Momentum: error: ValueError: no luck"\n'
         '  - case: demo/demo/c\n    backend: "python:vendor.py:RaisesAtB"\n    outcome: fail\n'
+        '    outputs: X_new\n    reason: "Momentum: X_new off"\n'
     )
     assert onnxopt(*run_arguments("RaisesAtB", "--expect", FILE)).code == 0
+
+
+OFF_OR_RAISES = """
+
+class OffOrRaises(Right):
+    def answer(self, first, outputs):
+        if first in (2, 4):
+            raise ValueError("no luck")
+        return outputs if first == 5 else off(outputs)
+"""
+MANY_CASES = """\
+onnxopt: 1
+suite: many
+operator: Momentum
+cases:
+"""
+
+
+def test_causes_become_entries_with_globs_that_match_no_other_case(demo, onnxopt):
+    with (demo / "vendor.py").open("a") as file:
+        file.write(OFF_OR_RAISES)
+    values = {"plain_1": 1, "plain_2": 1, "plain_3": 3, "odd_1": 2, "odd_2": 4, "odd_3": 5,
+              "odd_4": 1, "late_1": 2, "late_2": 2, "late_3": 2}  # fmt: skip
+    cases = (CASE.format(name=name, place=place) for name, place in values.items())
+    (demo / "demo.yaml").write_text(MANY_CASES + "".join(cases))
+    onnxopt(*run_arguments("OffOrRaises", "--update-expect", FILE))
+    backend = '    backend: "python:vendor.py:OffOrRaises"\n'
+    assert (demo / FILE).read_text() == HEAD + (
+        f'  - case: ["many/demo/plain_*", many/demo/odd_4]\n{backend}    outcome: fail\n'
+        '    outputs: X_new\n    reason: "Momentum: X_new off"\n'
+        '  - case: [many/demo/odd_1, many/demo/odd_2, "many/demo/late_*"]\n'
+        f'{backend}    outcome: error\n    reason: "Momentum: error: ValueError: no luck"\n'
+    )
+    assert onnxopt(*run_arguments("OffOrRaises", "--expect", FILE)).code == 0
+
+
+# In the standard mode, X steps along the old V.
+OLD_V = """
+
+class OldV:
+    def run(self, model, inputs):
+        node = model.graph.node[0]
+        outputs = NUMPY.prepare(model).run(inputs)
+        values = [inputs[name] for name in node.input]
+        count = len(outputs) // 2
+        if any(attribute.s == b"standard" for attribute in node.attribute):
+            for place in range(count):
+                x, v = values[2 + place], values[2 + 2 * count + place]
+                outputs[place] = x - x.dtype.type(values[0]) * v
+        return outputs
+"""
+
+
+def test_failures_of_a_known_mistake_are_expected_by_its_name(demo, onnxopt):
+    with (demo / "vendor.py").open("a") as file:
+        file.write(OLD_V)
+    run = [word for word in run_arguments("OldV") if word != "--no-explain"]
+    onnxopt(*run, "--update-expect", FILE, "--explain-time", "60")
+    entry = yaml.safe_load((demo / FILE).read_text())["expect"][0]
+    reason = entry.pop("reason")
+    assert entry == {
+        "case": "demo/demo/*",
+        "backend": "python:vendor.py:OldV",
+        "outcome": "fail",
+        "mistake": "step with the old V",
+    }
+    assert reason.startswith("Momentum: consistent with 'step with the old V'")
+    assert onnxopt(*run, "--expect", FILE).code == 0
 
 
 def test_up_to_date_file_is_not_changed(update, demo):
@@ -138,6 +209,16 @@ OTHER_FILE = """\
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
         ("  - case: demo/demo/a\n    expires: 2020-01-01\n    outcome: fail\n", None),
+        # An id or glob of a list is removed if all its cases pass.
+        (
+            "  - case: [demo/demo/c, demo/demo/d]\n    outcome: fail\n",
+            "  - case: demo/demo/c\n    outcome: fail\n",
+        ),
+        # An entry that describes another failure is replaced.
+        (
+            "  - case: demo/demo/c\n    outcome: fail\n    outputs: V_new\n    reason: old\n",
+            None,
+        ),
         # Entries for other backends are not changed.
         (OTHER_FILE, OTHER_FILE),
     ],
@@ -145,7 +226,10 @@ OTHER_FILE = """\
 def test_update_changes_only_entries_that_do_not_hold(update, onnxopt, before, after):
     text = update("OffAtC", HEAD + before)
     if after is None:
-        after = f"  - case: demo/demo/c\n    backend: {OFF_AT_C}\n    outcome: fail\n"
+        after = (
+            f"  - case: demo/demo/c\n    backend: {OFF_AT_C}\n    outcome: fail\n"
+            '    outputs: X_new\n    reason: "Momentum: X_new off"\n'
+        )
     assert text == HEAD + after
     assert onnxopt(*run_arguments("OffAtC", "--expect", FILE)).code == 0
 

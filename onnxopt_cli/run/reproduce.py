@@ -14,6 +14,7 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.tolerance import Branch, ErrorBound
 from onnxopt_cli.core.values import (
     Array,
@@ -25,6 +26,7 @@ from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.bound.error_bound import FACTOR, bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, named
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
@@ -134,6 +136,34 @@ def _with_returned(
     if (not judged_by_bound or judging.signed_zeros) and _agree(observation.right, returned):
         return "within rounding"
     return observation
+
+
+def unlike_mistakes(
+    result: Result, case: Case | None, judging: Judging, names: Sequence[str]
+) -> str:
+    """Return how a failure differs from that of known mistakes; empty if they reproduce it.
+
+    Args:
+        result: a failure.
+        case: its case; None if it was not found.
+        judging: how the run judged outputs.
+        names: names of known mistakes of the operator, which act together.
+    """
+    observation = observe(result, case, judging)
+    if isinstance(observation, str):
+        return f"no known mistake can be compared with it: {observation}"
+    operator = observation.call.operator
+    known_names = [mistake.name for mistake in all_known_mistakes(operator)]
+    for name in names:
+        if name not in known_names:
+            message = f"{operator.name} has no known mistake {name!r}"
+            return "; ".join(filter(None, (message, nearest(name, known_names))))
+    mistake = named(operator, *names)
+    if mistake is None:
+        return "these known mistakes exclude each other"
+    if not reproduces(mistake, observation, judging):
+        return f"the known mistake{'s' * (len(names) > 1)} would return other outputs"
+    return ""
 
 
 def conforms(outputs: Sequence[Array], observation: Observation, judging: Judging) -> bool:
