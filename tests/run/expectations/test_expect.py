@@ -324,7 +324,7 @@ def run_old_v(demo, run):
 def test_described_failure_conforms(run_old_v, entry):
     answer = run_old_v("OldV", f"{HEAD}  - {entry}\n")
     assert answer.code == 0, answer.text
-    assert "6 fail (6 expected)" in answer.out
+    assert "6 expected failures" in answer.out
 
 
 @pytest.mark.parametrize(
