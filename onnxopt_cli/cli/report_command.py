@@ -35,11 +35,17 @@ def command() -> None:
     "Report to write, as for onnxopt run. May be given several times.",
     required=True,
 )
-def render(saved: Path, reports: tuple[str, ...]) -> int:
+@option(
+    "--baseline LOG",
+    "An earlier run, with which Markdown and HTML compare this one.",
+    type=PATH,
+)
+def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:
     """Write reports of a run from its log, finished or not, or from its JSON report.
 
     \b
     onnxopt report render run.jsonl --report json=run.json
+    onnxopt report render run.jsonl --baseline before.jsonl --report html=run.html
     """  # noqa: D301 - likewise
     from onnxopt_cli.report.report_files import (
         parse_reports,
@@ -51,8 +57,8 @@ def render(saved: Path, reports: tuple[str, ...]) -> int:
     from onnxopt_cli.report.view.run_view import RunView
 
     requests = parse_reports(reports)
-    require_apart(requests, [saved])
-    view = RunView(read_saved_run(saved))
+    require_apart(requests, [saved, *filter(None, [baseline])])
+    view = RunView(read_saved_run(saved), read_saved_run(baseline) if baseline else None)
     write_all(partial(write_report, form, path, view) for form, path in requests)
     return 0
 
@@ -110,15 +116,14 @@ def diff(
     """  # noqa: D301 - likewise
     from onnxopt_cli.cli.console import stdout
     from onnxopt_cli.core.text import printable
-    from onnxopt_cli.report.comparison import (
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.terminal import comparison_table, comparison_verdict
+    from onnxopt_cli.report.view.comparison import (
         compare_runs,
-        comparison_table,
-        comparison_verdict,
         is_regression,
         other_options,
         slower_cases,
     )
-    from onnxopt_cli.report.saved_run import read_saved_run
     from onnxopt_cli.report.view.verdict import run_verdict
     from onnxopt_cli.workers.interruption import INTERRUPTED
 

@@ -560,6 +560,13 @@ class RunConfig(Settings):
         many=True,
         may_differ=True,
     )
+    label: str | None = setting(
+        None,
+        "--label TEXT",
+        "Text that identifies the version under test in reports, such as a commit.",
+        Text(),
+        may_differ=True,
+    )
     artifacts: Path | None = setting(
         None,
         "--artifacts DIR",

@@ -131,7 +131,9 @@ class RunRecord:
         explanations: explanations of failures.
         exit_code: the exit code; None for an unfinished run.
         started: start in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
+        ended: end in UTC, in the same form; empty for an unfinished run and if unknown.
         hostname: name of the machine; empty if unknown.
+        origin: commit, branch and job of a run on a CI server; may be empty.
         left_out: for each excluded capability, the number of cases that need it and the reason.
 
     Raises:
@@ -148,7 +150,9 @@ class RunRecord:
     explanations: tuple[Explanation, ...] = ()
     exit_code: int | None = None
     started: str = ""
+    ended: str = ""
     hostname: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import (
+    CaseContent,
     Outcome,
     Result,
     Standing,
@@ -95,6 +96,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "curve": [[step, number_to_json(share)] for step, share in result.curve.items()],
         "outputs": [_diff_to_json(diff) for diff in result.diffs],
         "returned": [value_to_json(value) for value in result.returned],
+        **({"content": asdict(result.content)} if result.content else {}),
     }
 
 
@@ -121,9 +123,19 @@ def result_from_json(data: Any) -> Result:
             curve={int(step): number_from_json(share) for step, share in data["curve"]},
             diffs=tuple(map(_diff_from_json, data["outputs"])),
             returned=tuple(map(value_from_json, data["returned"])),
+            content=_content_from_json(data.get("content")),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a result: {error}") from error
+
+
+def _content_from_json(data: Any) -> CaseContent | None:
+    # Passes, and failures in older logs, have no content.
+    if data is None:
+        return None
+    nodes = ((str(name), str(attributes)) for name, attributes in data["nodes"])
+    inputs = ((str(name), str(kind), str(text)) for name, kind, text in data["inputs"])
+    return CaseContent(data["about"], tuple(nodes), tuple(inputs))
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:

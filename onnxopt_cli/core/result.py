@@ -59,6 +59,21 @@ OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
 @dataclass(frozen=True, slots=True)
+class CaseContent:
+    """The content of a case, as text for a reader.
+
+    Attributes:
+        about: what the case tests; may be empty.
+        nodes: the operator and the attributes of each node.
+        inputs: name, type with shape, and elements of each input; long ones are cut.
+    """
+
+    about: str
+    nodes: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One case on one backend.
 
@@ -83,6 +98,7 @@ class Result:
         capabilities: capabilities that the case needs beyond one node with float32 tensors.
         note: qualification of the outcome: ``contested: reading 2 of 2 (...)``, or
             :data:`ABSOLUTE_ONLY` with the identity; may be empty.
+        content: the content of the case, of a result other than a pass; None if it is unknown.
     """
 
     case: str
@@ -102,6 +118,7 @@ class Result:
     expectation: str = ""
     capabilities: tuple[str, ...] = ()
     note: str = ""
+    content: CaseContent | None = None
 
     @property
     def failing(self) -> bool:

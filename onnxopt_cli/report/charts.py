@@ -67,7 +67,7 @@ def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a histogram of the distances to the correctly rounded result.
+    """Return a histogram of the distances to the expected result.
 
     Args:
         rows: the outputs of one backend, at least one.
@@ -75,7 +75,7 @@ def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     counts = merged_counts(rows)
     elements = sum(row.elements for row in rows)
     exact = counts[0] if counts else 0
-    says = f"Spread of errors: {exact} of {elements} elements are correctly rounded."
+    says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
         says += f" {not_finite} are finite on one side only."
     # The label of a bar is the smallest distance with its number of bits.

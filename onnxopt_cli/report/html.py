@@ -10,16 +10,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from onnxopt_cli.core import numbers
-from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.charts import (
@@ -29,11 +30,22 @@ from onnxopt_cli.report.charts import (
     tolerance_chart,
 )
 from onnxopt_cli.report.view.accuracy import Accuracy
-from onnxopt_cli.report.view.run_view import RunView
-from onnxopt_cli.report.view.verdict import Conformity
+from onnxopt_cli.report.view.run_view import RunView, operator_of
+from onnxopt_cli.report.view.verdict import (
+    EXPECTED_FAILURE,
+    LABELS,
+    Conformity,
+    in_words,
+    is_expected_failure,
+    label,
+)
 
 # A browser needs seconds to lay out more rows; the filter finds the others.
 _MAX_ROWS = 1000
+# Passes with details of their own; all passes are in the table of outcomes.
+_MAX_PASSES = 5000
+# Outputs in the chart of error / tolerance.
+_MAX_CHART_ROWS = 16
 # CSS classes of verdicts; the class of every other verdict is ``bad``.
 _LOOKS = {
     Conformity.CONFORMS.value: "good",
@@ -42,9 +54,67 @@ _LOOKS = {
 _PAGE = files("onnxopt_cli.report") / "page"
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A case in the table of outcomes.
+
+    Attributes:
+        case: the case's id.
+        operator: its operator.
+        needs: the capabilities that it needs.
+        cells: its result on each backend; None where it did not run.
+    """
+
+    case: str
+    operator: str
+    needs: str
+    cells: tuple[Result | None, ...]
+
+
 def html_report(view: RunView) -> str:
     """Return a run as HTML text."""
-    record = view.record
+    environment = page_environment()
+    # Files of this package are trusted and not escaped.
+    style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
+    rows = _rows(view)
+    hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
+    passes = [
+        result
+        for result in view.record.results
+        if result.conforms and result.outcome is Outcome.PASS
+    ]
+    detailed = [*view.nonconforming, *view.expected_failures, *passes[:_MAX_PASSES]]
+    sections = set(map(anchor, detailed))
+    page = environment.get_template(
+        "page.html"
+    ).render(
+        style=style,
+        script=script,
+        policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
+        view=view,
+        record=view.record,
+        looks=_LOOKS,
+        options=_options(view.record.options),
+        labels=[word for word in LABELS if word in view.counts],
+        operators=sorted({row.operator for row in rows}),
+        capabilities=list(view.capabilities),
+        operator_rows=_operator_rows(view),
+        rows=rows,
+        more=Markup.escape(json.dumps(hidden_rows, separators=(",", ":"))),
+        cells=cells,
+        sections=sections,
+        passes=_by_operator(passes[:_MAX_PASSES]),
+        pass_count=len(passes),
+        measured=list(_measured(view)),
+        chart_width=WIDTH,
+        most=_MAX_ROWS,
+        most_passes=_MAX_PASSES,
+    )
+    return page + "\n"
+
+
+def page_environment() -> Environment:
+    """Return the environment of the page's templates, in which no text is trusted."""
     environment = Environment(
         loader=PackageLoader("onnxopt_cli.report", "page"),
         autoescape=True,
@@ -55,28 +125,31 @@ def html_report(view: RunView) -> str:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
-    # Files of this package are trusted and not escaped.
-    style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
-    rows = _matrix(record, [*view.nonconforming, *view.expected_failures])
-    hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
-    page = environment.get_template("page.html").render(
-        style=style,
-        script=script,
-        policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
-        view=view,
-        record=record,
-        looks=_LOOKS,
-        options=_options(record.options),
-        used=[kind for kind in Outcome if any(result.outcome is kind for result in record.results)],
-        rows=rows,
-        more=Markup.escape(json.dumps(hidden_rows, separators=(",", ":"))),
-        cells=cells,
-        measured=list(_measured(view)),
-        chart_width=WIDTH,
-        most=_MAX_ROWS,
+    environment.globals.update(
+        anchor=anchor,
+        label=label,
+        in_words=in_words,
         numbers=numbers,
+        operator_of=operator_of,
+        verdict_class=_verdict_class,
     )
-    return page + "\n"
+    return environment
+
+
+def anchor(result: Result) -> str:
+    """Return the fragment that identifies a result in every report: the case and the backend.
+
+    An invalid case has one section for all backends.
+    """
+    backend = "" if result.outcome is Outcome.INVALID else f"@{result.backend}"
+    return quote(f"{result.case}{backend}", safe="/@:", errors="surrogatepass")
+
+
+def _verdict_class(result: Result) -> str:
+    """Return the CSS class of a result's outcome."""
+    if is_expected_failure(result):
+        return "known"
+    return "good" if result.conforms else "bad"
 
 
 def _policy(*inline: str) -> str:
@@ -99,47 +172,62 @@ def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _as_data(rows: list[tuple[str, list[Any]]]) -> tuple[list[list[Any]], list[tuple[int, Any]]]:
-    """Return rows as data: the case and the numbers of its cells, and the distinct cells by number.
+def _rows(view: RunView) -> list[_Row]:
+    """Return each case with its result on each backend."""
+    by_case: dict[str, dict[str, Result]] = {}
+    for result in view.record.results:
+        by_case.setdefault(result.case, {})[result.backend] = result
+    rows = []
+    for case, results in by_case.items():
+        first, *_ = results.values()
+        # The operators and capabilities of a case are unknown where it did not run.
+        known = next((result for result in results.values() if result.operators), first)
+        needs = dict.fromkeys(name for result in results.values() for name in result.capabilities)
+        cells = tuple(results.get(backend.name) for backend in view.record.backends)
+        rows.append(_Row(case, operator_of(known), " ".join(needs), cells))
+    return rows
 
-    A browser reads such data many times faster than rows of HTML.
+
+def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
+    """Return rows as data: case, operator, capabilities and the numbers of the row's cells.
+
+    A browser reads such data many times faster than rows of HTML. The second item has the distinct
+    cells by number, with their columns. A cell with a link is distinct.
     """
-    cells: dict[object, tuple[int, int, Any]] = {}
+    cells: dict[object, tuple[int, int, Result | None]] = {}
     data: list[list[Any]] = []
-    for case, row in rows:
-        numbered: list[Any] = [printable(case)]
-        for column, cell in enumerate(row):
+    for row in rows:
+        numbered: list[Any] = [printable(row.case), row.operator, row.needs]
+        for column, result in enumerate(row.cells):
             appearance: object = column
-            if cell is not None:
-                result, section = cell
-                text = section or result.message
-                standing = result.standing, result.conforms
-                appearance = column, result.outcome, standing, result.lowered, text
-            number, *_ = cells.setdefault(appearance, (len(cells), column, cell))
+            if result is not None:
+                shown = label(result), result.standing, result.lowered, result.note
+                text = anchor(result) if result.message or result.diffs else result.outcome
+                appearance = column, *shown, text
+            number, *_ = cells.setdefault(appearance, (len(cells), column, result))
             numbered.append(number)
         data.append(numbered)
-    return data, [(column, cell) for _, column, cell in cells.values()]
+    return data, [(column, result) for _, column, result in cells.values()]
 
 
-def _matrix(record: RunRecord, shown: list[Result]) -> list[tuple[str, list[Any]]]:
-    """Return each case with one cell per backend, which is None if the case did not run there.
-
-    A cell is a result and the number of its section, or None for a result without a section.
-    """
-    sections = {_section_key(result): number for number, result in enumerate(shown, 1)}
-    rows: dict[str, dict[str, Any]] = {}
-    for result in record.results:
-        section = sections.get(_section_key(result))
-        rows.setdefault(result.case, {})[result.backend] = result, section
+def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return for each operator the counts in words and the look of each backend's cell."""
+    by_operator: dict[str, dict[str, tuple[str, str]]] = {}
+    for row in view.operators:
+        expected = row.counts.get(EXPECTED_FAILURE, 0)
+        look = "bad" if row.failing > expected else "known" if expected else "good"
+        by_operator.setdefault(row.operator, {})[row.backend] = in_words(row.counts), look
+    names = [backend.name for backend in view.record.backends]
     return [
-        (case, [cells.get(backend.name) for backend in record.backends])
-        for case, cells in rows.items()
+        (operator, [cells.get(name, ("", "good")) for name in names])
+        for operator, cells in by_operator.items()
     ]
 
 
-def _section_key(result: Result) -> tuple[str, str]:
-    """Return the key of a result's section; an invalid case has one section for all backends."""
-    return result.case, "" if result.outcome is Outcome.INVALID else result.backend
+def _by_operator(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Return results in groups by operator, in the order of names."""
+    ordered = sorted(results, key=operator_of)
+    return [(operator, [*group]) for operator, group in groupby(ordered, key=operator_of)]
 
 
 def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
@@ -151,5 +239,9 @@ def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[st
             for result in view.record.results
             if result.backend == backend and result.curve
         }
-        charts = [tolerance_chart(rows), spread_chart(rows)]
+        worst = sorted(rows, key=lambda row: -row.tolerance_used_most)[:_MAX_CHART_ROWS]
+        drawn = [row for row in rows if row in worst]
+        counted = [row for row in rows if row.ulp_counts]
+        charts = [tolerance_chart(drawn)]
+        charts += [spread_chart(counted)] if counted else []
         yield backend, rows, charts + ([curve_chart(curves)] if curves else [])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import onnx
-from onnx import helper
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.syntax import Syntax
@@ -16,6 +14,7 @@ from rich.text import Text
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.cases.case_content import attribute_text, input_text
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.trajectory import Trajectory
@@ -141,7 +140,7 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     nodes = []
     for node in problem.model.graph.node:
         name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-        attributes = ", ".join(f"{item.name}={_attribute(item)}" for item in node.attribute)
+        attributes = ", ".join(f"{item.name}={attribute_text(item)}" for item in node.attribute)
         nodes.append((name, attributes))
     yield from section("Model", nodes)
     yield from section("Inputs", _values(problem.inputs))
@@ -159,15 +158,10 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
 
 
 def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
-    return [(name, describe(value), _brief(value)) for name, value in values.items()]
-
-
-def _brief(value: Value) -> str:
-    if not isinstance(value, np.ndarray):
-        return "" if value is None else printable(repr(value))[:200]
-    elements = ", ".join(str(item) for item in value.reshape(-1)[:_MAX_SHOWN_ELEMENTS])
-    more = ", ..." if value.size > _MAX_SHOWN_ELEMENTS else ""
-    return elements + more if value.ndim == 0 else f"[{elements}{more}]"
+    return [
+        (name, describe(value), printable(input_text(value, _MAX_SHOWN_ELEMENTS)))
+        for name, value in values.items()
+    ]
 
 
 def _steps(trajectory: Trajectory) -> str:
@@ -180,15 +174,6 @@ def _steps(trajectory: Trajectory) -> str:
     ]
     judged = len(trajectory.recorded)
     return f"{trajectory.count} steps, {judged} of them judged: {', '.join(inputs)}"
-
-
-def _attribute(attribute: object) -> str:
-    value = helper.get_attribute_value(attribute)  # type: ignore[arg-type]
-    if isinstance(value, onnx.GraphProto):
-        return ", ".join(node.op_type for node in value.node)
-    if isinstance(value, float):
-        return str(np.float32(value))
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)[:100]
 
 
 def heading(text: str) -> Padding:

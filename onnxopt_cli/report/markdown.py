@@ -14,6 +14,7 @@ from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.view.causes import FailureGroup
+from onnxopt_cli.report.view.comparison import Direction
 from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
@@ -42,7 +43,7 @@ def markdown_report(view: RunView) -> str:
         in_words(view.counts),
         _code(view.scope, _MAX_CAUSE_CHARS),
     ]
-    parts += _causes(view)
+    parts += [*_changes(view), *_causes(view)]
     parts.append("\n".join(f"- {_code(line, _MAX_CAUSE_CHARS)}" for line in view.agreements))
     parts += [_backends(view), _code(view.fallback, _MAX_CAUSE_CHARS), _capabilities(view)]
     parts += [*_problems(view), *_reasons(view), *_expected_failures(view)]
@@ -77,6 +78,27 @@ def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> lis
     fitting = _fitting(lines, room, len("\n"))
     hidden = len(lines) - len(fitting)
     return [*fitting, more.format(hidden)] if hidden else fitting
+
+
+def _changes(view: RunView) -> list[str]:
+    """Return a list of what got worse or better since the baseline, and the number of the rest."""
+    if view.baseline is None:
+        return []
+    ranked = [
+        change for change in view.changes if change.direction in {Direction.WORSE, Direction.BETTER}
+    ]
+    lines = [
+        f"- {change.direction.value} {_code(change.case)} on {_code(change.backend)}: "
+        f"{_code(change.what)} {_code(change.before or '-')} before, {_code(change.now or '-')} now"
+        for change in ranked
+    ]
+    others = len(view.changes) - len(ranked)
+    lines += [f"- {others} other differences"] if others else []
+    listed = _listed(lines, f"- {{}} more changes; {ELSEWHERE}", _MAX_LIST_CHARS)
+    return [
+        "**Changes since the earlier run:**",
+        "\n".join(listed) if lines else "No outcome and no error changed.",
+    ]
 
 
 def _causes(view: RunView) -> list[str]:
@@ -193,13 +215,12 @@ def _failure(view: ResultView) -> str:
 
 def _accuracy(view: RunView) -> str:
     rows = [
-        [_code(backend), _code(operator), _code(output), *measures, f"{within} ulp"]
-        for backend, operator, output, *measures, within in accuracy_rows(view.accuracy)
+        [*map(_code, row[:4]), *row[4:7], f"{row[7]} ulp"] for row in accuracy_rows(view.accuracy)
     ]
     if not rows:
         return ""
-    header = [*COLUMNS[:3], "error / tolerance, most", "median", "bits lost", "99 % within"]
-    table = "\n".join(_table([header, *rows], left=3))
+    header = [*COLUMNS[:4], "error / tolerance, most", "median", "bits lost", "99 % within"]
+    table = "\n".join(_table([header, *rows], left=4))
     return f"<details><summary>Accuracy</summary>\n\n{table}\n\n</details>"
 
 

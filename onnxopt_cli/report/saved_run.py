@@ -43,7 +43,9 @@ def json_report(view: RunView) -> Iterator[str]:
     document = {
         "schema": SCHEMA,
         "started": record.started,
+        "ended": record.ended,
         "hostname": record.hostname,
+        "origin": dict(record.origin),
         "versions": dict(record.versions),
         "backends": list(map(asdict, record.backends)),
         "options": dict(record.options),
@@ -139,9 +141,10 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {
         "record": "header",
         "schema": LOG_SCHEMA,
-        # Reports of earlier versions lack these two fields.
+        # Reports of earlier versions lack these fields.
         "started": document.get("started") or _EARLIEST,
         "hostname": document.get("hostname", ""),
+        "origin": document.get("origin", {}),
         "versions": document["versions"],
         "backends": document["backends"],
         "cases": {"count": len(cases), "hash": "0" * 32},
@@ -164,7 +167,9 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     # An unfinished run has no exit code.
     if document["exit_code"] is not None:
         names = ("exit_code", "problems", "findings", "explanations")
-        yield {"record": "footer", "counts": counts, **{name: document[name] for name in names}}
+        ended = {"ended": document["ended"]} if document.get("ended") else {}
+        fields = {name: document[name] for name in names}
+        yield {"record": "footer", "counts": counts, **ended, **fields}
 
 
 _EARLIEST = "0001-01-01T00:00:00Z"

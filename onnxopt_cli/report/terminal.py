@@ -25,6 +25,7 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.view.causes import FailureGroup, mistake_command
+from onnxopt_cli.report.view.comparison import Change, Direction
 from onnxopt_cli.report.view.result_view import OutputView, ResultView, remark
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import (
@@ -33,6 +34,7 @@ from onnxopt_cli.report.view.verdict import (
     UNEXPECTED_PASS,
     Conformity,
     count_columns,
+    in_words,
     is_expected_failure,
 )
 
@@ -52,6 +54,7 @@ _CONFORMITY_STYLES = {
     Conformity.CONFORMS: "bold green",
     Conformity.EXPECTED_FAILURES: "bold yellow",
 }
+_DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), strict=True))
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 
 
@@ -344,12 +347,12 @@ def capability_table(view: RunView) -> Table | None:
 
 
 def accuracy_table(view: RunView) -> Table | None:
-    """Return the accuracy by backend and output as a table; None without a derived tolerance."""
+    """Return the accuracy by backend and output as a table; None without a tolerance."""
     rows = [
         (backend, f"{operator} {output}", *measures)
         for backend, operator, output, *measures in accuracy_rows(view.accuracy)
     ]
-    return plain_table(rows, ("backend", "output"), COLUMNS[3:]) if rows else None
+    return plain_table(rows, ("backend", "output", COLUMNS[3]), COLUMNS[4:]) if rows else None
 
 
 def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text]:
@@ -385,10 +388,35 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
         line = Text.assemble("  ", (backend, "bold"), f", {explanation.operator}: ")
         yield line.append(printable(explanation.text), style="" if explanation.causes else "dim")
         for cause in explanation.causes:
-            if command := mistake_command(explanation, cause):
+            if command := mistake_command(explanation.operator, cause.known_mistakes):
                 yield Text(f"    {command}", "dim")
     if not all(explanation.complete for explanation in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
+
+
+def comparison_table(changes: Sequence[Change]) -> Table:
+    """Return changes as a table; the name of a single backend is its title, not a column."""
+    backends = {change.backend for change in changes}
+    several = len(backends) > 1
+    table = plain_table((), ("", "case", *["backend"] * several, "what", "before", "now"))
+    for change in changes:
+        direction = Text(change.direction.value, _DIRECTION_STYLES[change.direction])
+        backend = [change.backend] * several
+        words = change.case, *backend, change.what, change.before or "-", change.now or "-"
+        table.add_row(direction, *map(Text, map(printable, words)))
+    if not several:
+        table.title, table.title_justify = Text(printable(*backends)), "left"
+    return table
+
+
+def comparison_verdict(changes: Sequence[Change]) -> Text:
+    """Return the number of changes by direction."""
+    if not changes:
+        return Text("nothing changed", "green")
+    counts = Counter(change.direction for change in changes)
+    # Only comparisons of repeated runs have slower cases.
+    named = [kind for kind in Direction if counts[kind] or kind is not Direction.SLOWER]
+    return Text(in_words({kind: counts[kind] for kind in named}))
 
 
 #: Rows of the table of causes, and how many of them are for the most frequent remaining causes.

@@ -9,6 +9,7 @@ import numpy as np
 from onnxopt_cli.backends.host import Response
 from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
@@ -18,7 +19,7 @@ from onnxopt_cli.core.diff import (
     accepted_results,
     wrong_outputs,
 )
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import HARMLESS, Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY
@@ -161,6 +162,7 @@ def _result(
         capabilities=capabilities(problem) if problem else (),
         printed="" if outcome in _OUTPUT_HIDDEN else response.printed,
         note=note,
+        content=case_content(case, problem) if problem and outcome not in HARMLESS else None,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from onnxopt_cli.backends.host import Request
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case, Problem, unanswered
+from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.helper_process import claimed
 from onnxopt_cli.core.progress import Telling, silently
@@ -300,7 +301,10 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         return out_of_memory_result(case, executor.name)
     except ProbeNotRunError as stop:
         return unanswered(case, executor.name, str(stop))
-    return replace(result, outcome=Outcome.VACUOUS, message=reason) if reason else result
+    if not reason:
+        return result
+    content = case_content(case, problem)
+    return replace(result, outcome=Outcome.VACUOUS, message=reason, content=content)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ from onnxopt_cli.errors import (
     NothingSelected,
     UsageError,
 )
+from onnxopt_cli.run.ci_origin import ci_origin
 from onnxopt_cli.run.executors import (
     Executor,
     NotStarted,
@@ -91,6 +93,10 @@ def processor() -> str:
         if model := re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE):
             return printable(model[1].strip())
     return printable(platform.processor())
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime(_TIME_FORMAT)
 
 
 @contextmanager
@@ -251,8 +257,9 @@ class Session:
             backends=tuple(self._backends.values()),
             options=config.to_json(),
             results=(),
-            started=datetime.now(UTC).strftime(_TIME_FORMAT),
+            started=_now(),
             hostname=platform.node(),
+            origin=ci_origin(os.environ),
             left_out=left_out,
         )
         self.plan = replace(plan, review=self._review)
@@ -282,6 +289,7 @@ class Session:
         header = Header(
             started=record.started,
             hostname=record.hostname,
+            origin=record.origin,
             versions=record.versions,
             backends=record.backends,
             cases=cases,
@@ -299,7 +307,7 @@ class Session:
         self._take(log)
         if not log.finished:
             self._writer = LogWriter.append(path, log.size, log.digest)
-            self._writer.write({"record": "resume", "at": datetime.now(UTC).strftime(_TIME_FORMAT)})
+            self._writer.write({"record": "resume", "at": _now()})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
         """Yield the results of each case, one for each backend: resumed ones first."""
@@ -363,6 +371,8 @@ class Session:
             faults = self._log.record.problems
         problems = tuple(dict.fromkeys((*plan.problems, *faults)))
         results = tuple(self.results.values())
+        is_logged = self._log and self._log.finished
+        ended = self._log.record.ended if is_logged and self._log else _now()
         code = exit_code(results, problems, findings, part=self.config.shard is not None)
         record = replace(
             self._record,
@@ -370,6 +380,7 @@ class Session:
             problems=problems,
             findings=findings,
             explanations=tuple(explanations),
+            ended=ended,
             exit_code=plan.interruption.exit_code or code,
         )
         if self._writer is not None:
@@ -394,7 +405,9 @@ class Session:
         from onnxopt_cli.run.log.log_rules import complete_row
 
         started, hostname = log.header.started, log.header.hostname
-        self._record = replace(self._record, started=started, hostname=hostname)
+        self._record = replace(
+            self._record, started=started, hostname=hostname, origin=log.header.origin
+        )
         self.expectations = replace(self.expectations, today=date.fromisoformat(started[:10]))
         results = log.results.values()
         if log.finished:

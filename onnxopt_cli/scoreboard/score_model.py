@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
-from statistics import median
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Outcome, Result
-from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
+from onnxopt_cli.core.tolerance import Provenance
+from onnxopt_cli.report.view.accuracy import Accuracy
 from onnxopt_cli.report.view.agreement import agreeing_backends
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import counted, in_words
@@ -184,15 +184,8 @@ class BitsLost:
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
-        row = Accuracy(
-            *("", "", ""),
-            tensors=len(diffs),
-            elements=sum(diff.elements for diff in diffs),
-            tolerance_used_most=max(diff.tolerance_used for diff in diffs),
-            tolerance_used_median=median(diff.tolerance_used_median for diff in diffs),
-            max_ulp=max(diff.max_ulp or 0 for diff in diffs),
-            ulp_counts=merged_counts(diffs),
-        )
+        # Only the measures matter here, not the names.
+        row = Accuracy.of("", "", "", Provenance.DERIVED, diffs)
         within = row.ulp_within(TYPICAL_SHARE)
         typical = float("inf") if within is None else log2(1 + within)
         return cls(typical, row.bits_lost, row.elements)

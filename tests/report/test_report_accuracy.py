@@ -12,7 +12,9 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
+    Drawn,
     ErrorBound,
+    Provenance,
 )
 from onnxopt_cli.report.view.accuracy import accuracy
 
@@ -68,16 +70,26 @@ def test_outputs_of_several_tensors_are_combined_under_any_names():
     assert [row.max_ulp for row in rows] == [1, 2, 4]
 
 
-def test_only_outputs_with_a_derived_tolerance_are_counted():
-    exact = result(diffs=outputs([0]))
-    further = [
+def test_outputs_have_rows_by_operator_and_provenance_of_the_tolerance():
+    results = [
+        result(diffs=outputs([0])),
         result(diffs=outputs([9], tolerance=ONNX_DEFAULT)),
         result(diffs=outputs([9]), operators=("Relu",)),
         result(diffs=outputs([9]), operators=("Adam", "Relu")),
         result(diffs=()),
     ]
-    assert accuracy(further) == ()
-    assert [row.max_ulp for row in accuracy([exact, *further])] == [0, 0, 0]
+    rows = {(row.operator, row.output, row.provenance.value) for row in accuracy(results)}
+    assert {key for key in rows if key[1] in ("X_new", "output 1")} == {
+        ("Adam", "X_new", "derived"),
+        ("Adam", "X_new", "ONNX default"),
+        ("Relu", "output 1", "derived"),
+        ("(several)", "output 1", "derived"),
+    }
+
+
+def test_random_outputs_have_no_accuracy():
+    random = Drawn("uniform", lambda _: "", Provenance.CASE)
+    assert accuracy([result(diffs=outputs([9], tolerance=random))]) == ()
 
 
 def test_backends_are_in_the_order_of_the_run():

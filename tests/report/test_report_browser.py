@@ -12,6 +12,7 @@ from report_records import hostile, record, rendered, result
 
 from onnxopt_cli.core.result import Outcome
 
+MOMENTUM = {"operators": ("Momentum",), "capabilities": ("double",)}
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
@@ -61,9 +62,17 @@ class Browser:
         assert "</html>" in self.dom
         return self
 
+    def matrix(self):
+        matrix = self.dom[self.dom.index('<table id="matrix">') :]
+        return re.search(r"<tbody>(.*?)</tbody>", matrix, re.DOTALL)[1]
+
+    def shown_results(self):
+        results = re.findall(r"<(?:details|tr)[^>]*data-case=[^>]*>", self.dom)
+        return {re.search('id="([^"]*)"', tag)[1] for tag in results if "hidden" not in tag}
+
     def shown_cases(self):
-        body = re.search(r"<tbody>(.*?)</tbody>", self.dom, re.DOTALL)[1]
-        rows = re.findall(r'<tr([^>]*)><th scope="row"><bdi[^>]*>(.*?)</bdi>', body)
+        body = self.matrix()
+        rows = re.findall(r'<tr([^>]*)><th scope="row"><bdi>(.*?)</bdi>', body)
         return [case for attributes, case in rows if "hidden" not in attributes]
 
 
@@ -95,8 +104,8 @@ def several():
         result("demo/adam/b", "other", Outcome.FAIL),
         result("demo/adam/a", "numpy"),
         result("demo/adam/a", "other"),
-        result("demo/momentum/c", "numpy", Outcome.ERROR, message="no"),
-        result("demo/momentum/c", "other"),
+        result("demo/momentum/c", "numpy", Outcome.ERROR, message="no", **MOMENTUM),
+        result("demo/momentum/c", "other", **MOMENTUM),
     )
 
 
@@ -117,6 +126,10 @@ def test_page_opens_without_errors_and_requests(browser, several):
         ("#sort=-0", ["demo/momentum/c", "demo/adam/b", "demo/adam/a"]),
         ("#sort=1", ["demo/momentum/c", "demo/adam/b", "demo/adam/a"]),
         ("#sort=99&text=%ZZ", []),
+        ("#operator=Momentum", ["demo/momentum/c"]),
+        ("#needs=double", ["demo/momentum/c"]),
+        ("#backend=other&outcome=pass", ["demo/adam/a", "demo/momentum/c"]),
+        ("#differs=1", ["demo/adam/b", "demo/momentum/c"]),
     ],
 )
 def test_fragment_of_the_url_filters_and_sorts_cases(browser, several, fragment, cases):
@@ -146,18 +159,51 @@ def test_row_made_by_the_script_equals_that_of_the_page(browser):
 
     between = (result(f"demo/c{place}") for place in range(1200))
     many = browser(record(*rows(1), *between, *rows(2))).open("#text=%3Cb%3E")
-    body = re.search(r"<tbody>(.*?)</tbody>", many.dom, re.DOTALL)[1]
-    first_row, second_row = re.findall(r"<tr>.*?</tr>", body)
-    assert second_row == first_row.replace("/c1<", "/c2<").replace("#failure-1", "#failure-2")
-    assert first_row.count("&lt;") == 4
+    body = many.matrix()
+    first_row, second_row = re.findall(r"<tr.*?</tr>", body)
+    assert second_row == first_row.replace("/c1<", "/c2<").replace("/c1@", "/c2@")
+    assert first_row.count("&lt;") == 2
     assert many.console == []
 
 
-def test_fragment_of_a_failure_unfolds_it(browser, several):
-    page = browser(several).open("#failure-2")
+def test_filter_applies_to_failures_and_passes(browser, several):
+    page = browser(several).open("#backend=other&outcome=fail")
+    assert page.shown_results() == {"demo/adam/b@other"}
+    page = browser(several).open("#operator=Momentum")
+    assert page.shown_results() == {"demo/momentum/c@numpy", "demo/momentum/c@other"}
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#demo/momentum/c@numpy", "#outcome=error&show=demo/momentum/c@numpy"]
+)
+def test_link_to_a_case_unfolds_it(browser, several, fragment):
+    page = browser(several).open(fragment)
     opened = re.findall(r"<details[^>]*\bopen\b[^>]*>", page.dom)
     assert len(opened) == 1
-    assert 'id="failure-2"' in opened[0]
+    assert 'id="demo/momentum/c@numpy"' in opened[0]
+
+
+def test_link_to_a_case_among_many_of_a_cause_unfolds_all_around_it(browser):
+    run = record(*(result(f"demo/{place}", outcome=Outcome.FAIL) for place in range(9)))
+    page = browser(run).open("#demo/8@numpy")
+    opened = re.findall(r"<details class=\"(\w+)\"[^>]*\bopen\b", page.dom)
+    assert opened == ["others", "result"]
+
+
+def test_elements_fit_on_a_narrow_screen(browser):
+    run = record(result(outcome=Outcome.FAIL))
+    narrow = browser(run)
+    text = narrow.page.read_text(encoding="utf-8")
+    measure = (
+        "<script>addEventListener('load', () => {"
+        "document.querySelectorAll('details').forEach((details) => { details.open = true; });"
+        "document.title = document.documentElement.scrollWidth <= innerWidth ? 'fits' : 'wide'; });"
+        "</script></body>"
+    )
+    policy = re.search(r"<meta http-equiv=[^>]*>", text)[0]
+    narrow.page.write_text(text.replace(policy, "").replace("</body>", measure), encoding="utf-8")
+    # Chromium's windows are not narrower than this.
+    assert "<title>fits</title>" in narrow.open("", "--window-size=500,900").dom
 
 
 def test_hostile_names_are_inert(browser):

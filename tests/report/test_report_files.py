@@ -94,6 +94,32 @@ def test_backend_without_a_result_does_not_conform_in_reports(demo, onnxopt, nam
     assert not re.search("[> ]conforms", text)
 
 
+def test_html_report_is_the_same_from_the_run_its_log_and_its_json_report(
+    demo, onnxopt, monkeypatch
+):
+    monkeypatch.setenv("GITHUB_SHA", "abc123")
+    saved = ["--log", "run.jsonl", "--report", "json=run.json", "--report", "html=run.html"]
+    onnxopt("run", "demo.yaml", *OFF, "--label", "nightly", *saved)
+    text = (demo / "run.html").read_text(encoding="utf-8")
+    for source in ("run.jsonl", "run.json"):
+        assert onnxopt("report", "render", source, "--report", "html=again.html").code == 0
+        assert (demo / "again.html").read_text(encoding="utf-8") == text
+    assert re.search(r"label <bdi>nightly</bdi>.*commit <bdi>abc123</bdi>", text)
+    # The attributes and inputs of the failing case.
+    assert re.search(r'class="node"><bdi>[^<]*Momentum</bdi>', text)
+    assert re.search(r'<th scope="row"><bdi>X</bdi></th><td class="quiet"><bdi>float32\[2', text)
+
+
+def test_report_compares_a_run_with_an_earlier_one(demo, onnxopt):
+    onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right", "--log", "before.jsonl")
+    onnxopt("run", "demo.yaml", *OFF, "--log", "now.jsonl")
+    requests = ["--report", "html=out.html", "--report", "markdown=out.md"]
+    onnxopt("report", "render", "now.jsonl", "--baseline", "before.jsonl", *requests)
+    for name in ("out.html", "out.md"):
+        text = re.sub("<[^>]*>", " ", (demo / name).read_text(encoding="utf-8"))
+        assert re.search(r"worse\W+demo/\w+/\w+\W", text)
+
+
 def test_report_on_standard_output_follows_the_output_of_the_run(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q", "--report", "badge=-")
     *before, last = answer.out.splitlines()

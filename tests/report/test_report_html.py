@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from report_records import HOSTILE, diff, every_outcome, hostile, record, rendered, result
 
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.record import Cause, Explanation
+from onnxopt_cli.core.result import CaseContent, Outcome, Standing
+from onnxopt_cli.core.tolerance import Provenance, Relative
 
 OUR_TAGS = {
     "head",
@@ -56,6 +59,8 @@ OUR_TAGS = {
     "nav",
     "input",
     "output",
+    "h4",
+    "button",
 }
 CHART = {"svg", "text", "line", "rect", "polygon", "polyline", "circle"}
 VOID_TAGS = {"meta", "link", "br", "input"}
@@ -106,8 +111,101 @@ def test_page_contains_every_result_and_number_without_its_script():
 
 def test_failing_cell_links_to_its_failure():
     page = Page(rendered("html", record(result(), result("demo/x", outcome=Outcome.FAIL))))
-    assert "#failure-1" in page.values("a", "href")
-    assert "failure-1" in page.values("details", "id")
+    assert "#demo/x@numpy" in page.values("a", "href")
+    assert "demo/x@numpy" in page.values("details", "id")
+
+
+def words(source):
+    """Return the text of HTML, with a blank between any two elements."""
+    return " ".join(unescape(re.sub("<[^>]+>", " ", source)).split())
+
+
+def section(source, name):
+    rest = source[source.index(f'<section id="{name}">') :]
+    return words(re.split(r"<section id=|</main>", rest)[1].partition(">")[2])
+
+
+def test_failures_are_grouped_by_cause_with_the_change_of_the_formula():
+    mistake = Cause(
+        "'epsilon inside the square root'", ("a", "b"), ("epsilon inside the square root",)
+    )
+    run = record(
+        result("a", outcome=Outcome.FAIL),
+        result("b", outcome=Outcome.FAIL),
+        result("c", outcome=Outcome.ERROR, message="no kernel"),
+        explanations=(Explanation("numpy", "Adam", (mistake,)),),
+    )
+    text = section(rendered("html", run), "failures")
+    assert "2 Adam: consistent with 'epsilon inside the square root' G_regularized" in text
+    assert "- H_sqrt = sqrt(H_new) + epsilon + H_sqrt = sqrt(H_new + epsilon)" in text
+    assert "onnxopt show Adam --mistake 'epsilon inside the square root'" in text
+    assert text.index("fail a") < text.index("fail b") < text.index("1 Adam: error: no kernel")
+
+
+def test_failure_shows_what_the_case_tests_its_attributes_and_inputs():
+    content = CaseContent("T = 0.", (("Adam", "alpha=0.9"),), (("X", "float32[2]", "[1.5, 2]"),))
+    text = section(
+        rendered("html", record(result(outcome=Outcome.FAIL, content=content))), "failures"
+    )
+    assert "T = 0. Adam alpha=0.9 X float32[2] [1.5, 2]" in text
+
+
+def test_unsupported_cases_are_apart_from_failures_and_grouped_by_reason():
+    run = record(
+        *(result(f"demo/{n}", outcome=Outcome.UNSUPPORTED, message=f"no T{n}") for n in range(4)),
+        result(outcome=Outcome.FAIL),
+    )
+    source = rendered("html", run)
+    assert "unsupported" not in section(source, "failures")
+    assert section(source, "without").count("4 unsupported on numpy : no …") == 1
+
+
+def test_expected_failures_are_counted_and_apart_from_failures():
+    known = [
+        result(f"demo/{n}", outcome=Outcome.FAIL, standing=Standing.EXPECTED) for n in range(145)
+    ]
+    source = rendered("html", record(result(), *known))
+    text = words(source)
+    assert text.count("1 pass, 145 expected failures") == 3  # the run, the backend, the operator
+    assert section(source, "failures").endswith("None.")
+    assert "145 Adam: X_new off" in section(source, "known")
+
+
+def test_operators_have_a_row_with_the_counts_of_each_backend():
+    run = record(
+        result("a", "one"),
+        result("b", "one", operators=("Sqrt",), outcome=Outcome.FAIL),
+        result("a", "two", outcome=Outcome.ERROR),
+        result("b", "two", operators=("Sqrt",)),
+    )
+    text = section(rendered("html", run), "operators")
+    assert text == "Operators operator one two Adam 1 pass 1 error Sqrt 1 fail 1 pass"
+
+
+def test_passes_have_details():
+    text = section(rendered("html", record(result(note="contested: reading 2 of 2"))), "passes")
+    assert "demo/adam/first on numpy contested: reading 2 of 2 X_new float32[2] max abs 0" in text
+    assert "(derived) V_new" in text
+
+
+def test_origin_date_and_duration_are_stated():
+    run = record(
+        result(),
+        started="2026-01-31T23:59:00Z",
+        ended="2026-02-01T00:00:30Z",
+        origin={"commit": "abc"},
+        options={"label": "nightly"},
+    )
+    text = words(rendered("html", run))
+    assert "label nightly commit abc 2026-01-31 23:59 UTC 90.0 s, 0.2 s of it in backends" in text
+
+
+def test_outputs_with_any_tolerance_have_an_accuracy():
+    loose = Relative(1e-3, 1e-7, Provenance.ONNX)
+    run = record(
+        result(operators=("Sqrt",), diffs=(replace(diff(actual=(1.0, 2.0)), tolerance=loose),))
+    )
+    assert "Sqrt output ONNX default 2" in section(rendered("html", run), "accuracy")
 
 
 def test_cell_of_a_case_that_was_not_reached_says_so():
@@ -161,7 +259,7 @@ def test_charts_have_a_description():
     page = Page(rendered("html", record(result(outcome=Outcome.FAIL, curve={1: 0.5, 9: 3.0}))))
     error_bound, spread, curve = page.values("svg", "aria-label")
     assert error_bound == "Error / tolerance: at most 5e+05, by Adam X_new."
-    assert spread == "Spread of errors: 5 of 6 elements are correctly rounded."
+    assert spread == "Spread of errors: 5 of 6 elements equal the expected result."
     assert curve == "Error / tolerance over steps: at most 3, by demo/adam/first."
     assert page.values("svg", "role") == ["img"] * 3
 

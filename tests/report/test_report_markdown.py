@@ -134,7 +134,7 @@ def test_hostile_name_of_a_backend_does_not_break_its_row(text):
 @given(st.text(st.sampled_from("a|`\\<>&_*[]()!~ \n#@:.")))
 def test_any_name_is_shown_unchanged_in_its_cell(text):
     cells = RenderedMarkdown(markdown(record(result(backend=f"x{text}x")))).cells
-    assert len(cells) == 10 + 7 * 4
+    assert len(cells) == 10 + 8 * 4
     assert cells[5] == f"x{text}x".replace("\n", r"\n")
 
 

@@ -1,5 +1,5 @@
-// Filter and sort. Without this script the page shows all there is, or of very many cases the first,
-// in the order of the run.
+// Filter, sort, links to cases, copy buttons. Without this script the page shows all results, or of
+// very many cases the first, in the order of the run.
 "use strict";
 (() => {
   const form = document.getElementById("filter");
@@ -8,38 +8,71 @@
   const more = document.getElementById("more");
   const most = more ? body.rows.length : Infinity;
   const cells = [...(document.getElementById("cells")?.content.children ?? [])];
-  const outcomes = cells.map((cell) => cell.dataset.outcome);
-  const like = body.rows[0];
-  // Of very many rows only those are made that are shown.
-  const made = (id, places) => {
-    const row = like.cloneNode(true);
-    row.querySelector(".name").textContent = id;
+  const labels = cells.map((cell) => cell.dataset.label);
+  const firstRow = body.rows[0];
+  // Of very many rows, only those that are shown are created.
+  const created = (id, operator, places) => {
+    const row = firstRow.cloneNode(true);
+    row.dataset.operator = operator;
+    row.querySelector("bdi").textContent = id;
     [...row.cells].slice(1).forEach((cell, column) =>
       cell.replaceWith(cells[places[column]].cloneNode(true)));
     return row;
   };
   const rows = [...body.rows].map((row) => ({
     row: () => row,
+    operator: row.dataset.operator,
+    needs: row.dataset.needs,
     keys: [...row.cells].map((cell, column) =>
-      column === 0 ? cell.textContent : cell.dataset.outcome),
+      column === 0 ? cell.textContent : cell.dataset.label),
   }));
-  for (const [id, ...places] of more ? JSON.parse(more.content.textContent) : []) {
-    const keys = [id, ...places.map((place) => outcomes[place])];
-    rows.push({ row: () => made(id, places), keys });
+  for (const [id, operator, needs, ...places] of more ? JSON.parse(more.content.textContent) : []) {
+    const keys = [id, ...places.map((place) => labels[place])];
+    rows.push({ row: () => created(id, operator, places), operator, needs, keys });
   }
-  rows.forEach((row, place) => { row.place = place; });
-  const failures = [...document.querySelectorAll(".failure")];
-  const state = { text: "", outcome: "", sort: "" };
+  const byCase = new Map();
+  rows.forEach((row, place) => {
+    row.place = place;
+    const reached = row.keys.slice(1).filter(Boolean);
+    row.differs = new Set(reached).size > 1;
+    byCase.set(row.keys[0], row);
+  });
+  const backends = [...(firstRow?.cells ?? [])].slice(1).map((cell) => cell.dataset.backend);
+  const results = [...document.querySelectorAll("main [data-case]")];
+  const groups = [...document.querySelectorAll(".cause, .others, .passes")].reverse();
+  const operators = [...document.querySelectorAll("#matrix-of-operators tbody tr")];
+  const names = ["text", "backend", "operator", "outcome", "needs", "differs", "sort", "show"];
+  const state = Object.fromEntries(names.map((name) => [name, ""]));
   let ordered = rows;
 
+  const fitsCase = (row, id) =>
+    id.toLowerCase().includes(state.text.toLowerCase()) &&
+    (!row || (
+      (!state.operator || row.operator === state.operator) &&
+      (!state.needs || (row.needs || "none of these").split(" ").includes(state.needs) ||
+        (row.needs || "none of these") === state.needs) &&
+      (!state.differs || row.differs)));
+
+  const fitsCells = ({ keys }) => {
+    const column = backends.indexOf(state.backend);
+    const shown = column < 0 ? keys.slice(1) : [keys[column + 1]];
+    return !state.outcome ? column < 0 || shown[0] !== "" : shown.includes(state.outcome);
+  };
+
   const filter = () => {
-    const text = state.text.toLowerCase();
-    const fits = (id, outcomes) =>
-      id.toLowerCase().includes(text) && (!state.outcome || outcomes.includes(state.outcome));
-    const found = ordered.filter(({ keys }) => fits(keys[0], keys.slice(1)));
+    const found = ordered.filter((row) => fitsCase(row, row.keys[0]) && fitsCells(row));
     body.replaceChildren(...found.slice(0, most).map(({ row }) => row()));
-    for (const failure of failures) {
-      failure.hidden = !fits(failure.dataset.case, [failure.dataset.outcome]);
+    for (const result of results) {
+      const { case: id, backend, label } = result.dataset;
+      result.hidden = !fitsCase(byCase.get(id), id) ||
+        (state.backend && backend !== state.backend) || (state.outcome && label !== state.outcome);
+    }
+    for (const group of groups) {
+      const inside = [...group.querySelectorAll("[data-case]")];
+      group.hidden = inside.length > 0 && inside.every((result) => result.hidden);
+    }
+    for (const row of operators) {
+      row.hidden = Boolean(state.operator) && row.dataset.operator !== state.operator;
     }
     const cut = found.length > most ? `, the first ${most} are shown` : "";
     form.querySelector("output").textContent = `${found.length} of ${rows.length} cases${cut}`;
@@ -54,34 +87,45 @@
       const sign = x < y ? -1 : Number(x > y);
       return (down ? -sign : sign) || order(a, b);
     };
-    ordered = rows.toSorted(column < 0 ? order : by);
+    ordered = [...rows].sort(column < 0 ? order : by);
     filter();
     heads.forEach((head, place) => {
       head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none";
     });
   };
 
-  // The state stands in the address, so that a view can be sent to somebody.
+  // The address has the state, so that a view can be shared.
+  const encoded = (value) => encodeURIComponent(value).replace(/%(2F|40|3A)/g, decodeURIComponent);
   const remember = () => {
-    const said = Object.entries(state).filter(([, value]) => value);
-    history.replaceState(null, "", `#${new URLSearchParams(said)}`);
+    const parts = names.filter((name) => state[name]).map((name) => `${name}=${encoded(state[name])}`);
+    history.replaceState(null, "", `#${parts.join("&")}`);
+  };
+
+  const reveal = (id) => {
+    const target = document.getElementById(id);
+    if (!target?.matches("[data-case]")) return false;
+    for (let outer = target; outer; outer = outer.parentElement) {
+      outer.hidden = false;
+      if (outer.matches("details")) outer.open = true;
+    }
+    target.scrollIntoView();
+    return true;
   };
 
   const arrive = () => {
     const hash = location.hash.slice(1);
-    if (hash.includes("=")) {
-      const said = new URLSearchParams(hash);
-      for (const name of Object.keys(state)) state[name] = said.get(name) ?? "";
-      form.elements.text.value = state.text;
-      form.elements.outcome.value = state.outcome;
-      sort();
+    if (!hash.includes("=")) {
+      reveal(hash);
       return;
     }
-    const target = document.getElementById(hash);
-    if (target?.matches(".failure")) {
-      target.open = true;
-      target.scrollIntoView();
+    const given = new URLSearchParams(hash);
+    for (const name of names) state[name] = given.get(name) ?? "";
+    for (const field of form.elements) {
+      if (field.type === "checkbox") field.checked = state[field.name] !== "";
+      else if (field.name) field.value = state[field.name];
     }
+    sort();
+    reveal(state.show);
   };
 
   heads.forEach((head, column) => {
@@ -96,15 +140,43 @@
     });
   });
   form.addEventListener("input", () => {
-    state.text = form.elements.text.value;
-    state.outcome = form.elements.outcome.value;
+    for (const field of form.elements) {
+      if (field.type === "checkbox") state[field.name] = field.checked ? field.value : "";
+      else if (field.name) state[field.name] = field.value;
+    }
+    state.show = "";
     filter();
     remember();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
+
+  const copy = async (button) => {
+    const text = button.parentElement.querySelector("pre");
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+    } catch {
+      getSelection().selectAllChildren(text);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest(".copy");
+    if (button) copy(button);
+    const link = event.target.closest("a[href^='#']");
+    if (link && reveal(link.getAttribute("href").slice(1))) {
+      event.preventDefault();
+      state.show = link.getAttribute("href").slice(1);
+      remember();
+    }
+  });
   addEventListener("hashchange", arrive);
   // Paper shows what is folded on a screen.
-  addEventListener("beforeprint", () => failures.forEach((failure) => { failure.open = true; }));
+  addEventListener("beforeprint", () => {
+    for (const details of document.querySelectorAll("details")) details.open = true;
+  });
+  document.documentElement.classList.add("scripted");
   form.hidden = false;
   filter();
   arrive();

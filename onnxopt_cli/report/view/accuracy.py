@@ -1,13 +1,15 @@
 """Accuracy of a backend over all cases: error / tolerance, bits lost, distribution of errors.
 
-Only outputs judged by a derived tolerance count, since only these are compared with the correctly
-rounded result of the formula. Outputs that are accurate only in absolute terms have their own rows.
+Every output that is compared with a tolerance counts. A derived tolerance compares with the
+correctly rounded result of the formula, and other tolerances with the oracle's result. Outputs that
+are accurate only in absolute terms have their own rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from statistics import median
@@ -15,7 +17,7 @@ from statistics import median
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
-from onnxopt_cli.core.tolerance import ErrorBound
+from onnxopt_cli.core.tolerance import Drawn, Provenance
 from onnxopt_cli.operators.registry import registry
 
 
@@ -28,6 +30,7 @@ class Accuracy:
         operator: the operator's name.
         output: the output's name in the specification; the outputs of several tensors form one row.
             A remark follows where an identity costs relative accuracy.
+        provenance: where the tolerance came from.
         tensors: number of judged tensors.
         elements: number of their elements.
         tolerance_used_most: largest error / tolerance of an element; 1.0 is the limit.
@@ -40,12 +43,31 @@ class Accuracy:
     backend: str
     operator: str
     output: str
+    provenance: Provenance
     tensors: int
     elements: int
     tolerance_used_most: float
     tolerance_used_median: float
     max_ulp: int
     ulp_counts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, backend: str, operator: str, output: str, provenance: Provenance, diffs: Sequence[Diff]
+    ) -> Accuracy:
+        """Measure an output from its comparisons, of which there is at least one."""
+        return cls(
+            backend,
+            operator,
+            output,
+            provenance,
+            tensors=len(diffs),
+            elements=sum(diff.elements for diff in diffs),
+            tolerance_used_most=max(diff.tolerance_used for diff in diffs),
+            tolerance_used_median=median(diff.tolerance_used_median for diff in diffs),
+            max_ulp=max(diff.max_ulp or 0 for diff in diffs),
+            ulp_counts=merged_counts(diffs),
+        )
 
     @property
     def not_finite(self) -> int:
@@ -68,25 +90,20 @@ class Accuracy:
 
 
 def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
-    """Return the accuracy by backend and output, with backends in the order of the results."""
-    groups: dict[tuple[str, str, str], list[Diff]] = {}
+    """Return the accuracy by backend, operator, output and provenance of the tolerance.
+
+    Backends are in the order of the results.
+    """
+    groups: defaultdict[tuple[str, str, str, Provenance], list[Diff]] = defaultdict(list)
     backends: dict[str, int] = {}
     for result in results:
         backends.setdefault(result.backend, len(backends))
         for operator, output, diff in _judged(result):
-            groups.setdefault((result.backend, operator, output), []).append(diff)
-    rows = [
-        Accuracy(
-            *key,
-            tensors=len(diffs),
-            elements=sum(diff.elements for diff in diffs),
-            tolerance_used_most=max(diff.tolerance_used for diff in diffs),
-            tolerance_used_median=median(diff.tolerance_used_median for diff in diffs),
-            max_ulp=max(diff.max_ulp or 0 for diff in diffs),
-            ulp_counts=merged_counts(diffs),
-        )
-        for key, diffs in groups.items()
-    ]
+            # A random output has no error.
+            if diff.tolerance is not None and not isinstance(diff.tolerance, Drawn):
+                key = result.backend, operator, output, diff.tolerance.provenance
+                groups[key].append(diff)
+    rows = [Accuracy.of(*key, diffs) for key, diffs in groups.items()]
     return tuple(sorted(rows, key=lambda row: (backends[row.backend], row.operator)))
 
 
@@ -96,40 +113,50 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 
 
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
-    """Yield operator, output and diff of each tensor that was judged by a derived tolerance.
+    """Yield operator, output and diff of each tensor whose values were compared.
 
     A result may pass only by an identity that preserves no relative accuracy; the output's name
     then says so.
     """
-    if result.note.startswith(ABSOLUTE_ONLY):
-        subject = result.operators[0] if len(result.operators) == 1 else "several"
-        for diff in result.diffs:
-            if isinstance(diff.tolerance, ErrorBound) and diff.elements:
-                yield subject, f"{diff.name}, {ABSOLUTE_ONLY}", diff
-        return
-    operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
-    if operator is None or not result.diffs:
-        return
-    names = list(operator.outputs)
-    groups = max(1, len(result.diffs) // len(names))
+    known = registry().named(result.operators[0]) if len(result.operators) == 1 else None
+    subject = result.operators[0] if len(result.operators) == 1 else "(several)"
+    absolute = result.note.startswith(ABSOLUTE_ONLY)
     # The outputs of a node are X1_new, X2_new, ..., then V1_new, ...
-    for position, diff in enumerate(result.diffs[: groups * len(names)]):
-        if isinstance(diff.tolerance, ErrorBound) and diff.structure is None and diff.elements:
-            yield operator.name, names[position // groups], diff
+    names = list(known.outputs) if known else []
+    groups = max(1, len(result.diffs) // len(names)) if names else 1
+    # Parts of a sequence are one output.
+    stems = list(dict.fromkeys(diff.name.partition("[")[0] for diff in result.diffs))
+    for position, diff in enumerate(result.diffs):
+        if diff.structure is not None or not diff.elements:
+            continue
+        if absolute:
+            output = f"{diff.name}, {ABSOLUTE_ONLY}"
+        elif names:
+            if position >= groups * len(names):
+                break
+            output = names[position // groups]
+        else:
+            # Models name their outputs as they like.
+            number = stems.index(diff.name.partition("[")[0]) + 1
+            output = f"output {number}" if len(stems) > 1 else "output"
+        yield subject, output, diff
 
 
 #: The columns of :func:`accuracy_rows`.
-COLUMNS = ("backend", "operator", "output", "error / tolerance", "median", "bits lost", "99% ulp")
+COLUMNS = (
+    *("backend", "operator", "output", "tolerance"),
+    *("error / tolerance", "median", "bits lost", "99% ulp"),
+)
 
 
 def accuracy_rows(rows: Iterable[Accuracy]) -> list[tuple[str, ...]]:
     """Return the accuracy by backend and output as rows of text for :data:`COLUMNS`."""
     return [
         (
-            *(row.backend, row.operator, row.output),
+            *(row.backend, row.operator, row.output, row.provenance.value),
             numbers.error(row.tolerance_used_most),
             numbers.error(row.tolerance_used_median),
-            f"{row.bits_lost:.1f}",
+            f"{row.bits_lost:.1f}" if row.ulp_counts else "-",
             numbers.count(row.ulp_within(0.99)),
         )
         for row in rows

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from onnxopt_cli.core.record import Cause, Explanation
+from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     Outcome,
     Result,
@@ -20,6 +20,9 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
+from onnxopt_cli.interpret.formula_text import formula_difference
+from onnxopt_cli.mutation.known_mistakes import named
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.view.message_pattern import merged_patterns, message_pattern
 from onnxopt_cli.report.view.repeat_command import operator_options
 from onnxopt_cli.report.view.result_view import remark
@@ -55,14 +58,33 @@ class FailureGroup:
     Attributes:
         backend: the backend's name; empty for an invalid case, which is not the backend's fault.
         cause: description of the common cause.
-        more: a command that shows the effect of the known mistake; empty without one.
+        operator: the operator of explained failures; empty for others.
+        known_mistakes: the known mistakes that explain the failures; empty for others.
         results: the failures, the most informative one first.
     """
 
     backend: str
     cause: str
-    more: str
+    operator: str
+    known_mistakes: tuple[str, ...]
     results: tuple[Result, ...]
+
+    @property
+    def more(self) -> str:
+        """A command that shows the effect of the known mistakes; empty without any."""
+        return mistake_command(self.operator, self.known_mistakes)
+
+    @property
+    def formula_change(self) -> list[str]:
+        """The lines of the formula, with ``-`` and ``+`` before those that the mistakes change.
+
+        Empty if no known mistake is the cause, or this installation does not know the operator.
+        """
+        operator = registry().named(self.operator) if self.known_mistakes else None
+        mistake = named(operator, *self.known_mistakes) if operator else None
+        if operator is None or mistake is None:
+            return []
+        return formula_difference(operator, mistake.change(operator.formula))
 
 
 def group_failures(
@@ -76,9 +98,16 @@ def group_failures(
         failed: the failures.
         explanations: explanations of the failures.
     """
-    explained = _explained(explanations)
+    explained = {
+        (explanation.backend, case): (explanation.operator, cause.found, cause.known_mistakes)
+        for explanation in explanations
+        for cause in explanation.causes
+        for case in cause.cases
+    }
     patterns = _patterns(failed)
-    groups: dict[tuple[str, tuple[str, str] | None, tuple[str, ...]], list[Result]] = {}
+    groups: dict[
+        tuple[str, tuple[str, str, tuple[str, ...]] | None, tuple[str, ...]], list[Result]
+    ] = {}
     for result, pattern in zip(failed, patterns, strict=True):
         explanation = explained.get((result.backend, result.case))
         backend = "" if result.outcome is Outcome.INVALID else result.backend
@@ -87,8 +116,12 @@ def group_failures(
     failure_groups = []
     for (backend, explanation, similarity), results in groups.items():
         ordered = _most_informative_first(results)
-        cause, command = explanation or (_title(ordered[0], results, similarity[0]), "")
-        failure_groups.append(FailureGroup(backend, cause, command, tuple(ordered)))
+        operator, found, mistakes = explanation or ("", "", ())
+        if explanation:
+            cause = printable(f"{operator}: {'consistent with ' * bool(mistakes)}{found}")
+        else:
+            cause = _title(ordered[0], results, similarity[0])
+        failure_groups.append(FailureGroup(backend, cause, operator, mistakes, tuple(ordered)))
     return sorted(failure_groups, key=_severity)
 
 
@@ -146,25 +179,13 @@ def _severity(group: FailureGroup) -> tuple[int, int]:
     return min(ranks), -len(group.results)
 
 
-def _explained(explanations: Iterable[Explanation]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return cause and command of explained failures, by backend and case."""
-    explained: dict[tuple[str, str], tuple[str, str]] = {}
-    for explanation in explanations:
-        for cause in explanation.causes:
-            words = f"consistent with {cause.found}" if cause.known_mistakes else cause.found
-            text = printable(f"{explanation.operator}: {words}")
-            command = mistake_command(explanation, cause)
-            explained |= {(explanation.backend, case): (text, command) for case in cause.cases}
-    return explained
-
-
-def mistake_command(explanation: Explanation, cause: Cause) -> str:
-    """Return a command that shows the effect of a cause's known mistakes; empty without any."""
-    if not cause.known_mistakes:
+def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
+    """Return a command that shows the effect of known mistakes; empty without any."""
+    if not mistakes:
         return ""
-    words = [word for name in cause.known_mistakes for word in ("--mistake", name)]
-    words += operator_options([explanation.operator])
-    return command_line(["onnxopt", "show", explanation.operator, *words])
+    words = [word for name in mistakes for word in ("--mistake", name)]
+    words += operator_options([operator])
+    return command_line(["onnxopt", "show", operator, *words])
 
 
 def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:

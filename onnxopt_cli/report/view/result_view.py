@@ -43,6 +43,7 @@ class OutputView:
         finding: the result in words: ``is float64[2]``, ``3 of 4 off``, ``as expected``.
         errors: the largest error, and error / tolerance; empty if the elements must be equal.
         tolerance: the tolerance and its provenance; empty if the elements must be equal.
+        provenance: where the tolerance came from, in a word or two; empty without one.
         needed: an rtol or atol that would be sufficient; empty without one.
         reason: why no better tolerance is known; may be empty.
         inconclusive: number of elements that the case cannot judge.
@@ -57,6 +58,7 @@ class OutputView:
     finding: str
     errors: tuple[str, ...]
     tolerance: str
+    provenance: str
     needed: str
     reason: str
     inconclusive: int
@@ -78,6 +80,7 @@ class OutputView:
             finding=_finding(diff),
             errors=tuple(_errors(diff)),
             tolerance="" if diff.tolerance is None else str(diff.tolerance),
+            provenance="" if diff.tolerance is None else diff.tolerance.provenance.value,
             needed=" or ".join(needed),
             reason=getattr(diff.tolerance, "reason", ""),
             inconclusive=diff.inconclusive,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import count
 
@@ -24,6 +25,7 @@ from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.report.view.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.view.agreement import agreements
 from onnxopt_cli.report.view.causes import FailureGroup, group_failures, reasons_alike
+from onnxopt_cli.report.view.comparison import Change, compare_runs
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.verdict import (
     Conformity,
@@ -132,9 +134,11 @@ class RunView:
 
     Attributes:
         record: the run.
+        baseline: an earlier run to compare it with; None for none.
     """
 
     record: RunRecord
+    baseline: RunRecord | None = None
 
     @cached_property
     def verdict(self) -> str:
@@ -256,6 +260,31 @@ class RunView:
     def agreements(self) -> tuple[str, ...]:
         """A line for each set of backends that agree with each other in failing cases."""
         return tuple(agreements(self.record))
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """The differences from the baseline, the worsened outcomes first; empty without one."""
+        return tuple(compare_runs(self.baseline, self.record)) if self.baseline else ()
+
+    @cached_property
+    def origin(self) -> Mapping[str, str]:
+        """Label, commit, branch and job of the run, as far as they are known."""
+        label = self.record.options.get("label")
+        return {**({"label": str(label)} if label else {}), **self.record.origin}
+
+    @cached_property
+    def seconds(self) -> float:
+        """The time in all backends."""
+        return sum(result.seconds for result in self.record.results)
+
+    @cached_property
+    def duration(self) -> str:
+        """The time from start to end, as ``12.3 s``; empty for an unfinished run."""
+        try:
+            started, ended = map(datetime.fromisoformat, (self.record.started, self.record.ended))
+            return f"{(ended - started).total_seconds():.1f} s"
+        except (TypeError, ValueError):
+            return ""
 
     @cached_property
     def scope(self) -> str:

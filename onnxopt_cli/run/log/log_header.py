@@ -70,6 +70,7 @@ class Header:
         hostname: name of the machine; empty in older logs.
         contents: digests of the files of backends and cases.
         left_out: for each excluded capability, the number of cases that need it and the reason.
+        origin: commit, branch and job on a CI server; empty elsewhere and in older logs.
     """
 
     started: str
@@ -82,6 +83,7 @@ class Header:
     hostname: str = ""
     contents: Contents = field(default_factory=Contents)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
@@ -109,6 +111,7 @@ class Header:
             # Older logs lack these fields.
             left_out=data.get("left_out", {}),
             hostname=data.get("hostname", ""),
+            origin=data.get("origin", {}),
             contents=Contents(**data.get("contents", {})),
         )
 

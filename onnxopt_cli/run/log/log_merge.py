@@ -148,6 +148,7 @@ def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
         problems=problems,
         findings=findings,
         explanations=_explanations(records, merged),
+        ended=max(record.ended for record in records),
         exit_code=exit_code(merged, problems, findings),
     )
 

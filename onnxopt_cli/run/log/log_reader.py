@@ -71,7 +71,9 @@ class Log:
             explanations=tuple(map(explanation_from_json, footer.get("explanations", ()))),
             exit_code=footer.get("exit_code"),
             started=self.header.started,
+            ended=footer.get("ended", ""),
             hostname=self.header.hostname,
+            origin=self.header.origin,
         )
 
 

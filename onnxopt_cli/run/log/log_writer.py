@@ -188,6 +188,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
     return {
         "record": "footer",
         "exit_code": record.exit_code,
+        **({"ended": record.ended} if record.ended else {}),
         "counts": dict(sorted(counts.items())),
         "problems": list(map(asdict, record.problems)),
         "findings": list(map(asdict, record.findings)),

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-
-from rich.table import Table
-from rich.text import Text
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.view.repeat_command import verdict_options
-from onnxopt_cli.report.view.verdict import in_words
 
 # All other outcomes have the worst rank.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
@@ -42,9 +36,6 @@ class Subject(StrEnum):
     OUTCOME = "outcome"
     ACCURACY = "accuracy"
     TIME = "time"
-
-
-_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,31 +135,6 @@ def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
             if result.diffs and result.seconds > 0:
                 times.setdefault(key, []).append(result.seconds)
     return times
-
-
-def comparison_table(changes: Sequence[Change]) -> Table:
-    """Return changes as a table; the name of a single backend is its title, not a column."""
-    backends = {change.backend for change in changes}
-    several = len(backends) > 1
-    table = plain_table((), ("", "case", *["backend"] * several, "what", "before", "now"))
-    for change in changes:
-        direction = Text(change.direction.value, _STYLES[change.direction])
-        backend = [change.backend] * several
-        words = change.case, *backend, change.what, change.before or "-", change.now or "-"
-        table.add_row(direction, *map(Text, map(printable, words)))
-    if not several:
-        table.title, table.title_justify = Text(printable(*backends)), "left"
-    return table
-
-
-def comparison_verdict(changes: Sequence[Change]) -> Text:
-    """Return the number of changes by direction."""
-    if not changes:
-        return Text("nothing changed", "green")
-    counts = Counter(change.direction for change in changes)
-    # Only comparisons of repeated runs have slower cases.
-    named = [kind for kind in Direction if counts[kind] or kind is not Direction.SLOWER]
-    return Text(in_words({kind: counts[kind] for kind in named}))
 
 
 def is_regression(change: Change, *, accuracy: bool) -> bool:
