@@ -100,7 +100,7 @@ def start(
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
     ``prefix`` is a command that runs ``onnxopt``. By default there is one worker, because the start
-    of another would take most of the time.
+    of another would take most of the time, and no failure is explained.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
     if "--cluster" in options:
@@ -128,8 +128,9 @@ def _asked(
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
     specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"
-    jobs = () if "-j" in options else ("-j", "1")
-    words = ["run", "demo.yaml", "-b", specification, f"--report=json={report}", *jobs, *options]
+    defaults = ["--no-explain", *(() if "-j" in options else ("-j", "1"))]
+    words = ["run", "demo.yaml", "-b", specification, f"--report=json={report}"]
+    words += [*defaults, *options]
     env = {**os.environ, mark: "1", "PYTHONPATH": str(REPOSITORY), "WAYS": " ".join(ways)}
     return mark, report, words, env
 

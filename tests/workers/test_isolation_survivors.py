@@ -144,7 +144,7 @@ def test_daemon_of_an_exec_command_is_killed_after_its_supervisor(demo):
     (demo / "adapter.sh").chmod(0o755)
     for prefix in ([], ["sh", "-c", BORN_WITH, "sh"]):
         (demo / "marker").unlink(missing_ok=True)
-        run = start(demo, "exec:./adapter.sh", "--no-explain", prefix=prefix).wait()
+        run = start(demo, "exec:./adapter.sh", prefix=prefix).wait()
         survivors = run.survivors(0.2)
         end(survivors)
         assert run.outcomes["first"] == "crash"

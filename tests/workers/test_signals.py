@@ -162,7 +162,7 @@ def test_parent_that_ignores_sigchld_changes_no_verdict(tmp_path):
     write_cases(tmp_path, {"a": 0.25})
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
     ignoring = (sys.executable, "-c", f"{ignore}os.execv(sys.argv[1], sys.argv[1:])")
-    run = start(tmp_path, "Well", "--no-explain", prefix=ignoring).wait()
+    run = start(tmp_path, "Well", prefix=ignoring).wait()
     assert (run.outcomes, run.code) == ({"a": "pass"}, 0)
 
 

@@ -195,9 +195,7 @@ class ReadsDescriptors(Appends):
 def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypatch, name):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5, "c": 0.25})
     (tmp_path / "forger.py").write_text(FORGER)
-    run = run_to_end(
-        tmp_path, f"python:forger.py:{name}", "-j", "1", "--log", "run.jsonl", "--no-explain"
-    )
+    run = run_to_end(tmp_path, f"python:forger.py:{name}", "-j", "1", "--log", "run.jsonl")
     assert run.code == 2
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)

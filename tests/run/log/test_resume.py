@@ -33,6 +33,8 @@ def kill_when(path, texts, arguments):
                 break
             assert process.poll() is None
             time.sleep(0.05)
+        else:
+            pytest.fail(f"the log lacks {texts}")
     finally:
         process.kill()
     assert process.wait() == -signal.SIGKILL
@@ -47,7 +49,7 @@ def test_resume_after_a_kill_runs_only_cases_without_a_result(demo, onnxopt):
     path = demo / "run.jsonl"
     arguments = ["run", "demo.yaml", "-b", backend("SlowAtD"), "-j", "1"]
     # Results are judged while the worker runs: d may start before c's result is in the log.
-    texts = ['"case":"demo/demo/c","outcome"', '"start","case":"demo/demo/d"']
+    texts = ['"result":{"case":"demo/demo/c"', '"start","case":"demo/demo/d"']
     kill_when(path, texts, [*arguments, "--log", str(path)])
     before = path.read_text()
     ended = [record["result"]["case"] for record in records(path) if record["record"] == "end"]
