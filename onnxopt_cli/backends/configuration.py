@@ -139,12 +139,12 @@ def find_configuration() -> Path | None:
     except OSError:
         # The current folder has been deleted.
         return None
-    for folder in _searched(current):
+    for folder in searched_folders(current):
         onnxopt_toml, pyproject = folder / "onnxopt.toml", folder / "pyproject.toml"
         # lexists: an unreadable file or a dangling link is an error, not a missing file.
         if os.path.lexists(onnxopt_toml):
             path = onnxopt_toml
-        elif _has_section(pyproject):
+        elif has_settings(pyproject):
             path = pyproject
         else:
             continue
@@ -153,7 +153,7 @@ def find_configuration() -> Path | None:
     return None
 
 
-def _searched(current: Path) -> Iterator[Path]:
+def searched_folders(current: Path) -> Iterator[Path]:
     """Yield the current folder and, within a repository, its parents up to the root."""
     folders = [current, *current.parents]
     # Any user can create a repository in a folder that is writable to all.
@@ -173,7 +173,7 @@ def _is_open_to_all(folder: Path) -> bool:
     return os.name == "posix" and bool(folder.stat().st_mode & stat.S_IWOTH)
 
 
-def _has_section(path: Path) -> bool:
+def has_settings(path: Path) -> bool:
     """Return whether a ``pyproject.toml`` mentions ``tool.onnxopt``.
 
     Raises:

@@ -32,6 +32,7 @@ from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
 # The summaries are kept here so that --help does not import the modules of the commands.
 _COMMANDS = {
+    "init": "Write settings, a GitHub workflow and an expectation file.",
     "run": "Run cases on a backend and judge every output.",
     "locate": "Find the wrong node of a model.",
     "generate": "Write the specification's cases as files.",
@@ -59,7 +60,7 @@ _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 # These commands do not depend on the registered operators.
-_WITHOUT_OPERATORS = frozenset({"config", "report", "schema"})
+_WITHOUT_OPERATORS = frozenset({"config", "init", "report", "schema"})
 
 
 class _Commands(click.Group):

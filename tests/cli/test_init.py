@@ -1,0 +1,131 @@
+"""``onnxopt init`` writes the files of a project."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from demo import write_demo
+
+from onnxopt_cli import load_configuration
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.cli.run_command import command
+
+SETTINGS, EXPECTED = Path("onnxopt.toml"), Path("onnxopt-expected.yaml")
+WORKFLOW = Path(".github/workflows/onnxopt.yml")
+FILES = (SETTINGS, EXPECTED, WORKFLOW)
+
+
+def test_files_of_an_empty_folder_serve_a_run(workplace, onnxopt):
+    answer = onnxopt("init")
+    assert (answer.code, answer.err) == (0, "")
+    *written, following, _ = answer.out.splitlines()
+    assert written == [f"wrote {path}" for path in FILES]
+    assert following == "next: onnxopt run --profile ci"
+    assert "onnxopt-expected.yaml" in onnxopt("config", "--profile", "ci").out
+    assert onnxopt("run", "spec", "--profile", "ci", "--isolation", "none").code == 0
+
+
+def test_known_failures_of_the_backend_can_be_recorded(workplace, onnxopt):
+    write_demo(workplace)
+    update = onnxopt("init", "-b", "python:vendor.py:OffAtC").out.splitlines()[-1]
+    run = ("run", "demo.yaml", "--profile", "ci", "--isolation", "none", "--no-explain")
+    assert onnxopt(*run).code == 1
+    _, *options = shlex.split(update.partition(": onnxopt ")[2])
+    assert onnxopt(*run, *options).code == 1
+    assert yaml.safe_load(EXPECTED.read_text())["expect"][0]["case"] == "demo/demo/c"
+    assert onnxopt(*run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("python:ci/my_backend.py:Backend", "my_backend"),
+        ("python:my.package.backend:make.it,device=CUDA:1,env.DEBUG=1", "my_package_backend"),
+        ('python:b.py:Backend,python=venv/bin/python,unsupported=no "x", or y', "b"),
+        ("exec:./build/adapter --fast 'a b',timeout=10", "adapter"),
+        ("exec:run.sh --mode=a,b", "run_sh"),
+        ("onnxruntime,intra_op_num_threads=2", "onnxruntime"),
+        ("onnx-reference", "onnx-reference"),
+    ],
+)
+def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
+    answer = onnxopt("init", "-b", text)
+    assert answer.code == 0, answer.err
+    configured = parse_specification(load_configuration().backend(name))
+    expected = parse_specification(text)
+    # The configuration returns paths relative to the current folder.
+    assert configured.options == expected.options
+    assert configured.attribute == expected.attribute
+    assert configured.name == expected.name
+    assert Path(configured.source) == Path(expected.source)
+    assert [*map(Path, configured.command)] == [*map(Path, expected.command)]
+    assert name in onnxopt("config").out
+
+
+def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
+    requirements = ("--requirement", "a>=1", "--requirement", "./b c.whl")
+    onnxopt("init", "-b", "onnxruntime", *requirements)
+    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    scripts = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+    install, run = scripts
+    assert install[:4] == ["python", "-m", "pip", "install"]
+    assert install[4].startswith("onnxopt[ort]==")
+    assert install[5:] == ["a>=1", "./b c.whl"]
+    assert run[:2] == ["onnxopt", "run"]
+    # The same names as in the group, because click keeps those of the first use.
+    names = ["-h", "--help"]
+    options = command.make_context("onnxopt run", run[2:], help_option_names=names).params
+    (upload,) = (step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
+    assert run[2:4] == ["--profile", "ci"]
+    assert str(options["artifacts"]).startswith(upload["with"]["path"])
+    assert upload["if"] == "always()"
+    assert onnxopt("config", "--profile", "ci").code == 0
+
+
+def test_workflow_of_a_folder_in_a_repository_is_at_its_root(workplace, onnxopt, monkeypatch):
+    folder = workplace / "parts" / "a b"
+    folder.mkdir(parents=True)
+    (workplace / ".git").mkdir()
+    (folder / "pyproject.toml").write_text('[project]\nname = "acme"\n')
+    monkeypatch.chdir(folder)
+    assert "wrote ../../.github/workflows/onnxopt.yml" in onnxopt("init").out
+    (job,) = yaml.safe_load((workplace / WORKFLOW).read_text())["jobs"].values()
+    assert job["defaults"]["run"]["working-directory"] == "parts/a b"
+    assert job["steps"][-1]["with"]["path"] == "parts/a b/onnxopt-report"
+    # The package of the project is installed.
+    assert job["steps"][2]["run"].split()[-1] == "."
+    assert SETTINGS.is_file()
+    assert EXPECTED.is_file()
+
+
+@pytest.mark.parametrize("existing", [*FILES, Path("pyproject.toml")])
+def test_existing_file_is_replaced_only_by_force(workplace, onnxopt, existing):
+    existing.parent.mkdir(parents=True, exist_ok=True)
+    text = "[tool.onnxopt]\ntimeout = 3\n"
+    existing.write_text(text)
+    answer = onnxopt("init")
+    assert (answer.code, answer.out) == (2, "")
+    assert f": {existing}\n" in answer.err
+    assert existing.read_text() == text
+    assert [path for path in FILES if path.exists()] == [path for path in FILES if path == existing]
+    assert onnxopt("init", "--force").code == 0
+    assert all(path.exists() for path in FILES)
+    assert (existing.read_text() == text) == (existing not in FILES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-b", "python:x"), "names no attribute"),
+        (("-b", "onnxruntim"), "did you mean onnxruntime?"),
+        (("-b", "numpy", "--name", "a b"), "'a b' cannot be the name of a backend"),
+        (("--requirement", "a\nrun: b"), "is not a requirement for pip"),
+    ],
+)
+def test_wrong_argument_writes_nothing(workplace, onnxopt, options, message):
+    answer = onnxopt("init", *options)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert [*workplace.iterdir()] == []
