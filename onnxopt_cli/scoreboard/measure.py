@@ -151,6 +151,7 @@ class _BackendRuns:
                 Judging(),
                 conditions.interruption,
                 conditions.cluster,
+                conditions.telling,
             ) as plan:
                 (executor,) = plan.backends
                 executor.ready()
@@ -211,6 +212,7 @@ class _BackendRuns:
             conditions.interruption,
             conditions.tell,
             conditions.cluster,
+            conditions.telling,
         )
         with opened as session:
             with conditions.telling(doing, "cases") as tick:

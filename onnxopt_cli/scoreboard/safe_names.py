@@ -21,16 +21,14 @@ def file_name(text: str) -> str:
     and unambiguous on every file system. A text that must be changed for this gets a digest of
     itself appended.
     """
-    plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
-    if plain == text and not _DIGESTED.search(plain) and not _RESERVED.match(plain):
-        return plain
-    return f"{plain}-{_digest(text)}".lstrip("-")
+    plain = base_name(text)
+    return plain if plain == text and not _DIGESTED.search(plain) else f"{plain}-{_digest(text)}"
 
 
 def base_name(text: str) -> str:
     """Return a readable beginning of a file name, which may be the same for several texts."""
     plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
-    return f"{plain}-name" if not plain or _RESERVED.match(plain) else plain
+    return f"name-{plain}".rstrip("-") if not plain or _RESERVED.match(plain) else plain
 
 
 def anchor(text: str) -> str:

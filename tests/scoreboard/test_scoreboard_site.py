@@ -1,0 +1,194 @@
+"""The site of a scoreboard: links, escaped names, marks, badges, and files of earlier sites."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import pytest
+from report_records import HOSTILE
+from two_cases import BACKEND, CASE
+
+from onnxopt_cli.scoreboard.safe_names import anchor, base_name, file_name
+
+#: Labels that are hostile, or whose names coincide where case or punctuation does not count.
+LABELS = (
+    *(text for text in HOSTILE if len(text) <= 60 and text.isprintable()),
+    *("ORT", "ort", "Ort!", "con", "..", "index", "ümlaut", "日本", "ort-2"),
+)
+RAISES = f"""\
+class Raises:
+    def run(self, model, inputs):
+        raise ValueError({" ".join(HOSTILE[:3])!r})
+"""
+
+
+class Page(HTMLParser):
+    """The addresses, ids, scripts and text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids, self.sources, self.tags, self.text = [], set(), [], Counter(), ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags[tag] += 1
+        self.ids |= {attributes["id"]} if "id" in attributes else set()
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+        if tag == "a":
+            self.links.append(attributes["href"])
+        if "src" in attributes or tag == "link":
+            self.sources.append(attributes.get("src") or attributes["href"])
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def pages_of(site):
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+@pytest.fixture
+def site(onnxopt, workplace):
+    """Return a function that makes a scoreboard of labels and backends, and returns its site."""
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "demo.py").write_text(BACKEND)
+    (workplace / "raises.py").write_text(RAISES)
+
+    def make(backends, *arguments, code=0):
+        rows = [f"{json.dumps(label)} = {json.dumps(text)}" for label, text in backends.items()]
+        head = ['title = "<b>Demo</b>"', 'suites = ["demo.yaml"]', "[backends]"]
+        text = "\n".join([*head, *rows, ""])
+        (workplace / "board.toml").write_text(text, encoding="utf-8")
+        answer = onnxopt("scoreboard", "board.toml", "--explain-time", "0", *arguments)
+        assert answer.code == code, answer.text
+        return workplace / "site"
+
+    return make
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_of_the_site(site):
+    folder = site({"right": "numpy", "raises": "python:raises.py:Raises", "gone": "no"}, code=4)
+    pages = pages_of(folder)
+    assert len(pages) == 2 + 3 + 1 + 1
+    for path, page in pages.items():
+        for link in page.links:
+            file, _, fragment = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            assert target.is_file(), link
+            if fragment:
+                assert unquote(fragment) in pages[target].ids, link
+        for source in page.sources:
+            assert (path.parent / source).resolve().is_file(), source
+
+
+def test_hostile_names_and_messages_are_escaped_and_have_distinct_files(site):
+    assert len(LABELS) > 12
+    folder = site(dict.fromkeys(LABELS, "python:raises.py:Raises"))
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    assert len({name.lower() for name in names}) == len(names)
+    assert all(re.fullmatch(r"(\w+/)?[a-z0-9_][a-z0-9._-]*", name, re.ASCII) for name in names)
+    assert len([name for name in names if name.startswith("backends/")]) == len(LABELS)
+    for page in pages_of(folder).values():
+        assert page.tags["script"] == 1
+        assert page.tags["img"] == 0
+        assert all(not link.startswith(("http", "javascript", "//")) for link in page.links)
+    results = [path.name for path in (folder.parent / "results").iterdir()]
+    assert len({name.lower() for name in results}) == len(LABELS)
+
+
+def test_cells_count_outcomes_and_lead_to_causes(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off"})
+    index = (folder / "index.html").read_text()
+    cell = '<td class="zero"><a href="operators/momentum.html#off"><b>0</b>/2<small>2 fail</small>'
+    assert cell in index
+    operator = (folder / "operators" / "momentum.html").read_text()
+    section = operator.partition('<section id="off">')[2].partition("</section>")[0]
+    assert "Momentum: X_new off" in section
+    assert 'href="../cases/momentum.html#demo/demo/plain"' in section
+
+
+def test_same_wrong_result_of_several_backends_is_marked(site):
+    backends = {"right": "numpy", "one": "python:demo.py:Off", "two": "python:./demo.py:Off"}
+    folder = site(backends)
+    index = (folder / "index.html").read_text()
+    assert "Same wrong result on several backends" in index
+    assert index.count("with the same wrong result as another backend</abbr>") == 0
+    assert (
+        index.count('<abbr title="2 with the same wrong result as another backend">=</abbr>') == 2
+    )
+    cases = (folder / "cases" / "momentum.html").read_text()
+    assert cases.count("same wrong result as two") == 2
+
+
+def test_pass_by_another_reading_is_marked(site):
+    folder = site({"right": "numpy"})
+    (log,) = (folder.parent / "results").rglob("*.jsonl")
+    note = '"note":"contested: reading 2 of 2 (round half up)"'
+    log.write_text(log.read_text().replace('"note":""', note, 1))
+    site({"right": "numpy"}, "--no-run")
+    assert "1 by another reading of a contested question" in (folder / "index.html").read_text()
+    assert "reading 2 of 2 (round half up)" in (folder / "cases" / "momentum.html").read_text()
+
+
+def test_badges_are_endpoints_of_shields(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off", "gone": "no"}, code=4)
+    badges = {path.stem: json.loads(path.read_text()) for path in folder.glob("badges/*.json")}
+    assert badges["right"]["message"] == "2 of 2 pass"
+    assert badges["right"]["color"] == "brightgreen"
+    assert badges["off"]["message"] == "0 of 2 pass"
+    assert badges["gone"]["message"] == "could not be started"
+    assert badges["gone"]["isError"]
+
+
+def test_values_of_variables_are_hidden(site):
+    folder = site({"right": "python:demo.py:Right,env.TOKEN=s3cret"})
+    for path in folder.rglob("*.html"):
+        assert "s3cret" not in path.read_text()
+    assert "env.TOKEN=..." in (folder / "backends" / "right.html").read_text()
+
+
+def test_pages_of_an_earlier_site_are_removed_and_other_files_kept(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off"})
+    (folder / "CNAME").write_text("scoreboard.example\n")
+    site({"right": "numpy"})
+    assert [path.name for path in (folder / "backends").iterdir()] == ["right.html"]
+    assert (folder / "CNAME").is_file()
+
+
+def test_list_of_files_cannot_remove_other_files(site):
+    folder = site({"right": "numpy"})
+    (folder.parent / "precious.html").write_text("")
+    listed = folder / "scoreboard-files.json"
+    listed.write_text('["../precious.html", "/etc/passwd", 7, "backends/../../precious.html"]')
+    site({"right": "numpy"})
+    assert (folder.parent / "precious.html").is_file()
+
+
+def test_names_of_files_differ_for_different_texts():
+    texts = [
+        "a b",
+        "a-b",
+        "A-b",
+        "a_b",
+        "a/b",
+        "..",
+        ".",
+        "",
+        "con",
+        "nul.txt",
+        "x" * 300,
+        "x" * 301,
+    ]
+    texts += [f"a-b-{file_name('a b')[-8:]}", *HOSTILE]
+    names = [file_name(text) for text in texts]
+    assert len({name.lower() for name in names}) == len(texts)
+    assert all(re.fullmatch(r"[a-z0-9_][a-z0-9._-]{0,99}", name) for name in names)
+    assert all(re.fullmatch(r"[a-z0-9_][a-z0-9._-]{0,99}", base_name(text)) for text in texts)
+    anchors = [anchor(text) for text in texts]
+    assert len(set(anchors)) == len(texts)
+    assert all(" " not in name and name for name in anchors)
