@@ -256,12 +256,112 @@ def grid_sample(operands: Operands, attributes: Attributes, version: int) -> Seq
     return [result]
 
 
-def _cubic_weight(distance: float) -> float:
-    """Return the weight of a pixel at a distance in cubic convolution (Keys 1981, a = -0.75)."""
-    a, d = -0.75, abs(distance)
+def _cubic_weight(distance: float, a: float = -0.75) -> float:
+    """Return the weight of a pixel at a distance in cubic convolution (Keys 1981)."""
+    d = abs(distance)
     if d <= 1:
         return (a + 2) * d**3 - (a + 3) * d**2 + 1
     return a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a if d < 2 else 0.0  # noqa: PLR2004
+
+
+def resize(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Interpolate along each axis, by ``scales`` or to ``sizes``."""
+    del version
+    source, _, scales, sizes = _padded(operands, 4)
+    result = source
+    for axis, length in enumerate(source.shape):
+        scale = float(scales[axis]) if scales.size else float(sizes[axis]) / length
+        count = math.floor(length * scale) if scales.size else int(sizes[axis])
+        if (count, scale) != (length, 1.0):
+            weights = np.zeros((count, length))
+            for index in range(count):
+                position = _source_position(index, scale, length, count, attributes)
+                for pixel, weight in _pixel_weights(position, length, attributes).items():
+                    weights[index, pixel] = weight
+            result = np.moveaxis(np.tensordot(weights, result, (1, axis)), 0, axis)
+    return [result]
+
+
+def _source_position(
+    index: int, scale: float, length: int, count: int, attributes: Attributes
+) -> float:
+    """Return the position in the input of an element of the output of Resize."""
+    transformation = attributes.get("coordinate_transformation_mode", "half_pixel")
+    if transformation == "asymmetric":
+        return index / scale
+    if transformation == "align_corners":
+        return index * (length - 1) / (count - 1) if count > 1 else 0.0
+    if transformation == "pytorch_half_pixel" and count == 1:
+        return 0.0
+    if transformation not in {"half_pixel", "pytorch_half_pixel"}:
+        raise NotImplementedError(transformation)
+    return (index + 0.5) / scale - 0.5
+
+
+def _pixel_weights(position: float, length: int, attributes: Attributes) -> dict[int, float]:
+    """Return the weights of the pixels of an axis by index."""
+    below = math.floor(position)
+    if attributes.get("mode", "nearest") == "nearest":
+        nearest = {
+            "round_prefer_floor": math.ceil(position - 0.5),
+            "round_prefer_ceil": math.floor(position + 0.5),
+            "floor": below,
+            "ceil": math.ceil(position),
+        }[attributes.get("nearest_mode", "round_prefer_floor")]
+        return {min(max(nearest, 0), length - 1): 1.0}
+    if attributes["mode"] == "linear":
+        parts = {below: below + 1 - position, below + 1: position - below}
+    else:
+        a = attributes.get("cubic_coeff_a", -0.75)
+        parts = {pixel: _cubic_weight(position - pixel, a) for pixel in range(below - 1, below + 3)}
+    weights: dict[int, float] = {}
+    for pixel, weight in parts.items():
+        if 0 <= pixel < length or not attributes.get("exclude_outside", 0):
+            inside = min(max(pixel, 0), length - 1)
+            weights[inside] = weights.get(inside, 0.0) + weight
+    total = sum(weights.values())
+    return {pixel: weight / total for pixel, weight in weights.items()}
+
+
+def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The largest elements of an axis; of equal ones, those with the lower index first."""
+    del version
+    _require({"largest": 1, "sorted": 1, **attributes}, largest=1, sorted=1)
+    source, axis = operands[0], attributes.get("axis", -1)
+    indices = np.argsort(-_exact(source), axis, kind="stable")
+    indices = np.take(indices, range(int(operands[1][0])), axis)
+    return [np.take_along_axis(source, indices, axis), indices]
+
+
+def integer_range(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The integers from start in steps of delta, before limit."""
+    del attributes, version
+    return [np.array(range(*map(int, operands)))]
+
+
+def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Which elements are infinite with a sign that is to be detected."""
+    del version
+    positive = attributes.get("detect_positive", 1) * (operands[0] == math.inf)
+    negative = attributes.get("detect_negative", 1) * (operands[0] == -math.inf)
+    return [(positive + negative) > 0]
+
+
+def shape(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """A part of the shape."""
+    del version
+    part = slice(attributes.get("start", 0), attributes.get("end"))
+    return [np.array(operands[0].shape[part], np.int64)]
+
+
+def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The sum of magnitudes; without axes that of each element, if noop_with_empty_axes is set."""
+    del version
+    magnitudes = np.abs(_exact(operands[0]))
+    axes = tuple(int(axis) for tensor in operands[1:] for axis in tensor)
+    if not axes and attributes.get("noop_with_empty_axes", 0):
+        return [magnitudes]
+    return [magnitudes.sum(axes or None, keepdims=bool(attributes.get("keepdims", 1)))]
 
 
 def log_sum_exp(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
@@ -372,6 +472,7 @@ OPERATORS: Mapping[str, Function] = {
     "GlobalMaxPool": global_max_pool,
     "GridSample": grid_sample,
     "Hardmax": _along_axis(_hardmax),
+    "IsInf": is_inf,
     "LRN": lrn,
     "LogSoftmax": _along_axis(_log_softmax),
     "LpNormalization": lp_normalization,
@@ -381,11 +482,16 @@ OPERATORS: Mapping[str, Function] = {
     "Momentum": momentum,
     "Pad": pad,
     "QuantizeLinear": quantize_linear,
+    "Range": integer_range,
+    "ReduceL1": reduce_l1,
     "ReduceLogSumExp": log_sum_exp,
+    "Resize": resize,
+    "Shape": shape,
     "Slice": slice_,
     "Softmax": _along_axis(lambda rows: np.exp(_log_softmax(rows))),
     "Sqrt": lambda operands, *_: [np.sqrt(_exact(operands[0]))],
     "Tile": lambda operands, *_: [np.tile(operands[0], [int(count) for count in operands[1]])],
+    "TopK": top_k,
     "Unique": unique,
     "Where": lambda operands, *_: [np.where(*operands)],
 }

@@ -61,7 +61,8 @@ _FOUND_BY = """\
 
 `onnx-node` does not show {missed} of the {all} rows. The tables name the suite that shows them
 instead: `operators`, `conformance`, or `gallery` if only the row's own case does. {reference} of
-these are defects of onnx's reference, which computes the outputs of `onnx-node`.
+these are defects of onnx's reference, which computes the outputs of `onnx-node`. The others concern
+element types, values, or older versions of an operator that no case of `onnx-node` has.
 """
 _FEATURES = """\
 ## Ignored features of recent opsets
