@@ -5,6 +5,7 @@
     OnnxoptError
      ├── UsageError           exit 2   an option, a path or a name is wrong
      ├── InvalidCase          exit 2   a case file breaks its format; lists every problem found
+     │    └── BeyondLimit     exit 2   a case is valid, but too large for onnxopt
      ├── BackendUnavailable   exit 4   the backend could not be started
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
@@ -76,6 +77,10 @@ class InvalidCase(OnnxoptError):
     def __init__(self, problems: list[Fault] | tuple[Fault, ...], *, hint: str = "") -> None:
         super().__init__("\n".join(str(problem) for problem in problems), hint=hint)
         self.problems = tuple(problems)
+
+
+class BeyondLimit(InvalidCase):
+    """A valid case exceeds a limit of onnxopt; a run skips it."""
 
 
 class BackendUnavailable(OnnxoptError):

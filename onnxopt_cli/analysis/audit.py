@@ -27,7 +27,7 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
 from onnxopt_cli.core.compare import largest_share
 from onnxopt_cli.core.values import Array, describe
-from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
@@ -215,6 +215,8 @@ def find_trials(
     for case in cases:
         try:
             problem = case.load()
+        except BeyondLimit:
+            continue
         except InvalidCase as error:
             problems += error.problems
             continue

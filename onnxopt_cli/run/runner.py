@@ -28,7 +28,7 @@ from onnxopt_cli.core.result import (
     worse,
 )
 from onnxopt_cli.core.values import total_bytes
-from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 from onnxopt_cli.oracle.expected import Expected, PendingExpected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
@@ -62,6 +62,8 @@ _CHUNK_COUNT = 1000
 _MAX_CASES_AHEAD = 500
 # Larger cases run in this process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
+#: Beginning of the reason of cases that are skipped because they are too large.
+LIMIT = "limit of onnxopt: "
 # These outcomes may depend on other cases that run at the same time: this process runs them again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
@@ -176,12 +178,14 @@ class _Submission:
         expected: the expected result for each backend, which may be pending; empty if there is not
             enough memory.
         responses: waits for the response of each backend; empty if the case is not submitted.
+        skipped: the reason for which the case is skipped; empty if it is not.
     """
 
     case: Case
     problem: Problem | None
     expected: tuple[Expected | PendingExpected, ...]
     responses: tuple[Pending, ...] = ()
+    skipped: str = ""
 
 
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
@@ -232,6 +236,8 @@ def _submit(plan: Plan, case: Case) -> _Submission:
             responses = tuple(_responses(plan, case, problem, output_bytes))
             if is_late:
                 expected = _expected(plan, problem)
+        except BeyondLimit as error:
+            return _Submission(case, None, (), responses, f"{LIMIT}{error.message}")
         except InvalidCase as error:
             invalid = Expected({}, {}, error.message)
             return _Submission(case, None, (invalid,) * len(plan.backends), responses)
@@ -282,6 +288,8 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
     """Judge the response of one backend, and check whether a pass is vacuous."""
     case, problem, executor = submission.case, submission.problem, plan.backends[index]
     expected = None
+    if submission.skipped:
+        return unanswered(case, executor.name, submission.skipped, Outcome.SKIP)
     try:
         with suppress(MemoryError):
             expected = resolved(submission.expected[index]) if submission.expected else None

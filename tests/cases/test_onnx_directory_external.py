@@ -152,7 +152,10 @@ def test_named_pipe_is_rejected_without_blocking(tmp_path):
         ),
         (
             external(location="weights", dims=[2**40]),
-            f"brings the model to more than {2**31 - 1} bytes",
+            (
+                "has external data in 'weights', which has 16 bytes; "
+                f"offset 0 and length {2**42} need more"
+            ),
         ),
         (
             external(location="weights", offset="-1"),

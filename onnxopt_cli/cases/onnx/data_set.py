@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -29,9 +30,12 @@ from onnxopt_cli.cases.tensors.proto_values import (
 from onnxopt_cli.cases.tensors.regular_file import (
     MAX_CASE_BYTES,
     Malformed,
+    TooLarge,
     read_regular_file,
     reading_at_most,
 )
+from onnxopt_cli.core.files import shown_path
+from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
@@ -39,6 +43,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (
+    BeyondLimit,
     Fault,
     InvalidCase,
     UsageError,
@@ -51,6 +56,9 @@ DATA_FILE = "data.json"
 
 _MAX_RAMP_ELEMENTS = 2**28
 _MAX_DATA_FILE_BYTES = 1_000_000
+_MAX_UNREAD_NAMES = 5
+# Data sets for which a warning about unread files has been shown.
+_warned_folders: set[Path] = set()
 
 
 class CaseFiles(NamedTuple):
@@ -125,9 +133,12 @@ def _read_case(files: CaseFiles) -> Problem:
         for prefix in filter(None, paths):
             numbers = find_numbers(files.folder, names, f"{prefix}_", ".pb", problems)
             paths[prefix] = [files.folder / f"{prefix}_{number}.pb" for number in numbers]
+        _name_unread_files(files, names, paths)
     try:
         model = read_model(files.model)
     except InvalidCase as error:
+        if isinstance(error, BeyondLimit) and not problems:
+            raise
         raise InvalidCase([*problems, *error.problems]) from None
     fed, graph = fed_inputs(model.graph), model.graph
     if files.inputs:
@@ -139,6 +150,22 @@ def _read_case(files: CaseFiles) -> Problem:
         raise InvalidCase(problems)
     applies = files.inputs or url.endswith(f"/light/{files.model.name}")
     return Problem(model, inputs, outputs, tolerance if applies else None)
+
+
+def _name_unread_files(
+    files: CaseFiles, names: Iterable[str], paths: Mapping[str | None, Sequence[Path]]
+) -> None:
+    """Warn once of the visible files of a data set that are not read, such as ``input_0.npy``."""
+    # The folder of a light model holds other models.
+    if files.inputs is None or files.folder in _warned_folders:
+        return
+    read_names = {path.name for values in paths.values() for path in values}
+    unread_names = sorted(name for name in names if name not in read_names and name[0] != ".")
+    if unread_names:
+        _warned_folders.add(files.folder)
+        folder = printable(shown_path(files.folder))
+        listed = some_of(unread_names, _MAX_UNREAD_NAMES)
+        logging.getLogger(__name__).warning("%s: not read: %s", folder, listed)
 
 
 def read_checked_case(files: CaseFiles) -> Problem:
@@ -226,6 +253,9 @@ def _read_values(
 
     Returns:
         The valid values by name, in the graph's order.
+
+    Raises:
+        BeyondLimit: if a file is too large.
     """
     types = {value.name: value.type for value in declared}
     try:
@@ -247,6 +277,8 @@ def _read_values(
                 raise Malformed(duplicate)  # noqa: TRY301 - as above
             owners[name] = path
             values[name] = value_of(message, types[name], raw_data)
+        except TooLarge as error:
+            raise BeyondLimit([Fault(str(path), str(error))]) from None
         except Malformed as error:
             problems.append(Fault(str(path), str(error)))
     if len(files) < len(types):

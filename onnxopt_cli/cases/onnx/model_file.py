@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 from onnxopt_cli.cases.tensors.regular_file import (
     PROTOBUF_LIMIT,
     Malformed,
+    TooLarge,
     inner_parts,
     open_regular_file,
     read_exactly,
     read_regular_file,
 )
 from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
-from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 
 _MAX_DIGITS = 19
 # The beginning of a tensor's description, by the field that contains it.
@@ -44,13 +46,17 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
     Raises:
         InvalidCase: if the file is not a model, a tensor is inconsistent, or external data are
             missing, too short, or outside the folder.
+        BeyondLimit: if the model and its external data are too large.
     """
     try:
         data = read_regular_file(path, links=links)
         model = _parse(data)
+    except TooLarge as error:
+        raise BeyondLimit([Fault(str(path), str(error))]) from None
     except Malformed as error:
         raise InvalidCase([Fault(str(path), str(error))]) from None
-    problems = []
+    problems: list[Fault] = []
+    oversized: list[Fault] = []
     # Many tensors may refer to the same bytes, so the sizes of the files do not limit the total.
     allowance = PROTOBUF_LIMIT - len(data)
     for place, tensor in _tensors(model):
@@ -60,9 +66,12 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
                 _load_external(tensor, path.parent, allowance)
             check_tensor(tensor)
         except Malformed as error:
-            problems.append(Fault(str(path), f"{place} {tensor.name!r} {error}"))
+            faults = oversized if isinstance(error, TooLarge) else problems
+            faults.append(Fault(str(path), f"{place} {tensor.name!r} {error}"))
     if problems:
         raise InvalidCase(problems)
+    if oversized:
+        raise BeyondLimit(oversized[:1])
     return model
 
 
@@ -150,7 +159,8 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
 
     Raises:
         Malformed: if the location leads out of the folder or through a link, the offset or length
-            does not match the tensor and the file, or the model becomes too large.
+            does not match the tensor and the file.
+        TooLarge: if the model becomes too large; the data are then not read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) != len(tensor.external_data):
@@ -163,17 +173,23 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     length = _number(entries, "length", size)
     if length != size:
         raise Malformed(f"has external data of length {length}; type and dims need {size}")
-    if allowance < 0:
-        raise Malformed(f"brings the model to more than {PROTOBUF_LIMIT} bytes")
     try:
-        tensor.raw_data = _external_data(folder, location, offset, size)
+        with _external_data(folder, location, offset, size) as descriptor:
+            if allowance >= 0:
+                tensor.raw_data = read_exactly(descriptor, size)
+    except TooLarge:
+        raise
     except Malformed as error:
         raise Malformed(f"has external data in {location!r}, which {error}") from None
+    if allowance < 0:
+        raise TooLarge(f"brings the model to more than {PROTOBUF_LIMIT} bytes")
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
 
 
-def _external_data(path: Path, location: str, offset: int, length: int) -> bytes:
+@contextmanager
+def _external_data(path: Path, location: str, offset: int, length: int) -> Iterator[int]:
+    """Open a file of external data, and yield its descriptor at the offset."""
     parts = inner_parts(location)
     if parts is None:
         raise Malformed("is not a path inside the model's folder")
@@ -190,7 +206,7 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> bytes
                 f"has {status.st_size} bytes; offset {offset} and length {length} need more"
             )
         os.lseek(descriptor, offset, os.SEEK_SET)
-        return read_exactly(descriptor, length)
+        yield descriptor
 
 
 def _is_link(path: Path) -> bool:

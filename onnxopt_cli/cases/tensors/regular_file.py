@@ -20,6 +20,10 @@ class Malformed(Exception):
     """
 
 
+class TooLarge(Malformed):
+    """A file or message exceeds a limit of onnxopt."""
+
+
 #: Protobuf's limit on the size of a message, and therefore of a model or a tensor in a file.
 PROTOBUF_LIMIT = 2**31 - 1
 
@@ -38,7 +42,7 @@ _allowances: list[list[int]] = []
 
 @contextmanager
 def reading_at_most(size: int) -> Iterator[None]:
-    """Limit the bytes read inside the context; reading more raises Malformed."""
+    """Limit the bytes read inside the context; reading more raises TooLarge."""
     _allowances.append([size, size])
     try:
         yield
@@ -50,7 +54,7 @@ def _spend(size: int) -> None:
     for allowance in _allowances:
         allowance[0] -= size
         if allowance[0] < 0:
-            raise Malformed(f"brings the total size of files to more than {allowance[1]} bytes")
+            raise TooLarge(f"brings the total size of files to more than {allowance[1]} bytes")
 
 
 @contextmanager
@@ -82,7 +86,8 @@ def read_regular_file(
         links: whether symbolic links in the path are followed; otherwise they are an error.
 
     Raises:
-        Malformed: if the file is missing, unreadable, not regular or larger than the limit.
+        Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the
+            limit.
     """
     with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         return read_exactly(descriptor, status.st_size)
@@ -102,7 +107,8 @@ def open_regular_file(
             resolved and checked, because a part of it may have been replaced by a link since.
 
     Raises:
-        Malformed: if the file is missing, unreadable, not regular or larger than the limit.
+        Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the
+            limit.
     """
     try:
         descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
@@ -115,7 +121,7 @@ def open_regular_file(
         if not stat.S_ISREG(status.st_mode):
             raise Malformed("is not a regular file")
         if limit is not None and status.st_size > limit:
-            raise Malformed(f"has {status.st_size} bytes; at most {limit} were expected")
+            raise TooLarge(f"has {status.st_size} bytes; at most {limit} were expected")
         yield descriptor, status
         for record in _records:
             before, after = signature(status), signature(os.fstat(descriptor))

@@ -27,7 +27,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     abbreviated,
 )
 from onnxopt_cli.core.values import DTYPES
-from onnxopt_cli.errors import InvalidCase
+from onnxopt_cli.errors import BeyondLimit, InvalidCase
 from onnxopt_cli.operators.nodes import operator_names
 
 
@@ -44,7 +44,11 @@ def model_case(fields: CaseFields) -> DeclaredCase:
     fields.forbid(redundant, " and model, expected only one of them")
     try:
         path = contained_path(fields.folder, str(file.scalar))
-        model = read_model(path, links=False)
+        load_model = partial(read_model, path, links=False)
+        model = load_model()
+    except BeyondLimit:
+        # Loading the case raises the error again.
+        return DeclaredCase((), (), {"": partial(one_step_problem, load_model, {}, None)})
     except (Malformed, InvalidCase) as error:
         reasons = (
             [problem.what for problem in error.problems]
@@ -62,7 +66,6 @@ def model_case(fields: CaseFields) -> DeclaredCase:
     if not fields.rejects:
         _check(file, model, inputs, outputs or {}, fields)
     fields.finish()
-    load_model = partial(read_model, path, links=False)
     make = partial(one_step_problem, load_model, inputs, outputs, must_reject=fields.rejects)
     output_names = tuple(output.name for output in model.graph.output)
     return DeclaredCase(operator_names(model), output_names, {"": make})
