@@ -431,6 +431,14 @@ class _NodeSearch:
             hypothesis.differs(sample) and not any(other.explains(sample) for other in known)
             for sample in self._samples
         )
+        if hypothesis.mistake is not None and hypothesis.traits:
+            # The condition is wrong if the mistake shows elsewhere, too.
+            plain = Hypothesis((), hypothesis.mistake, 0.0)
+            elsewhere = sum(
+                plain.explains(sample) and not hypothesis.meets(sample) for sample in self._samples
+            )
+            if elsewhere > MAX_CONTRADICTING_SHARE * len(agreeing):
+                return False
         return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing)
 
     def _hypotheses(self) -> list[Hypothesis]:
@@ -651,12 +659,14 @@ class _Judge:
     Attributes:
         sample: the node.
         expected: its expected result.
+        native: the outputs of the correct operator in the model's own types.
         failed: whether the backend's outputs are wrong.
         traits: the traits of the node.
     """
 
     sample: NodeSample
     expected: Expected
+    native: Sequence[Value]
     failed: bool
     traits: frozenset[Trait]
 
@@ -670,6 +680,8 @@ class _Judge:
             return Effect.NONE, 0.0
         if failure:
             return Effect.OTHER, 0.0
+        if not may_differ(self.native, outputs):
+            return Effect.NONE, 0.0
         try:
             if excess(self.expected, outputs) <= 1:
                 return Effect.NONE, 0.0
@@ -686,9 +698,8 @@ def _judge(sample: NodeSample) -> _Judge | None:
     """Return a node with its expected result; None if that cannot be estimated."""
     try:
         with time_limit(EVALUATION_SECONDS):
-            right = sample.right
-            if right is None:
-                right = computing({}, {})(sample.model, sample.inputs)
+            native = computing({}, {})(sample.model, sample.inputs)
+            right = native if sample.right is None else sample.right
             names = [output.name for output in sample.model.graph.output]
             stored = dict(zip(names, right, strict=True))
             problem = Problem(sample.model, sample.inputs, stored)
@@ -705,7 +716,7 @@ def _judge(sample: NodeSample) -> _Judge | None:
                 failed = may_differ([*expected.outputs.values()], sample.returned) and (
                     excess(expected, sample.returned) > 1
                 )
-            return _Judge(sample, expected, failed, traits)
+            return _Judge(sample, expected, native, failed, traits)
     except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
         return None
 
@@ -769,17 +780,20 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(left[np.isfinite(left)])
-    scale = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    # A median, since a few large elements say nothing about the roundings of the others.
+    scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(left) + scale)
     distance = absolute_distance(left, middle)
     if correct is None:
         return float(own.size) if (distance <= limit).all() else None
     error = absolute_distance(correct.astype(np.float64), middle)
-    wrong = error > limit
-    if coarse is None:
-        limit = np.where(wrong, np.minimum(limit, np.maximum(_NEAR_SHARE * error, 0.0)), limit)
-    else:
+    if coarse is not None:
         wrong = error > 0
+    else:
+        least = 2 * epsilon * np.abs(left)
+        limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
+        # Nearly right elements agree with many mistakes.
+        wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))
     agrees = (distance == 0) | (distance <= limit)
     return float(np.count_nonzero(wrong)) if agrees.all() else None
 

@@ -48,7 +48,8 @@ class ComputedMistake(NodeMutant):
         """Return the outputs of a model of one node as the mistake computes them."""
         del compute
         with np.errstate(all="ignore"):
-            return self.computation(BoundNode.of(model, inputs))
+            outputs = self.computation(BoundNode.of(model, inputs))
+        return None if outputs is None else [np.asarray(value) for value in outputs]
 
 
 @cache
