@@ -38,6 +38,8 @@ SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome
 
 #: Beginning of the note of a pass that relies on an identity without relative accuracy.
 ABSOLUTE_ONLY = "absolute accuracy only"
+#: Note of a pass with elements that the case cannot judge, and message of a case that has no other.
+INCONCLUSIVE = "inconclusive: "
 #: Beginning of the message of results whose backend never started; the reason follows.
 NOT_STARTED = "the backend could not be started: "
 
@@ -97,7 +99,8 @@ class Result:
         expectation: text and location of the expectation that applies to the case.
         capabilities: capabilities that the case needs beyond one node with float32 tensors.
         note: qualification of the outcome: ``contested: reading 2 of 2 (...)``, or
-            :data:`ABSOLUTE_ONLY` with the identity; may be empty.
+            :data:`ABSOLUTE_ONLY` with the identity, or :data:`INCONCLUSIVE` with a number of
+            elements; may be empty.
         content: the content of the case, of a result other than a pass; None if it is unknown.
     """
 

@@ -73,6 +73,7 @@ from onnxopt_cli.oracle.function_body import (
 )
 from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
 from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.oracle.rounding.injection import (
     SHORT_UNITS,
@@ -134,6 +135,8 @@ _OUT_OF_RANGE = "the result in the model's own types; an intermediate result lea
 _FLUSHED = "the result with zeros for subnormal numbers"
 _SEQUENTIAL = "the result of sequential sums"
 _LOWEST = "the lowest finite number for a masked score"
+# Normalizations with a ``stash_type``, which is float32 by default, from a version on.
+_STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 # With more contested questions in a model, their combinations are not tried.
 _MAX_COMBINED_QUESTIONS = 2
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
@@ -646,9 +649,19 @@ def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) ->
     # depend on R alone.
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
+    if _normalizes_in_single(node):
+        roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
     return VisitedNode(node.op_type, roundoff, narrows=after > before > 0)
+
+
+def _normalizes_in_single(node: Any) -> bool:
+    """Return whether the ``stash_type`` of a node asks for statistics in float32."""
+    if node.opset < _STASHING.get(node.op_type, node.opset + 1):
+        return False
+    stated = [item.i for item in node.onnx_node.attribute if item.name == "stash_type"]
+    return not stated or stated[0] == onnx.TensorProto.FLOAT
 
 
 def _coarsest(values: Sequence[Any]) -> float:
@@ -943,14 +956,18 @@ def _interpolates_integers(node: Any, operands: Sequence[Any]) -> bool:
 def _with_either_integer(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
 ) -> list[ConditionedOutput]:
-    """Accept either neighbour of a number that is interpolated between integers."""
+    """Accept either neighbour of a number that is interpolated between integers.
+
+    Where the coordinates are rounded, a number close to an integer may be below or above it.
+    """
     neighbours = []
-    for toward in (np.floor, np.ceil):
+    for toward, away in ((np.floor, -1.0), (np.ceil, 1.0)):
         with (
             replaced((INTEGER_ROUNDING, "toward", toward)),
             replaced((onnx.numpy_helper, "saturate_cast", whole_numbers)),
         ):
             neighbours.append(ReferenceModel(model).run(inputs))
+            neighbours += _beyond_integers(model, inputs, toward, away)
     return [
         output
         if output.reason
@@ -959,6 +976,43 @@ def _with_either_integer(
         )
         for output, *values in zip(outputs, *neighbours, strict=True)
     ]
+
+
+def _beyond_integers(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
+) -> list[list[Any]]:
+    """Return outputs rounded down or up after errors of coordinates; empty if those are exact.
+
+    Args:
+        model: a model that interpolates between integers.
+        inputs: its inputs.
+        toward: the function that rounds.
+        away: the sign of an error that moves a number across an integer.
+    """
+    is_rounded = False
+
+    def moved_by(sign: float, size: Array) -> Array:
+        nonlocal is_rounded
+        is_rounded = True
+        return np.asarray(sign * UNITS * SINGLE_ROUNDOFF * size)
+
+    def visit(node: Any, compute: Compute, operands: Sequence[Any], _index: int) -> Sequence[Any]:
+        nonlocal is_rounded
+        place = GRIDS.get(node.op_type)
+        if place is not None and node.op_type in INTERPOLATING:
+            is_rounded |= bool(coordinate_errors(node.op_type, operands[place]).any())
+        return compute(*operands)
+
+    def beyond(values: Array) -> Array:
+        error = UNITS * SINGLE_ROUNDOFF * np.abs(values)
+        return np.asarray(toward(values + away * error))
+
+    results = []
+    with replaced((INTEGER_ROUNDING, "toward", beyond), (INTEGER_ROUNDING, "tolerance", 0.0)):
+        for sign in (-1.0, 1.0):
+            with moved_coordinates(partial(moved_by, sign), selects=True):
+                results.append(ReferenceModel(model).run(inputs, visit))
+    return results if is_rounded else []
 
 
 def _with_flushed_inputs(

@@ -19,8 +19,9 @@ from onnxopt_cli.core.diff import (
     accepted_results,
     wrong_outputs,
 )
-from onnxopt_cli.core.result import HARMLESS, Outcome, Result
+from onnxopt_cli.core.result import HARMLESS, INCONCLUSIVE, Outcome, Result
 from onnxopt_cli.core.text import some_of
+from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY
 from onnxopt_cli.operators.nodes import operator_names
@@ -90,8 +91,8 @@ def judge(
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs, note = _compared(expected, response.outputs, judging)
-        agrees = not response.changed and all(diff.agrees for diff in diffs)
-        outcome = Outcome.PASS if agrees else Outcome.FAIL
+        outcome, note = _agreement(problem, expected, response, diffs, note)
+        agrees = outcome is not Outcome.FAIL
         if response.changed:
             messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
@@ -105,7 +106,8 @@ def judge(
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
-    message = "; ".join(filter(None, (*messages, response.leak)))
+    inconclusive = note if outcome is Outcome.SKIP else ""
+    message = "; ".join(filter(None, (*messages, response.leak, inconclusive)))
     return _result(case, problem, backend, outcome, message, response, diffs, curve, note)
 
 
@@ -133,6 +135,33 @@ def _compared(
             mismatching.append(diffs)
     nearest = min(mismatching, key=lambda diffs: sum(diff.mismatches for diff in diffs))
     return nearest, "contested: matches neither reading" if contested else ""
+
+
+def _agreement(
+    problem: Problem, expected: Expected, response: Response, diffs: Sequence[Diff], note: str
+) -> tuple[Outcome, str]:
+    """Return the outcome of compared outputs, and a note that counts inconclusive elements.
+
+    An element whose limit reaches its value distinguishes nothing, unless the output is bitwise
+    equal to the expected one. If there is no other element, the case does not count as passed.
+    """
+    if response.changed or not all(diff.agrees for diff in diffs):
+        return Outcome.FAIL, note
+    if problem.trajectory is not None or not any(diff.inconclusive for diff in diffs):
+        return Outcome.PASS, note
+    count = 0
+    for (name, right), output in zip(expected.outputs.items(), response.outputs or (), strict=True):
+        bound = expected.tolerances[name]
+        if isinstance(bound, ErrorBound) and isinstance(right, np.ndarray):
+            left, actual = right.reshape(-1), np.asarray(output).reshape(-1)
+            equal = (left == actual) | ((left != left) & (actual != actual))  # noqa: PLR0124 - NaN
+            count += int(np.count_nonzero(bound.at(np.flatnonzero(~equal)).inconclusive))
+    if not count:
+        return Outcome.PASS, note
+    elements = sum(diff.elements for diff in diffs)
+    remark = f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach their values"
+    outcome = Outcome.SKIP if count == elements else Outcome.PASS
+    return outcome, "; ".join(filter(None, (note, remark)))
 
 
 def _result(

@@ -408,6 +408,17 @@ def test_number_interpolated_between_integers_may_round_either_way():
         assert accepted == [False, False, True, True, False, False]
 
 
+@pytest.mark.parametrize(("length", "accepted"), [(6, [False, True]), (18, [False, False])])
+def test_integer_may_be_truncated_to_the_one_before_where_coordinates_round(length, accepted):
+    x, scales = np.full((1, 1, 1, 9), 20, np.uint8), f32(1, 1, 1, length / 9)
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    model = model_of([node], {"x": x, "scales": scales}, {"y": x})
+    (output,) = condition(model, {"x": x, "scales": scales})
+    shape = (1, 1, 1, length)
+    assert passes(output, np.full(shape, 20, np.uint8))
+    assert [passes(output, np.full(shape, n, np.uint8)) for n in (18, 19)] == accepted
+
+
 def body_of(outputs):
     """Return a body that doubles its state, and yields it as an output, too."""
     return helper.make_graph(

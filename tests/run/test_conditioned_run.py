@@ -1,6 +1,7 @@
 """``onnxopt run`` on models without a formula."""
 
 import json
+import math
 import os
 import shutil
 from hashlib import sha256
@@ -71,6 +72,17 @@ class Loaded(Coin):
     def run(self, model, inputs):
         return [np.ones_like(*inputs.values())]
 
+class Zeros(Right):
+    def run(self, model, inputs):
+        return [np.where(inputs["x"] < -1, 0, v) for v in super().run(model, inputs)]
+
+class Single(Right):
+    def run(self, model, inputs):
+        (x, scale) = (value.astype("f4") for value in inputs.values())
+        centred = x - x.mean(-1, keepdims=True)
+        variance = (centred * centred).mean(-1, keepdims=True)
+        return [(centred / np.sqrt(variance + np.float32(1e-5))).astype("f8") * scale]
+
 class Backward:
     def run(self, model, inputs):
         values, places = ReferenceEvaluator(model).run(None, inputs)
@@ -127,6 +139,34 @@ def softmax(folder, change=0.0, digits=9):
     x = np.array([[0.5, 1.5, -2.0]], np.float32)
     right = (np.exp(x) / np.exp(x).sum()).astype(np.float32)
     return single(folder, "Softmax", {"x": x}, np.round(right, digits) + np.float32(change))
+
+
+def gelu(folder, *numbers):
+    x = np.array(numbers, np.float32)
+    right = [value / 2 * math.erfc(-value / math.sqrt(2)) for value in x.astype(np.float64)]
+    return single(folder, "Gelu", {"x": x}, np.float32(right))
+
+
+def test_elements_whose_limit_reaches_their_value_are_counted(onnxopt, tmp_path, backend):
+    folder = gelu(tmp_path, -7.0, 1.0)
+    result = onnxopt("run", folder, "-b", backend("Zeros"), "-v")
+    assert result.code == 0
+    assert "inconclusive: the limits of 1 of 2 elements reach their values" in result.out
+
+
+def test_case_without_a_conclusive_element_does_not_count_as_passed(onnxopt, tmp_path, backend):
+    folder = gelu(tmp_path, -7.0)
+    assert "1 skip" in onnxopt("run", folder, "-b", backend("Zeros")).out
+
+
+def test_stash_type_allows_statistics_of_doubles_in_float32(onnxopt, tmp_path, backend):
+    x = np.random.default_rng(0).standard_normal((3, 32))
+    inputs = {"x": x, "scale": np.linspace(0.5, 2, 32)}
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(1e-5))
+    folder = single(tmp_path, "LayerNormalization", inputs, centred / deviation * inputs["scale"])
+    assert onnxopt("run", folder, "-b", backend("Single")).code == 0
+    assert onnxopt("run", folder, "-b", backend("Off"), "--no-explain").code == 1
 
 
 def test_outputs_of_topk_must_correspond_in_any_order(onnxopt, tmp_path, backend):
@@ -296,7 +336,7 @@ def widen(path):
     reader = ValueReader(payload)
     *head, expected, limit = map(reader.value, read_json(line)["outputs"])
     values = ValueWriter()
-    outputs = [values.put(value) for value in (*head, expected, limit + 1)]
+    outputs = [values.put(value) for value in (*head, expected, limit + 1e-3)]
     path.write_bytes(b"".join(values.message({"outputs": outputs})))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert path.stat().st_size == len(data)

@@ -41,8 +41,9 @@ from onnxopt_cli.oracle.rounding.normalizations import (
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: How a number that is interpolated between integers is rounded. The specification does not say.
-INTEGER_ROUNDING = SimpleNamespace(toward=np.rint)
+#: How a number that is interpolated between integers is rounded, which the specification does not
+#: say. A number closer to an integer than the tolerance is that integer.
+INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
 REGISTERED = (data_movement, quantized, windows)
@@ -64,8 +65,6 @@ _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
 # A coordinate that is closer to an integer is that integer.
 _COORDINATE_TOLERANCE = 1e-9
-# An interpolated number that is closer to an integer is that integer.
-_INTEGER_TOLERANCE = 1e-6
 
 
 @cache
@@ -168,7 +167,7 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
 def whole_numbers(values: Array, dtype: Any) -> Array:
     """Return interpolated numbers rounded to integers, within the range of a dtype."""
     nearest, limits = np.rint(values), np.iinfo(dtype)
-    close = np.abs(values - nearest) < _INTEGER_TOLERANCE
+    close = np.abs(values - nearest) < INTEGER_ROUNDING.tolerance
     rounded = np.where(close, nearest, INTEGER_ROUNDING.toward(values))
     return np.clip(rounded, limits.min, limits.max).astype(dtype)
 

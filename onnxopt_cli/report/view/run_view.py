@@ -15,6 +15,7 @@ from onnxopt_cli.core.record import SUITE, Explanation, RunRecord
 from onnxopt_cli.core.result import (
     ABSOLUTE_ONLY,
     HARMLESS,
+    INCONCLUSIVE,
     OUTSIDE_IDS,
     Outcome,
     Result,
@@ -44,6 +45,7 @@ _MAX_REASON_CHARS = 200
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
+    "with elements that the cases cannot judge": INCONCLUSIVE,
 }
 # Outcomes without a wrong result; their reasons are listed apart from failures.
 _WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
