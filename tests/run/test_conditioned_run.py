@@ -1,10 +1,10 @@
 """``onnxopt run`` on models without a formula."""
 
 import json
-import math
 import os
 import shutil
 from hashlib import sha256
+from math import erfc, sqrt
 
 import numpy as np
 import onnx
@@ -143,7 +143,7 @@ def softmax(folder, change=0.0, digits=9):
 
 def gelu(folder, *numbers):
     x = np.array(numbers, np.float32)
-    right = [value / 2 * math.erfc(-value / math.sqrt(2)) for value in x.astype(np.float64)]
+    right = [value / 2 * erfc(-value / sqrt(2)) for value in x.astype(np.float64)]
     return single(folder, "Gelu", {"x": x}, np.float32(right))
 
 
