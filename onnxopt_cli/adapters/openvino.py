@@ -4,7 +4,13 @@
 #
 # [tool.onnxopt]
 # runtime = "openvino"
-# unsupported = ["No conversion rule found for operations"]
+# unsupported = [
+#   "No conversion rule found for operations",
+#   "CPU plug-in doesn't support",
+#   "is not supported",
+#   "is only supported for",
+#   "Unsupported padding mode",
+# ]
 # ///
 """OpenVINO on the CPU, with the precision of the model and one thread."""
 
@@ -34,5 +40,8 @@ class Backend:
                 raise NotImplementedError(f"the type of {value.name}: {value.type}")
         network = self._core.read_model(model.SerializeToString())
         compiled = self._core.compile_model(network, "CPU", _PROPERTIES)
-        results = compiled.create_infer_request().infer(inputs)
+        # A converted model lacks the inputs that its outputs do not depend on.
+        names = {name for port in compiled.inputs for name in port.names}
+        used = {name: array for name, array in inputs.items() if name in names}
+        results = compiled.create_infer_request().infer(used)
         return [results[output] for output in compiled.outputs]

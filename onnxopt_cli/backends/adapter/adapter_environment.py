@@ -55,8 +55,8 @@ _MANIFEST = "onnxopt.json"
 _MAX_MANIFEST_BYTES = 1 << 20
 # A process that installs a large runtime over a slow network holds the lock for hours.
 _LOCK_SECONDS = 24 * 3600.0
-# Packages of the environment itself, which no adapter needs to pin.
-_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv"})
+# A package of the environment itself, which no adapter pins.
+_INSTALLER = "pip"
 _REQUIRED = ("numpy", "onnx")
 _MAX_NAMED = 6
 
@@ -146,13 +146,18 @@ class AdapterEnvironment:
         text = self.specification.text.partition(",")[0]
         return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
 
+    def locked_packages(self) -> dict[str, str]:
+        """Return the versions of the installed packages that a lock pins."""
+        packages = sorted((self.packages() or {}).items())
+        return {name: version for name, version in packages if name != _INSTALLER}
+
     def unpinned(self) -> str:
         """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""
         pinned = self.adapter.pinned(self.specification.adapter_version)
         names = [
             name
-            for name, version in sorted((self.packages() or {}).items())
-            if name not in _INSTALLERS and not _is(version, pinned.get(name, ""))
+            for name, version in self.locked_packages().items()
+            if not _is(version, pinned.get(name, ""))
         ]
         return f"not pinned: {some_of(names, _MAX_NAMED)}" if names else ""
 
