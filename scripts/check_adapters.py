@@ -47,9 +47,11 @@ class Row:
     def text(self) -> str:
         """Return the row of the table."""
         seconds = f"{self.install_seconds:7.1f} {self.start_seconds:6.1f}"
-        others = self.outcomes.total() - sum(self.outcomes[outcome] for outcome in OUTCOMES)
+        other_count = self.outcomes.total() - sum(self.outcomes[outcome] for outcome in OUTCOMES)
         counts = " ".join(f"{self.outcomes[outcome]:11}" for outcome in OUTCOMES)
-        return f"{self.name:20} {self.version:44} {seconds} {counts} {others:7}  {self.problem}"
+        return (
+            f"{self.name:20} {self.version:44} {seconds} {counts} {other_count:7}  {self.problem}"
+        )
 
 
 def check(name: str, operators: list[str], *, lock: bool) -> Row:

@@ -183,7 +183,7 @@ def known_adapters() -> list[KnownBackend]:
             installed = AdapterEnvironment.of(specification).packages() is not None
         except BackendUnavailable as error:
             installed, problem = False, error.message
-        kind = "adapter" if installed else "adapter, installed at its first use"
+        kind = "adapter, installed" if installed else "adapter"
         known.append(KnownBackend(specification.text, kind, version, problem))
     return known
 

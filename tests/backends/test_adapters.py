@@ -237,16 +237,16 @@ def test_killed_installation_leaves_no_environment_and_the_next_one_succeeds(
 
 def test_concurrent_runs_install_once(place, empty_cache):
     environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
-    told = []
+    activities = []
 
     def telling(doing, things):
-        told.append(doing)
+        activities.append(doing)
         return nullcontext(lambda *_: None)
 
     with ThreadPoolExecutor() as pool:
         for created in [pool.submit(environment.create, telling) for _ in range(3)]:
             created.result()
-    assert [doing.split()[0] for doing in told].count("installing") == 1
+    assert [doing.split()[0] for doing in activities].count("installing") == 1
 
 
 def test_configuration_file_installs_only_if_the_user_names_it(
@@ -279,11 +279,11 @@ def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache
 
 
 def test_shipped_adapters_are_listed_with_versions(onnxopt):
-    rows = [line.split() for line in onnxopt("backends").out.splitlines()]
+    rows = {row.split()[0]: row for row in onnxopt("backends").out.split("adapter:")}
     for name in shipped_adapters():
         adapter = read_adapter(parse_specification(f"adapter:{name}"))
         pinned = adapter.pinned("")[canonicalize_name(adapter.runtimes[0])]
-        assert any(f"adapter:{name}" in row and pinned in " ".join(row) for row in rows)
+        assert pinned in rows[name]
 
 
 @pytest.mark.parametrize("name", shipped_adapters())

@@ -99,7 +99,9 @@ class AdapterEnvironment:
             sys.platform,
         ]
         digest = sha256(json.dumps(identity).encode()).hexdigest()
-        name = f"{adapter.path.stem}{f'-{version}' if version else ''}-{digest[:16]}"
+        path = adapter.path
+        name = path.absolute().parent.name if path.stem == "__init__" else path.stem
+        name = f"{name}{f'-{version}' if version else ''}-{digest[:16]}"
         folder = (cache_folder() / "adapters" / name).absolute()
         return cls(specification, adapter, interpreter, folder)
 
@@ -109,7 +111,7 @@ class AdapterEnvironment:
         return python_of(self.folder / _ENVIRONMENT)
 
     def packages(self) -> Mapping[str, str] | None:
-        """Return the versions of the installed packages; None if there is no usable environment."""
+        """Return the versions of the installed packages; None if the environment is missing."""
         environment = self.folder / _ENVIRONMENT
         try:
             if not is_private(environment.lstat()) or not self.python.exists():
@@ -278,7 +280,7 @@ class AdapterEnvironment:
         return unavailable(self.specification.text, problem, hint)
 
     def _require(self, packages: Mapping[str, str]) -> None:
-        """Reject an environment without the runtime, or without what a plugin needs."""
+        """Reject an environment without the runtime, or without numpy and onnx."""
         for name in (*_REQUIRED, *self.adapter.runtimes):
             if canonicalize_name(name) not in packages:
                 problem = (

@@ -86,12 +86,12 @@ class Adapter:
             return [*self.dependencies]
         runtime = canonicalize_name(self.runtimes[0])
         needed = [Requirement(text) for text in self.dependencies]
-        others = [str(entry) for entry in needed if canonicalize_name(entry.name) != runtime]
+        other_needs = [str(entry) for entry in needed if canonicalize_name(entry.name) != runtime]
         for requirement in needed:
             if canonicalize_name(requirement.name) == runtime:
                 requirement.url, requirement.specifier = None, SpecifierSet(f"=={version}")
-                return [str(requirement), *others]
-        return [f"{self.runtimes[0]}=={version}", *others]
+                return [str(requirement), *other_needs]
+        return [f"{self.runtimes[0]}=={version}", *other_needs]
 
     def constraints(self, version: str) -> str:
         """Return the lock's requirements, without the runtime if its version is chosen."""
@@ -119,11 +119,11 @@ class Adapter:
 
 def _pin(requirement: Requirement) -> str:
     """Return the only version that a requirement admits; empty if it admits several."""
-    (specifier, *others) = [*requirement.specifier] or [None]
-    exact = specifier is not None and specifier.operator in {"==", "==="}
-    if not exact or others or specifier is None or specifier.version.endswith("*"):
+    specifiers = [*requirement.specifier]
+    if len(specifiers) != 1 or specifiers[0].operator not in {"==", "==="}:
         return ""
-    return specifier.version
+    version = specifiers[0].version
+    return "" if version.endswith("*") else version
 
 
 def _requirements(lock: str) -> Iterator[Requirement]:
@@ -146,13 +146,13 @@ def adapter_source(specification: Specification) -> str:
     name = specification.adapter
     if name.endswith(".py") or "/" in name or "\\" in name:
         return name
-    known = shipped_adapters()
-    if name.replace("_", "-") not in known:
+    names = shipped_adapters()
+    if name.replace("_", "-") not in names:
         problem, _, rest = name.partition(",")
         if rest:
             raise misused(specification.text, f": {printable(rest)!r} is not an option")
-        listed = f"known are {', '.join(known)}; a file is written {ADAPTER}./file.py"
-        hint = nearest(problem, known, listed)
+        listed = f"known are {', '.join(names)}; a file is written {ADAPTER}./file.py"
+        hint = nearest(problem, names, listed)
         raise misused(specification.text, f": there is no adapter {printable(name)!r}", hint)
     return str(SHIPPED / f"{name.replace('-', '_')}.py")
 
@@ -212,8 +212,11 @@ def _parsed(name: str, path: Path, text: str) -> Adapter:
         ValueError: describing the error in the file's metadata.
     """
     document = _metadata(text)
-    own = _table(_table(document, "tool", ""), "onnxopt", "tool.")
-    for table, known, prefix in ((document, _FIELDS, ""), (own, _OWN_FIELDS, "tool.onnxopt.")):
+    own_fields = _table(_table(document, "tool", ""), "onnxopt", "tool.")
+    for table, known, prefix in (
+        (document, _FIELDS, ""),
+        (own_fields, _OWN_FIELDS, "tool.onnxopt."),
+    ):
         for key in table:
             if key not in known:
                 hint = nearest(key, known, f"known are {', '.join(known)}")
@@ -227,19 +230,19 @@ def _parsed(name: str, path: Path, text: str) -> Adapter:
         admitted = SpecifierSet(python)
     except (InvalidRequirement, InvalidSpecifier) as error:
         raise ValueError(f"has an invalid requirement: {printable(str(error))}") from None
-    unsupported = _texts(own, "unsupported")
+    unsupported = _texts(own_fields, "unsupported")
     for pattern in unsupported:
         try:
             compile_pattern(pattern)
         except ValueError as error:
             raise ValueError(f"has unsupported = {printable(pattern)!r}, which {error}") from None
-    systems = _table(own, "system-packages", "tool.onnxopt.")
+    systems = _table(own_fields, "system-packages", "tool.onnxopt.")
     return Adapter(
         name,
         path,
         dependencies,
         admitted,
-        _texts(own, "runtime") or names[:1],
+        _texts(own_fields, "runtime") or names[:1],
         unsupported,
         {system: _texts(systems, system) for system in systems},
     )

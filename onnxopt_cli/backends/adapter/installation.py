@@ -177,8 +177,8 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
         text = "\n".join(lines)
         errors = [line for line in lines if _ERROR.match(line)] or lines
         forbidden = any(os.environ.get(name) not in {None, "", "0"} for name in _NO_INDEX)
-        shown = "\n".join(errors[-_MAX_SHOWN_LINES:]) or f"{command[0]} ended with {code}"
-        raise NotInstalled(shown, offline=bool(forbidden or _OFFLINE.search(text)))
+        shown_text = "\n".join(errors[-_MAX_SHOWN_LINES:]) or f"{command[0]} ended with {code}"
+        raise NotInstalled(shown_text, offline=bool(forbidden or _OFFLINE.search(text)))
     return lines
 
 
@@ -188,7 +188,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
     descriptor, rest = process.stdout.fileno(), b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        told = monotonic()
+        last_tick = monotonic()
         while True:
             if selector.select(_TICK_SECONDS):
                 data = os.read(descriptor, 1 << 16)
@@ -196,8 +196,8 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
                     break
                 *complete, rest = (rest + data).split(b"\n")
                 yield from (line.decode(errors="replace").rstrip() for line in complete)
-            if monotonic() - told >= _TICK_SECONDS:
-                told = monotonic()
+            if monotonic() - last_tick >= _TICK_SECONDS:
+                last_tick = monotonic()
                 yield ""
     if rest:
         yield rest.decode(errors="replace").rstrip()

@@ -65,18 +65,18 @@ def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
     Raises:
         BackendUnavailable: if no installed interpreter is admitted.
     """
-    here = platform.python_version()
-    if admitted.contains(here, prereleases=True):
+    present = platform.python_version()
+    if admitted.contains(present, prereleases=True):
         implementation = platform.python_implementation()
-        return Interpreter(sys.executable, implementation, here, platform.machine())
-    found = _other_interpreter(str(admitted), os.environ.get("PATH", ""))
-    if found is None:
+        return Interpreter(sys.executable, implementation, present, platform.machine())
+    other = _other_interpreter(str(admitted), os.environ.get("PATH", ""))
+    if other is None:
         raise unavailable(
             backend,
-            f" needs Python {admitted}; this is Python {here}, and no other one is installed",
+            f" needs Python {admitted}; this is Python {present}, and no other one is installed",
             "install one that PATH leads to as python3.N, or with: uv python install 3.N",
         )
-    return found
+    return other
 
 
 @cache

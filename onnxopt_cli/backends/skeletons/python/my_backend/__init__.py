@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy", "onnx"]
+#
+# [tool.onnxopt]
+# runtime = "numpy"
+# unsupported = []
+# ///
 """my_backend as a backend that onnxopt can test."""
 
 from __future__ import annotations
