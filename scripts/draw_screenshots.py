@@ -1,9 +1,9 @@
-"""Draw the pictures of docs/images: a run in the terminal, and its HTML report.
+"""Draw the pictures of docs/images: a run in the terminal, its HTML report, and a scoreboard.
 
     python scripts/draw_screenshots.py [FOLDER]
 
-Runs a few cases on a backend with two mistakes. rich draws the terminal as SVG; Chromium, without a
-window, draws the report.
+Runs a few cases on a backend with two mistakes, and the quick tier of a suite on three backends.
+rich draws the terminal as SVG; Chromium, without a window, draws the report and the scoreboard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 WIDTH = 100
-#: The size of the report's picture, in pixels.
+#: The size of the pictures of pages, in pixels.
 PAGE = (1100, 900)
 #: Adam with epsilon in the wrong place, as in README.md; Momentum in the wrong type.
 BACKEND = """
@@ -51,10 +51,20 @@ COMMAND = (
     "onnxopt", "run", "conformance", "-k", "conformance/adam/T_* and not (double or many)",
     "-k", "conformance/momentum/T_1*", "-b", "python:acme.py:Backend",
 )  # fmt: skip
+SCOREBOARD = """
+title = "ONNX operators"
+suites = ["operators"]
+tier = "quick"
+
+[backends]
+onnxruntime = "onnxruntime"
+onnx-reference = "onnx-reference"
+vendor = "vendor-runtime"
+"""
 
 
 def main() -> None:
-    """Run the cases, and draw both pictures."""
+    """Run the cases, and draw the pictures."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
@@ -65,14 +75,22 @@ def main() -> None:
             command, cwd=place, env=environment, capture_output=True, text=True, check=False
         )
         (folder / "terminal.svg").write_text(terminal_picture(done.stdout))
-        width, height = PAGE
-        subprocess.run(
-            [shutil.which("chromium") or "chromium", "--headless", "--no-sandbox",
-             "--disable-gpu", "--hide-scrollbars",
-             f"--window-size={width},{height}", f"--screenshot={folder / 'report.png'}",
-             f"{place}/run.html"],
-            stderr=subprocess.DEVNULL, check=True,
-        )  # fmt: skip
+        draw_page(f"{place}/run.html", folder / "report.png")
+        (Path(place) / "SCOREBOARD.toml").write_text(SCOREBOARD)
+        command = [sys.executable, "-m", "onnxopt_cli", "scoreboard", "SCOREBOARD.toml"]
+        subprocess.run(command, cwd=place, capture_output=True, check=False)
+        draw_page(f"{place}/site/index.html", folder / "scoreboard.png")
+
+
+def draw_page(page: str, picture: Path) -> None:
+    """Draw the beginning of a page."""
+    width, height = PAGE
+    subprocess.run(
+        [shutil.which("chromium") or "chromium", "--headless", "--no-sandbox",
+         "--disable-gpu", "--hide-scrollbars",
+         f"--window-size={width},{height}", f"--screenshot={picture}", page],
+        stderr=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
 
 
 def terminal_picture(output: str) -> str:

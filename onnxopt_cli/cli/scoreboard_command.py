@@ -93,4 +93,4 @@ def command(
     console.print_line(f"site: {printable(str(scoreboard.site / 'index.html'))}")
     if collection.problems:
         return 2
-    return _NOT_STARTED if any(column.problem for column in scores.columns) else 0
+    return _NOT_STARTED if any(column.failed_starts for column in scores.columns) else 0
