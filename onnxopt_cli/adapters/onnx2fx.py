@@ -6,7 +6,7 @@
 # ]
 #
 # [tool.onnxopt]
-# runtime = "onnx2fx"
+# runtime = ["onnx2fx", "torch"]
 # unsupported = [
 #     '^(UnsupportedOpError|UnsupportedDTypeError): ',
 #     "Couldn't load custom C\\+\\+ ops",

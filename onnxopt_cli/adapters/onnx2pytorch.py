@@ -6,7 +6,7 @@
 # ]
 #
 # [tool.onnxopt]
-# runtime = "onnx2pytorch"
+# runtime = ["onnx2pytorch", "torch"]
 # unsupported = ["Couldn't load (custom C\\+\\+ ops|the image extension)"]
 # ///
 """onnx2pytorch on the CPU.

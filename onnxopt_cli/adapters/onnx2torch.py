@@ -6,7 +6,7 @@
 # ]
 #
 # [tool.onnxopt]
-# runtime = "onnx2torch"
+# runtime = ["onnx2torch", "torch"]
 # unsupported = ["Couldn't load custom C\\+\\+ ops"]
 # ///
 """onnx2torch on the CPU.

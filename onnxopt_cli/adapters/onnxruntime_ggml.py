@@ -3,7 +3,7 @@
 # dependencies = ["onnxruntime-ggml==0.2.0", "onnx==1.23.2", "numpy==2.4.6"]
 #
 # [tool.onnxopt]
-# runtime = "onnxruntime-ggml"
+# runtime = ["onnxruntime-ggml", "onnxruntime"]
 # unsupported = [
 #     ': unsupported: ',
 # ]

@@ -3,7 +3,7 @@
 # dependencies = ["onnxscript==0.7.2", "onnxruntime==1.32.0", "onnx==1.23.2", "numpy==2.4.6"]
 #
 # [tool.onnxopt]
-# runtime = "onnxscript"
+# runtime = ["onnxscript", "onnxruntime"]
 # ///
 """onnxscript's optimizer, then ONNX Runtime without optimizations of its own."""
 

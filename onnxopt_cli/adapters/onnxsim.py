@@ -3,7 +3,7 @@
 # dependencies = ["onnxsim==0.8.1", "onnxruntime==1.32.0", "onnx==1.23.2", "numpy==2.4.6"]
 #
 # [tool.onnxopt]
-# runtime = "onnxsim"
+# runtime = ["onnxsim", "onnxruntime"]
 # ///
 """onnxsim's simplifier, then ONNX Runtime without optimizations of its own.
 

@@ -3,7 +3,7 @@
 # dependencies = ["onnxslim==0.1.98", "onnxruntime==1.32.0", "onnx==1.23.2", "numpy==2.4.6"]
 #
 # [tool.onnxopt]
-# runtime = "onnxslim"
+# runtime = ["onnxslim", "onnxruntime"]
 # ///
 """onnxslim's optimizer, then ONNX Runtime without optimizations of its own."""
 

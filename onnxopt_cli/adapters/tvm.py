@@ -1,0 +1,44 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["apache-tvm==0.27.0.post1", "onnx==1.23.2", "numpy==2.4.6"]
+#
+# [tool.onnxopt]
+# runtime = "apache-tvm"
+# unsupported = [
+#     '(is currently un|currently |is not (yet )?)supported',
+#     'not supported yet',
+# ]
+# ///
+"""TVM's relax frontend, compiled for the CPU with LLVM."""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import from_onnx
+
+
+def _value(result):
+    """Return an output as an array, a list of arrays, or the shape that it is."""
+    if isinstance(result, tvm.runtime.Tensor):
+        return result.numpy()
+    if isinstance(result, tvm.runtime.ShapeTuple):
+        return np.array(list(result), dtype=np.int64)
+    return [_value(element) for element in result]
+
+
+class Backend:
+    """Compiles each model."""
+
+    def run(self, model, inputs):
+        """Return the outputs of a model, in the graph's order."""
+        for name, value in inputs.items():
+            if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+                raise NotImplementedError(f"input {name} is not a tensor of numbers")
+        shapes = {name: list(value.shape) for name, value in inputs.items()}
+        dtypes = {name: value.dtype.name for name, value in inputs.items()}
+        module = from_onnx(model, shapes, dtypes)
+        executable = tvm.compile(module, target="llvm")
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        result = machine["main"](*map(tvm.runtime.tensor, inputs.values()))
+        outputs = _value(result)
+        return outputs if len(model.graph.output) > 1 else [outputs]

@@ -1,0 +1,38 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["wonnx==0.5.1", "onnx==1.23.2", "numpy==2.4.6"]
+#
+# [tool.onnxopt]
+# runtime = "wonnx"
+# unsupported = [
+#     'NotSupported\(',
+#     'NotRecognized\(',
+#     'Unsupported\(',
+#     'UnimplementedOp\(',
+#     'UnknownOpset\(',
+#     'not yet implemented',
+# ]
+# system-packages = { debian = ["libvulkan1", "mesa-vulkan-drivers"] }
+# ///
+"""wonnx on a device of Vulkan, for example Mesa's lavapipe on the CPU.
+
+Its Python interface exchanges flat lists: outputs have the shapes that the model declares.
+"""
+
+import numpy as np
+import wonnx
+
+
+class Backend:
+    """Opens a session for each model."""
+
+    def run(self, model, inputs):
+        """Return the outputs of a model, in the graph's order."""
+        session = wonnx.Session.from_bytes(model.SerializeToString())
+        results = session.run({name: value.ravel().tolist() for name, value in inputs.items()})
+        outputs = []
+        for output in model.graph.output:
+            shape = [dimension.dim_value for dimension in output.type.tensor_type.shape.dim]
+            array = np.array(results[output.name], dtype=np.float32)
+            outputs.append(array.reshape(shape) if array.size == np.prod(shape) else array)
+        return outputs
