@@ -468,6 +468,9 @@ OPERATORS: Mapping[str, Function] = {
     "AveragePool": _pooled(_average),
     "BatchNormalization": batch_normalization,
     "ConvTranspose": conv_transpose,
+    "Einsum": lambda operands, attributes, _: [
+        np.einsum(attributes["equation"], *map(_exact, operands))
+    ],
     "Erf": lambda operands, *_: [np.vectorize(math.erf)(_exact(operands[0]))],
     "GlobalMaxPool": global_max_pool,
     "GridSample": grid_sample,

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
 from onnxopt_cli.core.location import Location
@@ -27,7 +28,6 @@ from onnxopt_cli.errors import Fault
 GALLERY = "gallery"
 #: Incremented when a row is added, removed or changed.
 VERSION = "1"
-_ADAPTER = "adapter:"
 #: An element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
 #: Returns the cases of a suite, limited to one operator's file if that has the stem.
@@ -193,6 +193,9 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
 
     Returns:
         The targets. ``gallery`` stays as it is if the gallery has no rows of any of the backends.
+
+    Raises:
+        UsageError: if a specification is malformed.
     """
     tested = dict.fromkeys(map(_adapter_name, backends))
     adapters = [runtime.adapter for runtime in runtimes() if runtime.adapter in tested]
@@ -207,4 +210,5 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
 
 def _adapter_name(backend: str) -> str:
     """Return the name of an adapter or built-in backend, without version and options."""
-    return backend.partition(",")[0].removeprefix(_ADAPTER).partition("@")[0].strip()
+    specification = parse_specification(backend)
+    return (specification.adapter or specification.name).replace("_", "-")
