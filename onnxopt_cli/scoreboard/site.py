@@ -64,7 +64,7 @@ _MAX_BRIEF_CHARS = 150
 # Shares of passes from which on a badge has a color.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # The values of environment variables may be secrets.
-_VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,\s'\"]+")
+_VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
 
 
 def check_available(site: Path) -> None:

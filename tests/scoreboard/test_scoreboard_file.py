@@ -12,7 +12,7 @@ from two_cases import CASE
         ("title = \n", "board.toml:1: "),
         ('[backends]\nnumpy = "numpy"\n\n[x\n', "board.toml:4: "),
         ('titel = "x"\n[backends]\na = "numpy"\n', "board.toml:1: unknown field 'titel'; did"),
-        ('[backends]\na = "numpy"\n', None),
+        ('suites = ["cases.yaml"]\n[backends]\na = "numpy"\n', None),
         ("", "names no backend"),
         ("backends = 3\n", "names no backend"),
         ('tier = "fast"\n[backends]\na = "numpy"\n', "board.toml:1: tier is 'fast', expected full"),
@@ -67,3 +67,15 @@ def test_folder_with_other_files_is_refused_as_site(onnxopt, workplace):
     assert answer.code == 2
     assert "is not empty" in answer.err
     assert not (workplace / "results").exists()
+
+
+def test_versions_of_an_adapter_are_separate_backends(onnxopt, workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "board.toml").write_text(
+        'suites = ["demo.yaml"]\n[backends.a]\nbackend = "adapter:nothing,x=1"\n'
+        'versions = ["1.9", "1.10"]\n'
+    )
+    assert onnxopt("scoreboard", "board.toml").code == 4
+    page = (workplace / "site" / "backends" / "a.html").read_text()
+    assert "Backend <code>adapter:nothing@1.10,x=1</code>" in page
+    assert "<h2>adapter:nothing@1.9,x=1</h2>" in page

@@ -166,6 +166,7 @@ def test_backend_that_does_not_start_is_explained_and_the_others_run(onnxopt, bo
 
 
 @pytest.mark.isolated
+@pytest.mark.slow
 def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
     file = board('acme = "python:acme.py:Backend"\n')
     for version, error in (("1.9", 0.25), ("1.10", 0)):
@@ -184,6 +185,7 @@ def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
 
 
 @pytest.mark.isolated
+@pytest.mark.slow
 def test_crash_counts_as_crash(onnxopt, board, workplace):
     text = "import os\n\n\nclass Backend:\n    def run(self, model, inputs):\n        os.abort()\n"
     (workplace / "dies.py").write_text(text)
