@@ -427,9 +427,10 @@ def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result
     # Imported late: few runs have a failing model of several operators.
     from onnxopt_cli.analysis.locate import first_wrong_node
 
+    texts = {executor.name: executor.text for executor in plan.backends}
     for backend, result in first_failures.items():
         # The workers of the session have ended.
-        opened = open_plan([backend], config.execution, plan.judging, plan.interruption)
+        opened = open_plan([texts[backend]], config.execution, plan.judging, plan.interruption)
         with suppress(OnnxoptError), opened as restarted:
             restarted.backends[0].ready()
             node = first_wrong_node(cases[result.case], restarted, seconds)

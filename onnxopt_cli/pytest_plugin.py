@@ -149,12 +149,14 @@ class _Cases(pytest.Collector):
 
     def collect(self) -> Iterator[CaseItem]:
         """Yield an item for each case on each backend; see pytest."""
+        from onnxopt_cli.backends.specification import backend_name
         from onnxopt_cli.cases.select import capabilities_of
 
         for case in self.cases:
             needs = capabilities_of(case)
             for backend in self._backends:
-                name = case.id if len(self._backends) == 1 else f"{case.id}[{backend}]"
+                on = f"[{backend_name(backend)}]" if len(self._backends) > 1 else ""
+                name = f"{case.id}{on}"
                 item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
                 for marker in (_MARKER, *needs):
                     item.add_marker(marker)
@@ -178,6 +180,7 @@ class CaseItem(pytest.Item):
     def runtest(self) -> None:
         """Run the case; see pytest."""
         from onnxopt_cli import _api as api
+        from onnxopt_cli.backends.specification import backend_name
 
         try:
             expect = self.config.getoption("--onnxopt-expect")
@@ -186,7 +189,7 @@ class CaseItem(pytest.Item):
             self.result = error.result
             raise
         except api.OnnxoptError as error:
-            message = f"{self._backend}: {_in_words(error)}"
+            message = f"{backend_name(self._backend)}: {_in_words(error)}"
             if hasattr(self.config, "workerinput"):
                 pytest.fail(message, pytrace=False)
             pytest.exit(message, returncode=error.exit_code)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.backends.protocol import unavailable
+from onnxopt_cli.backends.specification import is_label, split_label
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
@@ -104,21 +105,25 @@ class Configuration:
                 yield from of_backend(text.strip())
 
     def backend(self, backend: str) -> str:
-        """Replace the name of a backend by its specification; other text is returned unchanged.
+        """Add its specification to the name of a backend: ``trt=python:...``.
 
-        Options after a comma are kept.
+        Options after a comma are kept. Other text is returned unchanged. A name before ``=``
+        precedes the one in the file: ``fast=trt,device=0``.
 
         Raises:
             UsageError: if the name is unknown, but resembles a name in the file.
         """
-        name, comma, options = backend.partition(",")
+        label, unnamed = split_label(backend)
+        name, comma, options = unnamed.partition(",")
         if ":" not in name and name not in self.backends:
             from onnxopt_cli.backends.resolve import known_backends
 
             hint = nearest(name, [*self.backends])
             if hint and name not in {backend.name for backend in known_backends()}:
                 raise UsageError(f"there is no backend {printable(repr(name))}", hint=hint)
-        return self.backends.get(name, name) + comma + options
+        if name not in self.backends:
+            return backend
+        return f"{label or name}={self.backends[name]}{comma}{options}"
 
     def place(self, *keys: str) -> str:
         """Return ``file:line`` of a key, or the file alone if the line is not found."""
@@ -349,8 +354,10 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     Raises:
         ValueError: describing the error in the table.
     """
-    if "," in name:
-        raise ValueError("has a comma in its name: options follow one after -b")
+    if name and not is_label(name):
+        raise ValueError(
+            "is no name for a backend: a letter, then up to 59 letters, digits, '.', '_' and '-'"
+        )
     backend = written.get("backend")
     if not isinstance(backend, str) or not backend:
         raise ValueError('names no backend: write backend = "python:..."')

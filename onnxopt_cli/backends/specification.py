@@ -10,10 +10,14 @@ r"""The syntax of backend specifications: a name, attribute, command or adapter,
     adapter:openvino@2026.3.0,timeout=10
     adapter:./mine.py
 
-The colon between a module or file and its attribute is the first one that only an attribute and
-options of the form ``name=value`` follow. Drive letters, and commas and colons in a path, therefore
-need no quotes. The value of an option contains no comma. The exception is ``unsupported``, which
-must be the last option: all text after it is a regular expression, with commas and quotes.
+    acme=python:my_package.backend:Backend,device=CUDA:1
+
+``acme`` is then the name of the backend in results, reports and expectation files; without a name,
+the specification identifies the backend. The colon between a module or file and its attribute is
+the first one that only an attribute and options of the form ``name=value`` follow. Drive letters,
+and commas and colons in a path, therefore need no quotes. The value of an option contains no comma.
+The exception is ``unsupported``, which must be the last option: all text after it is a regular
+expression, with commas and quotes.
 
 A command is split as by a POSIX shell, without expansions. If its last argument ends in
 ``,name=value``, quotes around the argument prevent that it is parsed as an option.
@@ -25,7 +29,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from onnxopt_cli.backends.protocol import misused
@@ -33,6 +37,8 @@ from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
+_LABEL = r"[A-Za-z][\w.-]{0,59}"
+_NAMED = re.compile(rf"(?P<label>{_LABEL})=(?P<text>.+)", re.DOTALL)
 _PLUGIN = "python:"
 _COMMAND = "exec:"
 #: Beginning of the specification of an adapter.
@@ -61,7 +67,7 @@ class Specification:
     """A parsed backend specification.
 
     Attributes:
-        text: the specification as written; ignored by ``==``.
+        text: the specification as written, without the name before ``=``; ignored by ``==``.
         name: a built-in backend or an entry point; empty for other kinds.
         source: the module or file of a plugin; empty for other kinds.
         attribute: the dotted path of the plugin's attribute in ``source``.
@@ -71,6 +77,7 @@ class Specification:
         adapter_version: the version of the adapter's runtime; empty for the version of its file.
         runtimes: the distributions whose versions identify the backend; empty unless an adapter
             names them.
+        label: the user's name for the backend; empty without one.
     """
 
     text: str = field(compare=False)
@@ -82,6 +89,17 @@ class Specification:
     adapter: str = ""
     adapter_version: str = ""
     runtimes: Sequence[str] = ()
+    label: str = ""
+
+    @property
+    def name_in_results(self) -> str:
+        """The name that identifies the results of the backend."""
+        return self.label or self.text
+
+    @property
+    def given(self) -> str:
+        """The backend as it is given to ``-b``."""
+        return f"{self.label}={self.text}" if self.label else self.text
 
     def require_known(self, known: tuple[str, ...]) -> None:
         """Reject unknown options; ``config.KEY`` in ``known`` stands for any key.
@@ -99,12 +117,34 @@ class Specification:
 
 
 def parse_specification(text: str) -> Specification:
-    """Parse a backend's specification.
+    """Parse a backend's specification, which may have a name, as in ``acme=python:...``.
 
     Raises:
         UsageError: if the syntax is invalid, an option is repeated, or the option ``unsupported``
             is not a regular expression.
     """
+    label, unnamed = split_label(text)
+    return replace(_parsed(unnamed), label=label)
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """Return the user's name for a backend, empty without one, and the specification after it."""
+    match = _NAMED.fullmatch(text.strip())
+    return (match["label"], match["text"].strip()) if match else ("", text)
+
+
+def is_label(text: str) -> bool:
+    """Return whether a text may be the user's name for a backend."""
+    return re.fullmatch(_LABEL, text) is not None
+
+
+def backend_name(text: str) -> str:
+    """Return the name that identifies the results of a backend: the user's, or the text itself."""
+    label, unnamed = split_label(text)
+    return label or unnamed.strip()
+
+
+def _parsed(text: str) -> Specification:
     if text.startswith(_PLUGIN):
         match = _PYTHON.fullmatch(text)
         if match is None:

@@ -88,7 +88,7 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
             hint="name the cases and the backend, too",
         )
     header = log.header
-    backends = [backend.name for backend in header.backends]
+    backends = [backend.text for backend in header.backends]
     from_log = [
         declared
         for declared in RunConfig.declared()
@@ -99,11 +99,11 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
         )
     ]
     if any(declared.name == "backends" for declared in from_log):
-        for name in backends:
-            if name not in BUILT_IN:
+        for backend in header.backends:
+            if (backend.specification or backend.name) not in BUILT_IN:
                 raise UsageError(
-                    f"the log is of the backend {printable(name)}, which runs code that a log must "
-                    "not choose",
+                    f"the log is of the backend {printable(backend.text)}, which runs code that a "
+                    "log must not choose",
                     hint="if you trust the backend, name it: -b BACKEND",
                 )
     words = words_of(from_log, {**header.options, "backends": backends, "shard": header.shard})

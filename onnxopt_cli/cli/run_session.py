@@ -342,7 +342,7 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
     if writes:
         write_all(writes)
     if failing and not session.cluster:
-        for line in _located(session):
+        for line in _located(session, view):
             display.print(line)
     return record.exit_code or 0
 
@@ -356,7 +356,7 @@ def _updated_expectations(path: Path, session: api.Session, view: RunView) -> st
     return api.update_expectations(path, session.expectations, record, ids, cases, causes)
 
 
-def _located(session: api.Session) -> Iterator[Text]:
+def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     """Yield lines that name the first wrong node of failing models of several operators."""
     interruption, config = session.plan.interruption, session.config
     seconds = _LOCATE_SECONDS if config.explain_time is None else config.explain_time
@@ -371,8 +371,7 @@ def _located(session: api.Session) -> Iterator[Text]:
         found += api.first_wrong_nodes(session, seconds)
     for result, node in found:
         yield Text(f"first wrong node of {printable(result.case)}: {printable(node)}", "yellow")
-        again = ResultView(result, config.to_json()).again
-        command = again.replace("onnxopt run", "onnxopt locate", 1)
+        command = view.result(result).again.replace("onnxopt run", "onnxopt locate", 1)
         yield Text(f"all wrong nodes: {printable(command)}", "dim")
 
 

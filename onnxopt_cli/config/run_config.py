@@ -457,8 +457,8 @@ class RunConfig(Settings):
     backends: tuple[str, ...] = setting(
         ("numpy",),
         "-b, --backend BACKEND",
-        "What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ... "
-        "May be given several times.",
+        "What to test: numpy, onnxruntime, onnx-reference, python:MODULE:ATTRIBUTE, ..., with a "
+        "name as in acme=python:.... May be given several times.",
         Text("backend"),
         many=True,
         section="Backends",

@@ -16,12 +16,20 @@ class BackendIdentity:
     """A backend under test.
 
     Attributes:
-        name: its specification: ``onnxruntime``, ``python:my.module:Backend``.
+        name: the user's name for it, or its specification: ``onnxruntime``,
+            ``python:my.module:Backend``.
         version: the version that it reported: ``onnxruntime 1.31.1``; empty if unknown.
+        specification: its specification; empty if that is the name.
     """
 
     name: str
     version: str
+    specification: str = ""
+
+    @property
+    def text(self) -> str:
+        """The backend as it is given to ``-b``."""
+        return f"{self.name}={self.specification}" if self.specification else self.name
 
 
 @dataclass(frozen=True, slots=True)

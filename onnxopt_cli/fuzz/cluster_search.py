@@ -130,7 +130,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
         chosen = chosen_operators(portion["operators"])
         task = Task(
             chosen.operators,
-            executor.name,
+            executor.text,
             Execution(),
             portion["seed"],
             examples=None,

@@ -14,6 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from onnxopt_cli.analysis.locate import Located, LocatedNode
+from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core.files import write_atomically
@@ -117,8 +118,15 @@ def write_json(path: Path, located: Located, folders: Folders) -> None:
 
 
 def location_lines(located: Located, folders: Folders, backends: Sequence[str]) -> Iterator[Text]:
-    """Yield the lines of the result for a terminal."""
+    """Yield the lines of the result for a terminal.
+
+    Args:
+        located: the result.
+        folders: the folder of each finding.
+        backends: the backends as they are given to ``-b``.
+    """
     several = len(backends) > 1
+    texts = {backend_name(text): text for text in backends}
     for finding in located.wrong:
         share = finding.error_over_tolerance
         on = f" on {printable(finding.backend)}" if several else ""
@@ -127,14 +135,14 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
             ("wrong ", "bold red"), f"{printable(finding.node)} ({finding.operator}){on}: {ratio}"
         )
         yield Text(f"  {printable(finding.cause, lines=True)}")
-        yield _again(folders[finding.node, finding.backend], finding.backend)
+        yield _again(folders[finding.node, finding.backend], texts[finding.backend])
     for backend, names in located.subgraph.items():
         on = f" on {printable(backend)}" if several else ""
         yield Text.assemble(
             ("wrong together ", "bold red"), f"{', '.join(map(printable, names))}{on}"
         )
         yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
-        yield _again(folders["", backend], backend)
+        yield _again(folders["", backend], texts[backend])
     for entry in located.not_judged[:_MAX_LISTED]:
         on = f" on {printable(entry.backend)}" if several else ""
         yield Text.assemble(

@@ -17,7 +17,12 @@ from onnxopt_cli.backends.host import (
     Response,
     is_formula,
 )
-from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.specification import (
+    Specification,
+    backend_name,
+    parse_specification,
+    split_label,
+)
 from onnxopt_cli.config.run_config import (
     Execution,
     Isolation,
@@ -55,13 +60,15 @@ class Executor(Protocol):
     """Runs cases on one backend, in this process, in workers or on other machines.
 
     Attributes:
-        name: the specification of the backend, which identifies its results.
+        name: the user's name for the backend or its specification; identifies its results.
+        text: the backend as it is given to ``-b``, for starting it again.
         ahead: number of cases to submit before the result of the first is awaited.
         version: the implementation and its version, as reported by the backend once it is ready;
             empty if unknown.
     """
 
     name: str
+    text: str
     version: str
     ahead: int
 
@@ -85,7 +92,8 @@ class Executor(Protocol):
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
     """Return a warning if this system isolates backends incompletely, else an empty string."""
-    is_numpy_alone = execution.isolation is None and set(backends) == {"numpy"}
+    unnamed = {split_label(text)[1] for text in backends}
+    is_numpy_alone = execution.isolation is None and unnamed == {"numpy"}
     isolated = not is_numpy_alone and execution.isolation is not Isolation.NONE
     return f"isolation is {limits}" if isolated and (limits := weakness()) else ""
 
@@ -141,7 +149,7 @@ def open_executors(
             remote = _open_remote(cluster, specifications, execution, reference_oracle)
             executors += stack.enter_context(remote)
         for specification in specifications[len(executors) :]:
-            text = specification.text
+            text = specification.given
             if failure := _installation_failure(specification, interruption, telling):
                 executors.append(NotStarted(text, failure))
                 continue
@@ -179,15 +187,23 @@ def _distinct_specifications(backends: Sequence[str]) -> list[Specification]:
     a path are different backends, because a result names its backend by the text.
     """
     specifications: list[Specification] = []
+    names: set[str] = set()
     for text in backends:
         specification = parse_specification(text.strip())
         if specification in specifications:
             first = specifications[specifications.index(specification)]
             raise UsageError(
-                f"the same backend is given twice: {printable(first.text)} "
-                f"and {printable(specification.text)}",
+                f"the same backend is given twice: {printable(first.given)} "
+                f"and {printable(specification.given)}",
                 hint="give each backend once; --jobs runs several of its cases at a time",
             )
+        name = specification.name_in_results
+        if name in names:
+            raise UsageError(
+                f"two backends have the name {printable(name)}",
+                hint="name each differently, as in -b NAME=BACKEND",
+            )
+        names.add(name)
         specifications.append(specification)
     return specifications
 
@@ -236,13 +252,13 @@ def _open_remote(
 
     if execution.isolation is Isolation.NONE:
         raise UsageError("--isolation none is not available on a cluster")
-    names = [specification.text for specification in specifications]
+    texts = [specification.given for specification in specifications]
     judging = reference_oracle.judging if reference_oracle else Judging()
-    arguments = names, replace(execution, jobs=1), judging
+    arguments = texts, replace(execution, jobs=1), judging
     limits = execution.limits
-    timeout = _CLUSTER_TIMEOUT_FACTOR * (limits.startup_timeout + limits.timeout * len(names))
+    timeout = _CLUSTER_TIMEOUT_FACTOR * (limits.startup_timeout + limits.timeout * len(texts))
     with closing(WorkerGroup(cluster, _SERVED, arguments, timeout)) as workers:
-        yield [Remote(names, place, workers) for place in range(len(names))]
+        yield [Remote(texts, place, workers) for place in range(len(texts))]
 
 
 def _reference_limits(limits: Limits) -> Limits:
@@ -257,12 +273,12 @@ class NotStarted:
     """A backend that failed to start; its cases do not run.
 
     Args:
-        text: the specification of the backend.
+        text: the backend as it is given to ``-b``.
         error: the error that prevented the start.
     """
 
     def __init__(self, text: str, error: BackendUnavailable) -> None:
-        self.name = text
+        self.name, self.text = backend_name(text), text
         self.version = ""
         self.ahead = 1
         self._error = error
@@ -305,7 +321,7 @@ class InProcess:
     """A backend in the runner's own process: if it crashes, so does the runner.
 
     Args:
-        text: the specification of the backend.
+        text: the backend as it is given to ``-b``.
         lowering: when the backend is given primitive operators.
         interruption: set when the user interrupts the run.
         open_pool: starts workers that run every model except a single node with a formula, or a
@@ -327,7 +343,7 @@ class InProcess:
         self._open_pool = open_pool
         self._pool: Pool | None = None
         self.ahead = 1
-        self.name = text
+        self.name, self.text = backend_name(text), text
         self.version = self._host.version
 
     @property

@@ -12,6 +12,7 @@ from onnxopt_cli.backends.host import (
     Request,
     Response,
 )
+from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -39,7 +40,7 @@ class Remote:
     those of a rerun or an explanation, go to one worker, in order.
 
     Args:
-        names: the specifications of all backends of the workers.
+        texts: all backends of the workers, as they are given to ``-b``.
         place: the index of this backend among them.
         workers: the workers.
 
@@ -47,11 +48,12 @@ class Remote:
         workers: the workers; other modules may send them requests.
     """
 
-    def __init__(self, names: Sequence[str], place: int, workers: WorkerGroup) -> None:
-        self.name = names[place]
+    def __init__(self, texts: Sequence[str], place: int, workers: WorkerGroup) -> None:
+        self._names = [*map(backend_name, texts)]
+        self.name, self.text = self._names[place], texts[place]
         self.version = ""
         self.ahead = 1
-        self._names, self._place = names, place
+        self._place = place
         self.workers = workers
 
     def ready(self) -> None:

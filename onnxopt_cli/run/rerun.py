@@ -101,7 +101,7 @@ def restarted_backend(
 
     Args:
         plan: the plan of the run.
-        backend: the specification of the backend.
+        backend: the backend, as it is given to ``-b``.
         execution: how to run the backend.
         cluster: the machines on which the backend runs; None for this one.
 

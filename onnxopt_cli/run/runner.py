@@ -248,7 +248,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
 
 def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected, ...]:
     """Return the expected result for each backend, which may be pending."""
-    maths = [declared_math(executor.name) for executor in plan.backends]
+    maths = [declared_math(executor.text) for executor in plan.backends]
     by_math = {math: plan.oracle.expected(problem, math) for math in dict.fromkeys(maths)}
     return tuple(by_math[math] for math in maths)
 

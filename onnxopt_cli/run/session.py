@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli import __version__
+from onnxopt_cli.backends.specification import backend_name, split_label
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import (
     FailedLast,
@@ -187,7 +188,13 @@ def _in_shard(cases: list[Case], shard: Shard | None) -> list[Case]:
 def _failed_last(config: RunConfig) -> FailedLast | None:
     if not (config.failed_only or config.failed_first):
         return None
-    return FailedLast(config.backends, only=config.failed_only)
+    names = tuple(map(backend_name, config.backends))
+    return FailedLast(names, only=config.failed_only)
+
+
+def _identity(text: str, version: str) -> BackendIdentity:
+    label, specification = split_label(text)
+    return BackendIdentity(label or text, version, specification if label else "")
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
@@ -208,7 +215,7 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
             if plan.remote or len(errors) == len(plan.backends):
                 raise errors[0] from error
             tell(f"{printable(executor.name)} is not tested, it could not be started")
-            executors.append(NotStarted(executor.name, error))
+            executors.append(NotStarted(executor.text, error))
     return executors
 
 
@@ -243,8 +250,7 @@ class Session:
         # Systems that isolate worker processes incompletely are recorded, too.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {
-            executor.name: BackendIdentity(executor.name, executor.version)
-            for executor in plan.backends
+            executor.name: _identity(executor.text, executor.version) for executor in plan.backends
         }
         self.results: dict[tuple[str, str], Result] = {}
         self._log: Log | None = None
@@ -353,7 +359,8 @@ class Session:
             return
         from onnxopt_cli.run.rerun import restarted_backend, run_again
 
-        opened = restarted_backend(self.plan, backend, self.config.execution, self.cluster)
+        text = self._backends[backend].text
+        opened = restarted_backend(self.plan, text, self.config.execution, self.cluster)
         with opened as restarted:
             for rerun in run_again(cases, results, suspects, restarted, self.config.rerun or 0):
                 result = self._review(rerun, by_id[rerun.case])

@@ -15,6 +15,7 @@ from onnxopt_cli.backends.host import (
     Request,
     Response,
 )
+from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -85,7 +86,7 @@ class Pool:
     """A backend in worker processes; the first one starts at once.
 
     Attributes:
-        name: the backend as the user specified it.
+        text: the backend as it is given to ``-b``.
         worker: starts another worker.
         jobs: the largest number of workers.
         loop: the event loop of the workers.
@@ -93,7 +94,7 @@ class Pool:
         version: the implementation and its version, once the backend is ready.
     """
 
-    name: str
+    text: str
     worker: Callable[[], Worker]
     jobs: int
     loop: WorkerLoop
@@ -108,6 +109,7 @@ class Pool:
     _refusal: OnnxoptError | None = None
 
     def __post_init__(self) -> None:
+        self.name = backend_name(self.text)
         self.ahead = 2 * self.jobs
         self.loop.pools.append(self)
         self._workers.append(self.worker())

@@ -18,14 +18,16 @@ _MAX_COMMAND_CHARS = 3000
 _ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
 
 
-def repeat_command(result: Result, options: Mapping[str, Any]) -> str:
+def repeat_command(result: Result, options: Mapping[str, Any], backend: str = "") -> str:
     """Return a command that runs one case on one backend with the same settings.
 
     Args:
         result: the result to repeat.
         options: options of the run, as in RunRecord.
+        backend: the backend as it is given to ``-b``; empty if that is its name.
     """
-    words = ["onnxopt", "run", *_target(result), "-b", result.backend, *verdict_options(options)]
+    named = ["-b", backend or result.backend]
+    words = ["onnxopt", "run", *_target(result), *named, *verdict_options(options)]
     line = command_line([*words, *operator_options(result.operators)])
     if len(line) > _MAX_COMMAND_CHARS:
         # A truncated command would run something else.

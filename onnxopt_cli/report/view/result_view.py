@@ -104,10 +104,12 @@ class ResultView:
     Attributes:
         result: the result.
         options: options of the run, as in RunRecord.
+        backend: the backend as it is given to ``-b``; empty if that is its name.
     """
 
     result: Result
     options: Mapping[str, Any]
+    backend: str = ""
 
     @property
     def word(self) -> str:
@@ -138,7 +140,7 @@ class ResultView:
     @cached_property
     def again(self) -> str:
         """A command that runs this case on this backend with the same settings."""
-        return repeat_command(self.result, self.options)
+        return repeat_command(self.result, self.options, self.backend)
 
     @property
     def wrong(self) -> list[OutputView]:

@@ -299,8 +299,10 @@ class RunView:
         ]
         left_out = record.left_out.items()
         parts = [", ".join(suites), *(f"without {name} ({reason})" for name, reason in left_out)]
-        declaring = [backend.name for backend in record.backends if ",math=" in backend.name]
-        parts += [f"{name} judged as math={declared_math(name)}" for name in declaring]
+        declaring = [backend for backend in record.backends if ",math=" in backend.text]
+        parts += [
+            f"{backend.name} judged as math={declared_math(backend.text)}" for backend in declaring
+        ]
         passes = [
             result for result in record.results if result.note and result.outcome is Outcome.PASS
         ]
@@ -336,7 +338,12 @@ class RunView:
 
     def result(self, result: Result) -> ResultView:
         """Return the details of one of the run's results."""
-        return ResultView(result, self.record.options)
+        return ResultView(result, self.record.options, self._texts.get(result.backend, ""))
+
+    @cached_property
+    def _texts(self) -> Mapping[str, str]:
+        """The backends as they are given to ``-b``, by name."""
+        return {backend.name: backend.text for backend in self.record.backends}
 
     @cached_property
     def examples(self) -> tuple[ResultView, ...]:

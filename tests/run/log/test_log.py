@@ -45,7 +45,8 @@ def test_log_has_a_header_a_start_and_an_end_of_each_case_and_a_footer(demo, onn
     header, *middle, footer = records(demo / "run.jsonl")
     assert answer.code == footer["exit_code"] == 1
     assert header["schema"] == "onnxopt.log/1"
-    assert header["backends"][0] == {"name": backend("OffAtC"), "version": "vendor 1.5.0"}
+    identity = {"name": backend("OffAtC"), "version": "vendor 1.5.0", "specification": ""}
+    assert header["backends"][0] == identity
     assert header["cases"]["count"] == len(NAMES)
     assert header["options"]["lowering"] == "auto"
     pairs = {
