@@ -69,7 +69,7 @@ MAX_CONTRADICTING_SHARE = 0.02
 #: A proof: failing generated nodes that agree, and passing nodes that do not meet the condition.
 MIN_AGREEING, MIN_OTHERS = 4, 4
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
-MAX_OTHER_SHARE = 0.25
+MAX_OTHER_SHARE = 0.1
 #: Without a backend: failing cases that meet a condition, and passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
 #: Causes of one operator.

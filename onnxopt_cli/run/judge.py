@@ -21,10 +21,15 @@ from onnxopt_cli.core.diff import (
 )
 from onnxopt_cli.core.result import HARMLESS, INCONCLUSIVE, Outcome, Result
 from onnxopt_cli.core.text import some_of
-from onnxopt_cli.core.tolerance import ErrorBound
+from onnxopt_cli.core.tolerance import ErrorBound, Provenance
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import OUT_OF_MEMORY
 from onnxopt_cli.operators.nodes import operator_names
+from onnxopt_cli.oracle.accumulation import (
+    EXAMINED,
+    AccumulationFinding,
+    accumulation_finding,
+)
 from onnxopt_cli.oracle.expected import Expected
 
 #: Outputs of a failing case are kept only if their total size and number are within these limits.
@@ -91,7 +96,8 @@ def judge(
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs, note = _compared(expected, response.outputs, judging)
-        outcome, note = _agreement(problem, expected, response, diffs, note)
+        outcome, note, remark = _agreement(problem, expected, response, diffs, note, backend)
+        messages.append(remark)
         agrees = outcome is not Outcome.FAIL
         if response.changed:
             messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
@@ -106,8 +112,7 @@ def judge(
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
         outcome = Outcome.LEAK
-    inconclusive = note if outcome is Outcome.SKIP else ""
-    message = "; ".join(filter(None, (*messages, response.leak, inconclusive)))
+    message = "; ".join(filter(None, (*messages, response.leak)))
     return _result(case, problem, backend, outcome, message, response, diffs, curve, note)
 
 
@@ -138,17 +143,42 @@ def _compared(
 
 
 def _agreement(
-    problem: Problem, expected: Expected, response: Response, diffs: Sequence[Diff], note: str
-) -> tuple[Outcome, str]:
-    """Return the outcome of compared outputs, and a note that counts inconclusive elements.
+    problem: Problem,
+    expected: Expected,
+    response: Response,
+    diffs: Sequence[Diff],
+    note: str,
+    backend: str,
+) -> tuple[Outcome, str, str]:
+    """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
 
-    An element whose limit reaches its value distinguishes nothing, unless the output is bitwise
-    equal to the expected one. If there is no other element, the case does not count as passed.
+    Outputs within their tolerances may have systematic errors. An element whose limit reaches its
+    value distinguishes nothing, unless the output is bitwise equal to the expected one. If there is
+    no other element, the case does not count as passed.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
-        return Outcome.FAIL, note
-    if problem.trajectory is not None or not any(diff.inconclusive for diff in diffs):
-        return Outcome.PASS, note
+        return Outcome.FAIL, note, ""
+    if problem.trajectory is not None:
+        return Outcome.PASS, note, ""
+    notes, reason = [note], ""
+    outcome = Outcome.PASS
+    if any(diff.inconclusive for diff in diffs) and (count := _inconclusive(expected, response)):
+        elements = sum(diff.elements for diff in diffs)
+        notes.append(
+            f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach their values"
+        )
+        if count == elements:
+            outcome, reason = Outcome.SKIP, notes[-1]
+    if finding := _accumulation(problem, expected, response, backend):
+        if finding.fails:
+            outcome, reason = Outcome.FAIL, finding.text
+        else:
+            notes.append(finding.text)
+    return outcome, "; ".join(filter(None, notes)), reason
+
+
+def _inconclusive(expected: Expected, response: Response) -> int:
+    """Return the number of inconclusive elements that are not bitwise equal to the expected one."""
     count = 0
     for (name, right), output in zip(expected.outputs.items(), response.outputs or (), strict=True):
         bound = expected.tolerances[name]
@@ -156,12 +186,23 @@ def _agreement(
             left, actual = right.reshape(-1), np.asarray(output).reshape(-1)
             equal = (left == actual) | ((left != left) & (actual != actual))  # noqa: PLR0124 - NaN
             count += int(np.count_nonzero(bound.at(np.flatnonzero(~equal)).inconclusive))
-    if not count:
-        return Outcome.PASS, note
-    elements = sum(diff.elements for diff in diffs)
-    remark = f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach their values"
-    outcome = Outcome.SKIP if count == elements else Outcome.PASS
-    return outcome, "; ".join(filter(None, (note, remark)))
+    return count
+
+
+def _accumulation(
+    problem: Problem, expected: Expected, response: Response, backend: str
+) -> AccumulationFinding | None:
+    """Return a systematic error of sums; None without any, or by another than our tolerance."""
+    nodes = problem.model.graph.node
+    if len(nodes) != 1 or nodes[0].op_type not in EXAMINED or ",math=" in backend:
+        return None
+    is_conditioned = all(
+        isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED
+        for tolerance in expected.tolerances.values()
+    )
+    if not is_conditioned:
+        return None
+    return accumulation_finding(problem.model, problem.inputs, response.outputs or ())
 
 
 def _result(

@@ -83,6 +83,19 @@ class Single(Right):
         variance = (centred * centred).mean(-1, keepdims=True)
         return [(centred / np.sqrt(variance + np.float32(1e-5))).astype("f8") * scale]
 
+class Truncating:
+    def run(self, model, inputs):
+        a, b = (value.astype("f8") for value in inputs.values())
+        total = np.zeros((a.shape[0], b.shape[1]))
+        for k in range(a.shape[1]):
+            total = self.short(total + a[:, k, None] * b[None, k])
+        return [total.astype("f4")]
+
+    def short(self, values):
+        nearest = values.astype("f4")
+        too_large = np.abs(nearest) > np.abs(values)
+        return np.where(too_large, np.nextafter(nearest, np.float32(0)), nearest).astype("f8")
+
 class Backward:
     def run(self, model, inputs):
         values, places = ReferenceEvaluator(model).run(None, inputs)
@@ -139,6 +152,18 @@ def softmax(folder, change=0.0, digits=9):
     x = np.array([[0.5, 1.5, -2.0]], np.float32)
     right = (np.exp(x) / np.exp(x).sum()).astype(np.float32)
     return single(folder, "Softmax", {"x": x}, np.round(right, digits) + np.float32(change))
+
+
+def test_truncating_sums_fail_though_each_element_is_within_its_limit(onnxopt, tmp_path, backend):
+    random = np.random.default_rng(0)
+    a, b = (np.abs(random.standard_normal(shape)).astype("f4") for shape in ((32, 48), (48, 32)))
+    right = (a.astype("f8") @ b.astype("f8")).astype("f4")
+    folder = single(tmp_path, "MatMul", {"a": a, "b": b}, right)
+    assert onnxopt("run", folder, "-b", backend("Right")).code == 0
+    result = onnxopt("run", folder, "-b", backend("Truncating"), "--no-explain")
+    assert result.code == 1
+    assert "rounds toward zero" in " ".join(result.out.split())
+    assert onnxopt("run", folder, "-b", backend("Truncating"), "--tolerance", "onnx").code == 0
 
 
 def gelu(folder, *numbers):

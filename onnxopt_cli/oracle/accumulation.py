@@ -1,0 +1,300 @@
+"""Systematic errors of sums of products: accumulators that truncate, or that are too short.
+
+Each element of a matrix product may be within its limit although the accumulator rounds toward zero
+or has few bits. The errors of many elements show it. With operands whose digits are random, each
+rounding of a right algorithm has an error between -u|s| and u|s| of mean 0, where s is a partial
+sum. In units of u sum|ab|, the error r of an element of n products is then sub-Gaussian with a
+variance of at most n + 2, whatever the order of the sum, with or without FMA. For T elements and a
+probability p,
+
+    |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
+    mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
+
+Terms that are small beside the sum are lost systematically; a bound of that is added to both.
+Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
+becomes 2. TOSA's conformance tests examine the mean and the variance of dot products in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log2, sqrt
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.oracle.widen import ROUNDOFF
+
+#: Operators whose outputs are examined.
+EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
+#: Probability that a right algorithm fails one of the four tests of an output; below 1e-9 together.
+FALSE_ALARM = 1e-10
+#: The same for a finding that is reported without a failure.
+FINDING_PROBABILITY = 1e-4
+#: With fewer elements, the tests are too weak.
+MIN_ELEMENTS = 256
+# More products are not computed again.
+_MAX_PRODUCTS = 1 << 24
+# Operands must be within these magnitudes, or 0, and this share of them have a nonzero last byte.
+_LEAST, _LARGEST, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
+# Elements of 16 bits in which more is cancelled are left out.
+_MAX_CANCELLATION = 64.0
+# Terms below this many units of a sum are rounded systematically. Terms that are drawn.
+_SMALL_TERM, _DRAWN_TERMS = 8.0, 4096
+_SINGLE = np.dtype(np.float32)
+_SINGLE_BITS = 24
+_VARIANCE_OF_SUM = 1 / 9
+# A mean error is stated beside a large mean square if it exceeds this many standard errors.
+_SIGNIFICANT = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulationFinding:
+    """A systematic error of the sums of an output.
+
+    Attributes:
+        text: a description.
+        fails: whether a right algorithm has it with a probability below 1e-9.
+    """
+
+    text: str
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums of products, computed in double.
+
+    Attributes:
+        exact: the sums.
+        magnitudes: the sums of the magnitudes.
+        count: the number of products in each sum.
+        terms: magnitudes of some of the products, drawn at random.
+    """
+
+    exact: Array
+    magnitudes: Array
+    count: int
+    terms: Array
+
+    def lost(self, roundoff: float) -> float:
+        """Return a bound of what sums lose of terms that are small beside them, in units.
+
+        A term below half a digit of the partial sum is lost altogether, which is no random error.
+        """
+        if not self.terms.size or not self.magnitudes.any():
+            return 0.0
+        unit = roundoff * float(np.median(self.magnitudes[self.magnitudes > 0]))
+        small = self.terms < _SMALL_TERM * unit
+        return self.count * float(np.mean(np.minimum(self.terms, unit) * small)) / unit
+
+
+def accumulation_finding(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[Value]
+) -> AccumulationFinding | None:
+    """Return a systematic error of the sums of a node; None without any.
+
+    Args:
+        model: a model, which is examined if it is a single node with operands of random digits.
+        inputs: its inputs.
+        outputs: the outputs of a backend.
+    """
+    if len(model.graph.node) != 1 or model.functions or len(outputs) != 1:
+        return None
+    node, actual = model.graph.node[0], outputs[0]
+    if node.op_type not in EXAMINED or node.domain not in {"", "ai.onnx"}:
+        return None
+    if not isinstance(actual, np.ndarray) or not MIN_ELEMENTS <= actual.size <= _MAX_PRODUCTS:
+        return None
+    constants = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
+    values = {**constants, **inputs}
+    operands = [values.get(name) for name in node.input]
+    dtype = actual.dtype
+    is_short = dtype.name in {"float16", "bfloat16"}
+    if dtype != _SINGLE and not is_short:
+        return None
+    factors = [value for value in operands if isinstance(value, np.ndarray) and value.size]
+    is_prepared = all(
+        value.dtype == dtype and (value.ndim < 1 or _has_random_digits(value))
+        for value in factors
+        if value.dtype.kind not in "iu"
+    )
+    sums = _sums(node, operands) if is_prepared else None
+    if sums is None or sums.exact.shape != actual.shape or not np.isfinite(sums.exact).all():
+        return None
+    roundoff, wide = ROUNDOFF[dtype], actual.astype(np.float64)
+    if not np.isfinite(wide).all():
+        return None
+    usable = sums.magnitudes > 0
+    unit, variance = roundoff * sums.magnitudes, sums.count + 2.0
+    if is_short:
+        usable &= np.abs(sums.exact) * _MAX_CANCELLATION > sums.magnitudes
+        unit, variance = roundoff * np.abs(sums.exact), 2.0
+    errors = (wide - sums.exact)[usable] / unit[usable]
+    if errors.size < MIN_ELEMENTS:
+        return None
+    lost = 0.0 if is_short else sums.lost(roundoff)
+    return _tested(errors, np.sign(sums.exact[usable]), variance, lost, sums.count, short=is_short)
+
+
+def _tested(
+    errors: Array, signs: Array, variance: float, lost: float, count: int, *, short: bool
+) -> AccumulationFinding | None:
+    """Test the errors of sums, in units.
+
+    Args:
+        errors: the errors.
+        signs: the signs of the exact sums.
+        variance: the largest variance of a right algorithm.
+        lost: the largest systematic error of a right algorithm.
+        count: the number of products in a sum.
+        short: whether the sums are rounded to 16 bits.
+    """
+    mean, toward = float(errors.mean()), float((errors * signs).mean())
+    largest, square = max(abs(mean), abs(toward)), float((errors**2).mean())
+    certain, likely = (
+        lost + sqrt(2 * log(2 / probability) * variance / errors.size)
+        for probability in (FALSE_ALARM, FINDING_PROBABILITY)
+    )
+    direction = "away from zero"
+    if abs(toward) < abs(mean):
+        direction = "down" if mean < 0 else "up"
+    elif toward < 0:
+        direction = "toward zero"
+    bias = f"rounds {direction}: mean error {largest:.2g} roundings"
+    of_elements = f"over {errors.size} elements"
+    most_square = (sqrt(_largest_ratio(errors.size) * variance) + lost) ** 2
+    if square > most_square:
+        # A sequential sum of positive terms has a variance of n / 9.
+        typical = 1 / 3 if short else max(1.0, _VARIANCE_OF_SUM * count)
+        deviation = sqrt(max(0.0, square - largest**2))
+        bits = max(1, round(_SINGLE_BITS - log2(sqrt(square / typical))))
+        precision = "rounds coarsely" if short else f"accumulates in about {bits} bits"
+        text = f"{precision}: root mean square error {sqrt(square):.2g} roundings {of_elements}, "
+        text += f"at most {sqrt(most_square):.2g} by chance"
+        if largest > _SIGNIFICANT * deviation / sqrt(errors.size):
+            text = f"{bias}; {text}"
+        return AccumulationFinding(text, fails=True)
+    if largest <= likely:
+        return None
+    fails = largest > certain
+    text = f"{bias} {of_elements}" + f", at most {certain:.2g} by chance" * fails
+    return AccumulationFinding(text, fails)
+
+
+def _largest_ratio(elements: int) -> float:
+    """Return the ratio a > 1 that mean squares exceed with the probability FALSE_ALARM."""
+    ratio = 1.0
+    while elements * (ratio - 1 - log(ratio)) < 2 * log(1 / FALSE_ALARM):
+        ratio += 1 / 64
+    return ratio
+
+
+def _has_random_digits(array: Array) -> bool:
+    """Return whether the last digits of operands appear random, without extreme magnitudes."""
+    wide = np.abs(array.astype(np.float64))
+    numbers = wide[wide > 0]
+    if not numbers.size or numbers.min() < _LEAST or numbers.max() > _LARGEST:
+        return False
+    # Equal terms are rounded in the same direction.
+    if array.dtype != _SINGLE:
+        return np.unique(array).size > 1
+    if np.unique(array).size < _RANDOM_SHARE * array.size:
+        return False
+    last = np.ascontiguousarray(array).view(np.uint32) & 0xFF
+    return bool(np.count_nonzero(last) >= _RANDOM_SHARE * array.size)
+
+
+def _sums(node: onnx.NodeProto, operands: Sequence[Value]) -> _Sums | None:
+    """Return the sums of products that a node computes; None if it computes something else."""
+    arrays = [v.astype(np.float64) for v in operands if isinstance(v, np.ndarray)]
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if node.op_type in {"ReduceSum", "ReduceMean"}:
+        return _reduction(node, arrays, attributes)
+    equation = _equation(node, arrays, attributes)
+    if equation is None:
+        return None
+    left, right, *further = arrays
+    if node.op_type == "Conv":
+        right = right.reshape(right.shape[:2])
+    try:
+        exact, magnitudes = (
+            np.einsum(equation, change(left), change(right), optimize=True)
+            for change in (np.asarray, np.abs)
+        )
+    except ValueError:
+        return None
+    count = _summed(equation, left, right)
+    if exact.size * count > _MAX_PRODUCTS:
+        return None
+    if further:
+        bias = further[0]
+        if node.op_type == "Conv":
+            bias = bias.reshape(-1, *[1] * (left.ndim - 2))
+        exact, magnitudes = exact + bias, magnitudes + np.abs(bias)
+    return _Sums(exact, magnitudes, count + len(further), _drawn(left, 1) * _drawn(right, 2))
+
+
+def _summed(equation: str, left: Array, right: Array) -> int:
+    """Return the number of products in each sum of an equation of two operands."""
+    terms, _, kept = equation.partition("->")
+    first, _, second = terms.partition(",")
+    lengths = dict(zip(first + second, left.shape + right.shape, strict=True))
+    return round(np.prod([length for name, length in lengths.items() if name not in kept]))
+
+
+def _equation(
+    node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
+) -> str | None:
+    """Return the sums of a node as an equation of Einsum; None if there is none."""
+    ranks = [array.ndim for array in arrays]
+    match node.op_type:
+        case "MatMul" if ranks == [2, 2]:
+            return "ik,kj->ij"
+        case "MatMul" if ranks == [3, 3] and arrays[0].shape[0] == arrays[1].shape[0]:
+            return "bik,bkj->bij"
+        case "Gemm" if {attributes.get("alpha", 1.0), attributes.get("beta", 1.0)} == {1.0}:
+            left = "ki" if attributes.get("transA") else "ik"
+            right = "jk" if attributes.get("transB") else "kj"
+            return f"{left},{right}->ij"
+        case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
+            # Larger kernels may be computed by a fast algorithm. Pads and strides are of no use.
+            if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
+                return None
+            spatial = "xyzw"[: ranks[0] - 2]
+            return f"bc{spatial},oc->bo{spatial}"
+        case "Einsum" if len(arrays) == 2:  # noqa: PLR2004 - two factors
+            stated = attributes.get("equation", b"")
+            equation = stated.decode().replace(" ", "") if isinstance(stated, bytes) else ""
+            terms = equation.split("->")[0].split(",")
+            is_plain = all(len({*term}) == len(term) and term.isalpha() for term in terms)
+            return equation if "->" in equation and is_plain else None
+    return None
+
+
+def _reduction(
+    node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
+) -> _Sums | None:
+    x = arrays[0]
+    stated = arrays[1].astype(int).tolist() if len(arrays) > 1 else attributes.get("axes")
+    if not isinstance(stated, list) or not stated:
+        return None
+    axes = tuple(int(axis) % x.ndim for axis in stated)
+    keeps = bool(attributes.get("keepdims", 1))
+    exact, magnitudes = (np.sum(array, axes, keepdims=keeps) for array in (x, np.abs(x)))
+    count = round(x.size / max(1, exact.size))
+    if node.op_type == "ReduceMean":
+        # The reciprocal of another number rounds in all means alike.
+        if count & (count - 1):
+            return None
+        exact, magnitudes, x = exact / count, magnitudes / count, x / count
+    return _Sums(exact, magnitudes, count, _drawn(x, 1))
+
+
+def _drawn(array: Array, seed: int) -> Array:
+    """Return magnitudes of elements drawn at random, the same from the same seed."""
+    generator = np.random.default_rng(seed)
+    return np.abs(generator.choice(array.reshape(-1), _DRAWN_TERMS))

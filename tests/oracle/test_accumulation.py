@@ -1,0 +1,133 @@
+"""Systematic errors of sums: right algorithms never fail, truncating and short ones do."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxopt_cli.oracle.accumulation import accumulation_finding
+
+F = np.float32
+
+
+def product_model(a, b):
+    infos = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+        for name, value in (("a", a), ("b", b))
+    ]
+    output = helper.make_tensor_value_info("y", infos[0].type.tensor_type.elem_type, None)
+    node = helper.make_node("MatMul", ["a", "b"], ["y"])
+    graph = helper.make_graph([node], "g", infos, [output])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+
+
+def operands(seed, count, *, positive):
+    random = np.random.default_rng(seed)
+    a = random.standard_normal((32, count)).astype(F)
+    b = random.standard_normal((count, 32)).astype(F)
+    return (np.abs(a), np.abs(b)) if positive else (a, b)
+
+
+def terms_of(a, b):
+    """Return exact products in double, with the index of the sum as first axis."""
+    return a.astype(np.float64).T[:, :, None] * b.astype(np.float64)[:, None, :]
+
+
+def truncated(values, bits=24):
+    """Return numbers with fewer digits, cut off toward zero."""
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.trunc(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+def rounded(values, bits):
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent)
+
+
+def single(values):
+    return values.astype(F).astype(np.float64)
+
+
+def sequential(products, rounding, *, fused=False, blocks=1):
+    parts = []
+    for part in np.array_split(products, blocks):
+        total = np.zeros(part.shape[1:])
+        for term in part:
+            total = rounding(total + (term if fused else rounding(term)))
+        parts.append(total)
+    total = parts[0]
+    for part in parts[1:]:
+        total = rounding(total + part)
+    return total
+
+
+def pairwise(products, rounding):
+    values = rounding(products)
+    while len(values) > 1:
+        values = rounding(values[::2] + values[1::2])
+    return values[0]
+
+
+RIGHT = {
+    "sequential": lambda p: sequential(p, single),
+    "backward": lambda p: sequential(p[::-1], single),
+    "fused": lambda p: sequential(p, single, fused=True),
+    "blocked": lambda p: sequential(p, single, blocks=4),
+    "sorted": lambda p: sequential(np.sort(p, axis=0), single),
+    "pairwise": lambda p: pairwise(p, single),
+    "in double": lambda p: p.sum(axis=0),
+}
+
+
+def found(a, b, output):
+    return accumulation_finding(product_model(a, b), {"a": a, "b": b}, [output])
+
+
+@pytest.mark.parametrize("algorithm", RIGHT)
+@pytest.mark.parametrize("positive", [True, False])
+@pytest.mark.parametrize("count", [4, 64, 256])
+def test_sum_in_float32_never_fails(algorithm, positive, count):
+    for seed in range(3):
+        a, b = operands(seed, count, positive=positive)
+        result = found(a, b, RIGHT[algorithm](terms_of(a, b)).astype(F))
+        assert result is None or not result.fails
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_truncating_sum_fails(positive):
+    a, b = operands(7, 64, positive=positive)
+    result = found(a, b, sequential(terms_of(a, b), truncated).astype(F))
+    assert result.fails
+    assert result.text.startswith("rounds toward zero")
+
+
+def test_truncating_pairwise_sum_fails():
+    a, b = operands(8, 64, positive=True)
+    assert found(a, b, pairwise(terms_of(a, b), truncated).astype(F)).fails
+
+
+@pytest.mark.parametrize("bits", [13, 17, 20])
+def test_short_accumulator_is_named_with_its_bits(bits):
+    a, b = operands(9, 64, positive=True)
+    total = sequential(terms_of(a, b), lambda values: rounded(values, bits))
+    result = found(a, b, total.astype(F))
+    assert result.fails
+    assert "accumulates in about" in result.text
+    named = int(result.text.split("about ")[1].split()[0])
+    assert abs(named - bits) <= 2
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_output_of_16_bits_must_be_rounded_to_nearest(dtype):
+    a, b = (array.astype(dtype) for array in operands(10, 16, positive=True))
+    total = sequential(terms_of(a, b), single)
+    assert found(a, b, total.astype(dtype)) is None
+    digits = {np.dtype(np.float16): 11}.get(np.dtype(dtype), 8)
+    assert found(a, b, truncated(total, digits).astype(dtype)).fails
+
+
+def test_operands_with_few_digits_are_not_examined():
+    a = np.ones((32, 64), F)
+    assert found(a, a.T.copy(), np.zeros((32, 32), F)) is None
