@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from onnxopt_cli.cli.completion import complete_target
-from onnxopt_cli.cli.shared_options import options_of
-from onnxopt_cli.config.run_config import LocateConfig
+from onnxopt_cli.cli.shared_options import PATH, option, options_of
+from onnxopt_cli.config.run_config import (
+    Execution,
+    Judging,
+    LocateConfig,
+    ModelInputs,
+    RunConfig,
+)
+from onnxopt_cli.core.result import OUTSIDE_IDS, Result
 
 if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
 
+# Failing cases that a message names.
+_MAX_NAMED_CASES = 5
+
 
 @click.command("locate")
-@click.argument("target", metavar="MODEL|CASE", shell_complete=complete_target)
+@click.argument("target", metavar="[MODEL|CASE]", required=False, shell_complete=complete_target)
+@option(
+    "--log LOG",
+    "Examine a failing case of this log or JSON report, with the backends and settings of its run.",
+    "saved",
+    type=PATH,
+)
 @options_of(LocateConfig)
-def command(target: str, **options: Any) -> int:
+@click.pass_context
+def command(
+    context: click.Context, /, target: str | None, saved: Path | None, **options: Any
+) -> int:
     """Find the nodes of a model that a backend computes wrongly.
 
     Each node is judged alone, on inputs from onnx's reference. If all are right, but the model is
@@ -26,6 +48,7 @@ def command(target: str, **options: Any) -> int:
     \b
     onnxopt locate model.onnx -b onnxruntime --dim batch=1
     onnxopt locate model.onnx -b python:my_backend.py:Backend --json located.json
+    onnxopt locate --log run.jsonl onnx-real/test_resnet50/0
 
     Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
@@ -40,10 +63,15 @@ def command(target: str, **options: Any) -> int:
     )
     from onnxopt_cli.workers.interruption import interruptible
 
-    config = LocateConfig.of(options)
+    if saved:
+        case, config = _failing_case(context, saved, target, options)
+    elif target is None:
+        raise UsageError("no model to examine", hint="name a model, a case, or --log LOG")
+    else:
+        config = LocateConfig.of(options)
+        case = _case(target, config)
     if not config.backends:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
-    case = _case(target, config)
     with interruptible() as interruption:
         located = api.locate(
             case,
@@ -60,6 +88,62 @@ def command(target: str, **options: Any) -> int:
         for line in location_lines(located, folders, config.backends):
             stdout().print_line(line)
     return interruption.exit_code or exit_code(located)
+
+
+def _failing_case(
+    context: click.Context, saved: Path, case_id: str | None, options: Mapping[str, Any]
+) -> tuple[Case, LocateConfig]:
+    """Return a failing case of a saved run, and the settings of that run for the search.
+
+    Options on the command line precede the settings of the run.
+
+    Args:
+        context: the context of the command.
+        saved: the log or JSON report.
+        case_id: the id of the case; None for the only failing one.
+        options: the options of the command.
+
+    Raises:
+        UsageError: if the file cannot be read, the case is not a failing one of the run or is
+            missing now, or it is not stated which of several to examine.
+    """
+    from onnxopt_cli.core.text import nearest, printable, some_of
+    from onnxopt_cli.errors import UsageError
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.suites.collect import find_again
+
+    record = read_saved_run(saved)
+    failing: dict[str, list[Result]] = {}
+    for result in record.results:
+        if result.failing and result.case not in OUTSIDE_IDS:
+            failing.setdefault(result.case, []).append(result)
+    shown = printable(str(saved))
+    if not failing:
+        raise UsageError(f"{shown} has no failing case")
+    if case_id is None and len(failing) > 1:
+        listed = some_of([*failing], _MAX_NAMED_CASES)
+        raise UsageError(f"{shown} has {len(failing)} failing cases; name one", hint=listed)
+    case_id = case_id or next(iter(failing))
+    if case_id not in failing:
+        listed = some_of([*failing], _MAX_NAMED_CASES)
+        message = f"{printable(case_id)} is not a failing case of {shown}"
+        raise UsageError(message, hint=nearest(case_id, failing, listed))
+    results = failing[case_id]
+    run_values = RunConfig.from_json(record.options).values()
+    shared_names = {
+        declared.name
+        for group in (Judging, Execution, ModelInputs)
+        for declared in group.declared()
+        if context.get_parameter_source(declared.name) is not ParameterSource.COMMANDLINE
+    }
+    values = {**options, **{name: run_values[name] for name in shared_names}}
+    values["backends"] = options["backends"] or tuple(result.backend for result in results)
+    config = LocateConfig.of(values)
+    places = {case_id: results[0].location}
+    case = find_again(places, config.model_inputs).get(case_id)
+    if case is None:
+        raise UsageError(f"{printable(case_id)} is no longer at {printable(str(places[case_id]))}")
+    return case, config
 
 
 def _case(target: str, config: LocateConfig) -> Case:

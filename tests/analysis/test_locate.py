@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import onnx
@@ -13,6 +18,8 @@ from onnxopt_cli.analysis.value_store import ValueStore
 
 # A backend that computes nodes by onnx's reference, except those that a fault changes.
 BACKEND = """
+import time
+
 import numpy as np
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -38,6 +45,13 @@ class Leaky:
             if node.op_type == "LeakyRelu":
                 node.attribute.append(helper.make_attribute("alpha", 0.02))
         return _run(model, inputs)
+
+class HangsAtSub(Leaky):
+    def run(self, model, inputs):
+        if [node.op_type for node in model.graph.node] == ["Sub"]:
+            open("hangs", "w").close()
+            time.sleep(300)
+        return super().run(model, inputs)
 
 class Fusing:
     def run(self, model, inputs):
@@ -137,6 +151,9 @@ CHAIN = [
 ]
 
 
+SHORT_CHAIN = [*CHAIN[:2], node("Exp", "b", "y")]
+
+
 def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
     # The second LeakyRelu has positive operands, so its slope makes no difference.
     ran, found = locate(model_of(CHAIN, w=W), "Leaky")
@@ -163,6 +180,75 @@ def test_run_names_the_first_wrong_node_of_a_failing_model(tmp_path, monkeypatch
     words = command.partition("onnxopt ")[2].split()
     assert onnxopt(*words).code == 1
     assert "the_b" not in onnxopt("run", "model.onnx", *backend, "--no-explain").out
+
+
+def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        onnx.save(model_of(SHORT_CHAIN, w=W, shape=("rows", 4)), f"{name}/model.onnx")
+    name = "python:backend.py:Leaky"
+    options = ("--dim", "rows=3", "--seed", "7", "--isolation", "none", "--no-explain")
+    onnxopt("run", "one/model.onnx", "two/model.onnx", "-b", name, *options, "--log", "run.jsonl")
+    answer = onnxopt("locate", "--log", "run.jsonl", "two/model", "--json", "l.json")
+    assert answer.code == 1, answer.err
+    located = json.loads((tmp_path / "l.json").read_text())
+    assert {finding["node"] for finding in located["wrong"]} == {"the_b"}
+    assert {finding["backend"] for finding in located["wrong"]} == {name}
+    # The node has the inputs that the run had.
+    case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
+    assert [*onnx.load_tensor(case).dims] == [3, 4]
+    # Options on the command line precede those of the run.
+    onnxopt("locate", "--log", "run.jsonl", "two/model", "--dim", "rows=2", "--json", "l.json")
+    located = json.loads((tmp_path / "l.json").read_text())
+    case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
+    assert [*onnx.load_tensor(case).dims] == [2, 4]
+
+
+def test_case_that_does_not_fail_in_a_log_is_rejected(tmp_path, monkeypatch, onnxopt):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        onnx.save(model_of(SHORT_CHAIN, w=W), f"{name}/model.onnx")
+    run = ("run", "one/model.onnx", "two/model.onnx", "--isolation", "none", "--no-explain")
+    onnxopt(*run, "-b", "python:backend.py:Leaky", "--log", "wrong.jsonl")
+    onnxopt(*run, "-b", "python:backend.py:Right", "--log", "right.jsonl")
+    for words, message in (
+        (("--log", "wrong.jsonl"), "has 2 failing cases; name one"),
+        (("--log", "wrong.jsonl", "one/modle"), "did you mean one/model?"),
+        (("--log", "right.jsonl"), "has no failing case"),
+        ((), "no model to examine"),
+    ):
+        answer = onnxopt("locate", *words)
+        assert (answer.code, message in answer.err) == (2, True), answer.err
+    (tmp_path / "two" / "model.onnx").unlink()
+    answer = onnxopt("locate", "--log", "wrong.jsonl", "two/model")
+    assert (answer.code, "two/model is no longer at two/model.onnx" in answer.err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_interrupted_search_prints_and_writes_what_is_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    onnx.save(model_of(CHAIN, w=W), "model.onnx")
+    words = ["-b", "python:backend.py:HangsAtSub", "--timeout", "60", "--json", "l.json"]
+    command = [sys.executable, "-m", "onnxopt_cli", "locate", "model.onnx", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "hangs").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "wrong the_b (LeakyRelu)" in out
+    assert "interrupted; 5 nodes: " in out
+    located = json.loads((tmp_path / "l.json").read_text())
+    assert located["interrupted"] is True
+    assert "the_b" in {finding["node"] for finding in located["wrong"]}
+    assert all((tmp_path / finding["case"]).is_dir() for finding in located["wrong"])
 
 
 def test_right_backend_conforms(locate):
