@@ -63,6 +63,11 @@ _EXPLAIN_TIME = 60.0
     is_flag=True,
 )
 @option(
+    "--graphs",
+    "Generate only random graphs of 2 to 12 common ONNX operators.",
+    is_flag=True,
+)
+@option(
     "--examples N",
     f"Number of examples.  [default: {_EXAMPLES}; no limit with --time]",
     type=click.IntRange(min=1),
@@ -101,6 +106,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     \b
     onnxopt fuzz -b onnxruntime --examples 10000
     onnxopt fuzz -b python:my_backend.py:Backend --operator Adam --time 600
+    onnxopt fuzz -b onnxruntime --graphs
     onnxopt run fuzz -b python:my_backend.py:Backend
 
     Exits with 1 if there are failures, or the backend fails outside of the examples.
@@ -111,17 +117,26 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.kept_cases import keep
-    from onnxopt_cli.fuzz.search import chosen_operators
+    from onnxopt_cli.fuzz.search import Chosen, chosen_operators
     from onnxopt_cli.report.view.result_view import headline
     from onnxopt_cli.workers.interruption import interruptible
 
-    chosen = chosen_operators(operators, excluded)
+    if options["graphs"]:
+        if operators or excluded or options["single_nodes"]:
+            raise UsageError(
+                "--graphs chooses operators by itself",
+                hint="omit --operator, --exclude-operator and --single-nodes",
+            )
+        chosen = Chosen([], [])
+    else:
+        chosen = chosen_operators(operators, excluded)
     _require_folder(options["output"])
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
     only = [f"--operator {name}" for name in operators]
     only += [f"--exclude-operator {name}" for name in excluded]
+    only += ["--graphs"] * options["graphs"]
     only += ["--single-nodes"] * options["single_nodes"]
     source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
@@ -142,6 +157,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             memory=options["output"] / ".examples",
             generated=chosen.generated,
             single_nodes=options["single_nodes"],
+            graphs=options["graphs"],
             shard=shard,
             explain_time=seconds if options["explain"] else 0.0,
             tried=display.tried,

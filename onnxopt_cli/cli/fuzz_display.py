@@ -67,12 +67,12 @@ class FuzzDisplay:
         self._found += 1
         result = finding.result
         notes = ["seen before"] * finding.replayed + ["flaky"] * finding.flaky
-        head = Text.assemble((f"{result.outcome} ", "bold red"), (finding.kind.subject, "bold"))
+        head = Text.assemble((f"{result.outcome} ", "bold red"), (finding.subject, "bold"))
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
         self._console.print_line(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
-        cause = f"{finding.kind.subject}, {' and '.join(map(repr, names)) or 'not explained'}"
+        cause = f"{finding.subject}, {' and '.join(map(repr, names)) or 'not explained'}"
         self._causes.setdefault(cause, []).append(path.stem)
         if finding.explanation is not None:
             self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))

@@ -107,6 +107,7 @@ class _Requests(Sequence[dict[str, Any]]):
         return {
             "operators": [*(operator.name for operator in task.operators), *task.generated],
             "single_nodes": task.single_nodes,
+            "graphs": task.graphs,
             "seed": task.seed,
             "number": number,
             "size": self._portions.size(number),
@@ -138,6 +139,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
             memory=Path(memory),
             generated=chosen.generated,
             single_nodes=portion["single_nodes"],
+            graphs=portion["graphs"],
         )
         search = Search(task, executor, Interruption())
         for *kind, explanation in portion["known"]:

@@ -21,6 +21,7 @@ from onnxopt_cli.fuzz.findings import FailureKind
 from onnxopt_cli.fuzz.generated_example import draw_generated
 from onnxopt_cli.fuzz.graph_example import Example, draw_graph
 from onnxopt_cli.fuzz.node_example import breaches, draw_node
+from onnxopt_cli.fuzz.random_graph import draw_random_graph
 from onnxopt_cli.operators.operator import Operator
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ _EXAMPLES_PER_GRAPH = 10
 
 @cache
 def examples(
-    operators: tuple[Operator, ...], generated: tuple[str, ...], single_nodes: bool
+    operators: tuple[Operator, ...],
+    generated: tuple[str, ...],
+    single_nodes: bool,
+    graphs: bool,
 ) -> Any:
     """Return a hypothesis strategy that draws examples of some operators.
 
@@ -40,12 +44,15 @@ def examples(
         operators: the operators under test that have a formula.
         generated: names of those without one.
         single_nodes: whether every example is a single node.
+        graphs: whether every example is a random graph of ONNX operators.
     """
     from hypothesis import strategies
 
     @strategies.composite
     def drawn(draw: Callable[[Any], Any]) -> Example:
         source = Source(draw)
+        if graphs:
+            return draw_random_graph(source)
         subjects: tuple[Operator | str, ...] = (*operators, *generated)
         subject = source.choice(subjects)
         if isinstance(subject, str):
@@ -107,6 +114,7 @@ class Task:
         memory: the folder that keeps failing examples from run to run.
         generated: names of the operators under test that have no formula.
         single_nodes: whether all models have a single node.
+        graphs: whether all models are random graphs of ONNX operators.
         shard: the shard of the examples to try; None for all.
         cluster: the machines on which the search runs; None for this one.
         explain_time: seconds to spend on explaining a finding; 0 for no explanation.
@@ -123,6 +131,7 @@ class Task:
     memory: Path
     generated: Sequence[str] = ()
     single_nodes: bool = False
+    graphs: bool = False
     shard: Shard | None = None
     cluster: Cluster | None = None
     explain_time: float = 0.0
@@ -157,6 +166,7 @@ def drive(
     operators, generated = tuple(task.operators), tuple(task.generated)
     # Failures are kept by backend, and by operators, since choices depend on their list.
     subjects = [*(operator.qualified_name for operator in operators), *generated]
+    subjects += ["graphs"] * task.graphs
     names = "\n".join([task.backend, *subjects])
     digest = blake2b(names.encode("utf-8", "replace"), digest_size=8).hexdigest()
     settings = hypothesis.settings(
@@ -179,7 +189,7 @@ def drive(
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
     # A seed disables the database; the settings, applied later, enable it again.
     with_examples: Callable[[Any], Any] = hypothesis.given(
-        examples(operators, generated, task.single_nodes)
+        examples(operators, generated, task.single_nodes, task.graphs)
     )
     run_round = settings(seed(with_examples(test)))
     try:

@@ -25,6 +25,7 @@ from onnxopt_cli.errors import BackendUnavailable
 from onnxopt_cli.fuzz.generated_example import GeneratedExample
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NAME, SUITE
+from onnxopt_cli.fuzz.random_graph import RandomGraph
 from onnxopt_cli.interpret.evaluate import has_blocks
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.oracle.oracles import Oracles, resolved
@@ -37,6 +38,8 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
+#: Examples without a formula, which are judged by their condition.
+ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
 
@@ -61,7 +64,7 @@ class Trial:
         # An unsupported operator counts as a refusal of an invalid node. Few backends support every
         # version and type of ONNX's operators.
         refused = outcome is Outcome.UNSUPPORTED and (
-            bool(self.example.breach) or isinstance(self.example, GeneratedExample)
+            bool(self.example.breach) or isinstance(self.example, ESTIMATED)
         )
         return outcome not in HARMLESS and not refused
 
@@ -89,7 +92,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     pending = executor.submit(Request(problem.model, problem.inputs))
     judging = Judging()
     problem = case.load()
-    if isinstance(example, GeneratedExample):
+    if isinstance(example, ESTIMATED):
         expected = estimated_here(problem)
     else:
         expected = resolved(Oracles(judging).expected(problem))
@@ -185,6 +188,12 @@ class Finding:
     replayed: bool = False
 
     @property
+    def subject(self) -> str:
+        """The operator that fails, or the operators of the smallest graph."""
+        example = self.trial.example
+        return example.subgraph if isinstance(example, RandomGraph) else self.kind.subject
+
+    @property
     def result(self) -> Result:
         """The result of the smallest example."""
         return self.trial.result
@@ -224,7 +233,7 @@ class Findings:
     def _kind(self, trial: Trial, description: str) -> FailureKind:
         example = trial.example
         known_kinds = [kind for kind in self.all if kind.description == description]
-        if len(example.operators) > 1:
+        if len(example.operators) > 1 and not isinstance(example, RandomGraph):
             # A failure of a single node recurs in models that contain the node.
             for kind in known_kinds:
                 if kind.subject in example.operators:
@@ -232,7 +241,7 @@ class Findings:
         known_kinds = [kind for kind in known_kinds if kind.subject == example.subject]
         if description != VALUES:
             return FailureKind(example.subject, description)
-        if isinstance(example, GeneratedExample):
+        if isinstance(example, ESTIMATED):
             # An example with all traits of a shrunk one most likely fails for the same reason.
             for kind in known_kinds:
                 if self._traits.get(kind, frozenset()) <= example.traits:
@@ -256,14 +265,14 @@ class Findings:
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
         self.all[finding.kind] = explained.explanation
-        if isinstance(finding.trial.example, GeneratedExample):
+        if isinstance(finding.trial.example, ESTIMATED):
             self._traits[finding.kind] = finding.trial.example.traits
         return explained
 
     def _explanation(
         self, finding: Finding, similar: Sequence[Trial], seconds: float
     ) -> Explanation | None:
-        if not seconds or isinstance(finding.trial.example, GeneratedExample):
+        if not seconds or isinstance(finding.trial.example, ESTIMATED):
             return None
         kinds = kinds_of(finding.trial)
         same = [trial for trial in similar if kinds_of(trial) == kinds][:1]

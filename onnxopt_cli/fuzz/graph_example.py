@@ -30,6 +30,7 @@ from onnxopt_cli.fuzz.node_example import (
     NodeExample,
     draw_right_node,
 )
+from onnxopt_cli.fuzz.random_graph import RandomGraph
 from onnxopt_cli.interpret.bound.chained_bound import InexactTensor, inexact_outputs
 from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, also_right
 from onnxopt_cli.interpret.evaluate import nonnegative_tensors
@@ -99,7 +100,7 @@ class GraphExample:
 
 
 #: A model with inputs.
-Example: TypeAlias = NodeExample | GeneratedExample | GraphExample
+Example: TypeAlias = NodeExample | GeneratedExample | GraphExample | RandomGraph
 
 
 def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:

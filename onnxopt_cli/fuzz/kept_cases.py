@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
 
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 from onnxopt_cli.core.files import write_atomically
@@ -13,6 +17,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.fuzz.findings import Finding
 from onnxopt_cli.fuzz.graph_example import Example
+from onnxopt_cli.fuzz.random_graph import RandomGraph
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _MAX_STEM_CHARS = 60
@@ -35,20 +40,22 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
     """
     example = finding.trial.example
     about = f"Found by fuzzing: {printable(headline)}"
-    words = f"{finding.kind.subject} {finding.kind.description}".lower()
+    words = f"{finding.subject} {finding.kind.description}".lower()
     stem = _NOT_IN_NAMES.sub("_", words).strip("_")[:_MAX_STEM_CHARS].rstrip("_")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob("*.yaml")):
+        for path in sorted((*folder.glob("*.yaml"), *folder.glob("test_*/"))):
             if _holds(path, example):
                 return path
         for number in count(1):
             name = stem if number == 1 else f"{stem}_{number}"
-            if _write(folder, example.files(name, about, printable(source))):
+            files = example.files(name, about, printable(source))
+            if _write(folder, files):
                 break
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from error
-    return folder / f"{name}.yaml"
+    # The case file, or the directory of the case.
+    return folder / Path(next(iter(files))).parts[0]
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
@@ -59,6 +66,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
     written: list[Path] = []
     try:
         for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, data, new=True)
             written.append(folder / name)
     except FileExistsError:
@@ -69,12 +77,29 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _holds(path: Path, example: Example) -> bool:
-    """Return whether a case file has this example, disregarding its description."""
+    """Return whether a case file or directory has this example, disregarding its description."""
+    if path.is_dir():
+        return _same_directory(path, example)
     cases, _ = read_yaml_file(path)
     if len(cases) != 1:
         return False
     files = example.files(path.stem, cases[0].about, cases[0].source)
     return all(
         file.is_file() and file.stat().st_size == len(data) and file.read_bytes() == data
+        for file, data in ((path.parent / name, data) for name, data in files.items())
+    )
+
+
+def _same_directory(path: Path, example: Example) -> bool:
+    """Return whether a test directory has the files of an example, except for its description."""
+    if not isinstance(example, RandomGraph):
+        return False
+    stem = path.name.removeprefix("test_")
+    model = onnx.ModelProto()
+    with suppress(OSError, DecodeError):
+        model.ParseFromString((path / "model.onnx").read_bytes())
+    files = example.files(stem, model.doc_string, "")
+    return all(
+        file.is_file() and file.read_bytes() == data
         for file, data in ((path.parent / name, data) for name, data in files.items())
     )

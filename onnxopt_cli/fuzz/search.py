@@ -35,6 +35,7 @@ from onnxopt_cli.fuzz.findings import (
 )
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
+from onnxopt_cli.fuzz.random_graph import RandomGraph
 from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
@@ -49,8 +50,8 @@ _PORTION_EXAMPLES = 200
 _ENDLESS = 1 << 40
 #: Shrinking ends after this many failures that ended the worker or took the whole timeout.
 _MAX_COSTLY_FAILURES = 30
-#: Failures that hypothesis needs to see a failure as reproducible. For a single node the rest of
-#: the shrinking is done by `smaller`, at a lower cost.
+#: Failures that hypothesis needs to see a failure as reproducible. For a single node or a random
+#: graph the rest of the shrinking is done by `smaller`, at a lower cost.
 _REPRODUCIBLE_FAILURES = 2
 #: Attempts to shrink a failure further after hypothesis.
 _MAX_SHRINK_ATTEMPTS = 300
@@ -332,6 +333,8 @@ class _NewFailure:
 
     @property
     def is_costly(self) -> bool:
+        if isinstance(self.trials[-1].example, RandomGraph):
+            return len(self.trials) >= _REPRODUCIBLE_FAILURES
         costly = [trial for trial in self.trials if trial.is_costly]
         single_node = any(isinstance(trial.example, NodeExample) for trial in costly)
         return len(costly) >= (_REPRODUCIBLE_FAILURES if single_node else _MAX_COSTLY_FAILURES)

@@ -1,4 +1,4 @@
-"""Shrink a failing example of one node.
+"""Shrink a failing example of one node, or a random graph.
 
 Hypothesis shrinks choices, and a whole tensor follows from one choice. It cannot remove single
 elements; this module does.
@@ -17,6 +17,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.fuzz.choices import has_result
 from onnxopt_cli.fuzz.graph_example import Example
 from onnxopt_cli.fuzz.node_example import NodeExample
+from onnxopt_cli.fuzz.random_graph import RandomGraph
 from onnxopt_cli.operators.call import Call, bind
 
 T = TypeVar("T")
@@ -28,8 +29,10 @@ _ELEMENT_PARTS = 8
 def smaller(example: Example) -> Iterator[Example]:
     """Yield smaller examples, those with the largest reduction first.
 
-    Repeated application terminates. Examples of several nodes are not shrunk.
+    Repeated application terminates. Examples of several nodes with a formula are not shrunk.
     """
+    if isinstance(example, RandomGraph):
+        yield from filter(_is_computable, example.smaller())
     if not isinstance(example, NodeExample):
         return
     operator = example.operator
@@ -46,6 +49,15 @@ def smaller(example: Example) -> Iterator[Example]:
             names = operator.input_names(len(part.groups))
             inputs = dict(zip(names, part.inputs, strict=True))
             yield replace(example, attributes=dict(part.attributes), inputs=inputs)
+
+
+def _is_computable(graph: RandomGraph) -> bool:
+    """Return whether onnx's reference runs a part of a graph at other values."""
+    try:
+        graph.problem()
+    except Exception:  # noqa: BLE001 - the reference raises any error
+        return False
+    return True
 
 
 def _fewer_elements(node: Call[Array]) -> Iterator[Call[Array]]:

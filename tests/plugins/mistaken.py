@@ -1,10 +1,12 @@
-"""Backends with known and unknown mistakes, and one that rejects every model."""
+"""Backends with known and unknown mistakes, with wrong optimizers, and one that rejects models."""
 
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 
 import numpy as np
+from onnx import numpy_helper
 
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
@@ -80,3 +82,42 @@ class Strange(Right):
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
         return [output + np.sin(output).astype(output.dtype) / 3 for output in outputs]
+
+
+class Optimized:
+    """Runs a model after a change of its graph."""
+
+    def run(self, model, inputs):
+        changed = deepcopy(model)
+        self.optimize(changed.graph)
+        return NumpyBackend().prepare(changed).run(inputs)
+
+
+class TransposesCancel(Optimized):
+    """Removes two Transpose nodes in a row, for any two permutations."""
+
+    def optimize(self, graph):
+        producers = {output: node for node in graph.node for output in node.output}
+        for node in graph.node:
+            before = producers.get(node.input[0]) if node.op_type == "Transpose" else None
+            if before is not None and before.op_type == "Transpose":
+                node.op_type = "Identity"
+                node.input[0] = before.input[0]
+                del node.attribute[:]
+
+
+class ZeroAbsorbs(Optimized):
+    """Takes the product with a constant zero for zero, even if the other factor is not finite."""
+
+    def optimize(self, graph):
+        zeros = {
+            tensor.name for tensor in graph.initializer if not numpy_helper.to_array(tensor).any()
+        }
+        for node in graph.node:
+            if node.op_type == "Mul" and not zeros.isdisjoint(node.input):
+                x = next((name for name in node.input if name not in zeros), node.input[0])
+                zero = next(name for name in node.input if name in zeros)
+                node.op_type = "Where"
+                node.input[:] = ["never", x, zero]
+        never = numpy_helper.from_array(np.array(False), "never")
+        graph.initializer.append(never)
