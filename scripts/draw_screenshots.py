@@ -49,7 +49,7 @@ class Backend:
 """
 COMMAND = (
     "onnxopt", "run", "conformance", "-k", "conformance/adam/T_* and not (double or many)",
-    "-k", "conformance/momentum/T_1*", "-b", "python:acme.py:Backend",
+    "-k", "conformance/momentum/T_1*", "-b", "acme=python:acme.py:Backend",
 )  # fmt: skip
 SCOREBOARD = """
 title = "ONNX operators"

@@ -11,7 +11,7 @@ from itertools import count
 
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.select import CAPABILITIES
-from onnxopt_cli.core.record import SUITE, Explanation, RunRecord
+from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import (
     ABSOLUTE_ONLY,
     HARMLESS,
@@ -58,6 +58,7 @@ class BackendView:
 
     Attributes:
         name: the backend's name.
+        specification: its specification; empty if that is the name.
         version: the version that the backend reported.
         results: all its results.
         counts: number of results by label.
@@ -67,6 +68,7 @@ class BackendView:
     """
 
     name: str
+    specification: str
     version: str
     results: Sequence[Result]
     counts: Mapping[str, int]
@@ -75,12 +77,13 @@ class BackendView:
     conformity: Conformity
 
     @classmethod
-    def of(cls, name: str, version: str, results: Sequence[Result]) -> BackendView:
+    def of(cls, backend: BackendIdentity, results: Sequence[Result]) -> BackendView:
         """Count the results of a backend."""
         standings = (Standing.CHANGED, Standing.FLAKY)
         return cls(
-            name=name,
-            version=version,
+            name=backend.name,
+            specification=backend.specification,
+            version=backend.version,
             results=results,
             counts=counts_by_label(results),
             unusual=counted(standings, (result.standing for result in results)),
@@ -154,8 +157,7 @@ class RunView:
         for result in self.record.results:
             by_backend[result.backend].append(result)
         return tuple(
-            BackendView.of(backend.name, backend.version, by_backend[backend.name])
-            for backend in self.record.backends
+            BackendView.of(backend, by_backend[backend.name]) for backend in self.record.backends
         )
 
     @cached_property
