@@ -84,6 +84,10 @@ def command(
     folders = write_reproductions(config.output, located)
     if config.json:
         write_json(config.json, located, folders)
+    if config.html:
+        from onnxopt_cli.report.located_page import write_located_page
+
+        write_located_page(config.html, located, folders, config.backends, case.load().model)
     if str(config.json) != "-":
         for line in location_lines(located, folders, config.backends):
             stdout().print_line(line)

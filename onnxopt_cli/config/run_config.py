@@ -610,6 +610,7 @@ class LocateConfig(Settings):
         judging: how outputs are judged.
         output: the folder for test directories that reproduce the findings.
         json: the file for the result; None for none.
+        html: the page with the graph around each wrong node; None for none.
     """
 
     backends: tuple[str, ...] = setting(
@@ -628,6 +629,9 @@ class LocateConfig(Settings):
     )
     json: Path | None = setting(
         None, "--json FILE", "Also write the result as JSON; - for standard output.", File()
+    )
+    html: Path | None = setting(
+        None, "--html FILE", "Also write a page with the graph around each wrong node.", File()
     )
 
 

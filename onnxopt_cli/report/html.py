@@ -74,8 +74,6 @@ class _Row:
 def html_report(view: RunView) -> str:
     """Return a run as HTML text."""
     environment = page_environment()
-    # Files of this package are trusted and not escaped.
-    style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     rows = _rows(view)
     hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
     passes = [
@@ -85,12 +83,8 @@ def html_report(view: RunView) -> str:
     ]
     detailed = [*view.nonconforming, *view.expected_failures, *passes[:_MAX_PASSES]]
     sections = set(map(anchor, detailed))
-    page = environment.get_template(
-        "page.html"
-    ).render(
-        style=style,
-        script=script,
-        policy=Markup(_policy(style, script)),  # noqa: S704 - made of hashes
+    page = environment.get_template("page.html").render(
+        **page_parts(),
         view=view,
         record=view.record,
         looks=_LOOKS,
@@ -111,6 +105,14 @@ def html_report(view: RunView) -> str:
         most_passes=_MAX_PASSES,
     )
     return page + "\n"
+
+
+def page_parts() -> dict[str, Markup]:
+    """Return style and script of a page, and the policy that admits only these."""
+    # Files of this package are trusted and not escaped.
+    style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
+    policy = Markup(_policy(style, script))  # noqa: S704 - made of hashes
+    return {"style": style, "script": script, "policy": policy}
 
 
 def page_environment() -> Environment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,18 @@ def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
     again = ["run", wrong["case"], "--isolation", "none", "-b"]
     assert onnxopt(*again, "python:backend.py:Leaky").code == 1
     assert onnxopt(*again, "python:backend.py:Right").code == 0
+
+
+def test_page_draws_the_nodes_around_a_wrong_one(locate, tmp_path):
+    hostile = "<script>x"
+    chain = [*CHAIN[:3], node("LeakyRelu", "c", "d", name=hostile), *CHAIN[4:]]
+    locate(model_of(chain, w=W), "Leaky", "--html", "l.html")
+    text = (tmp_path / "l.html").read_text(encoding="utf-8")
+    drawn = re.findall(r">([^<]+)</text><text[^>]*>([^<]+)</text>", text)
+    assert drawn == [("MatMul", "the_a"), ("LeakyRelu", "the_b"), ("Exp", "the_c")]
+    assert re.search(r"onnxopt run located/test_the_b\S* -b python:backend.py:Leaky", text)
+    assert "<script" not in text
+    assert "1 of 5 nodes wrong" in text
 
 
 def test_run_names_the_first_wrong_node_of_a_failing_model(tmp_path, monkeypatch, onnxopt):
