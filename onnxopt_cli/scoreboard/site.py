@@ -35,7 +35,6 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.view.causes import FailureGroup
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import Reason, RunView
-from onnxopt_cli.scoreboard.case_summary import case_summary
 from onnxopt_cli.scoreboard.result_store import make_folder
 from onnxopt_cli.scoreboard.safe_names import anchor, base_name
 from onnxopt_cli.scoreboard.score_model import (
@@ -61,6 +60,8 @@ _LISTED_NAME = re.compile(
 # Longer messages are cut, to limit the size of the site.
 _MAX_MESSAGE_CHARS = 300
 _MAX_BRIEF_CHARS = 150
+_MAX_VALUE_CHARS = 80
+_MAX_CONTENT_CHARS = 500
 # Shares of passes from which on a badge has a color.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # The values of environment variables may be secrets.
@@ -328,9 +329,7 @@ class _Site:
                     passing.append(column.label)
                 else:
                     others.append((column, result))
-            # A summary matters for cases that a backend fails.
-            summary = case_summary(case) if others else ""
-            sections.append((case, summary, passing, missing, others))
+            sections.append((case, _content(others), passing, missing, others))
         return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
 
     def _case_link(self, case: str) -> str:
@@ -384,6 +383,19 @@ def _failures(view: RunView) -> list[CauseView]:
 
 def _reasons(view: RunView) -> list[CauseView]:
     return [*map(CauseView.of_reason, view.reasons)]
+
+
+def _content(results: Sequence[tuple[Column, Result]]) -> str:
+    """Return operators, attributes and inputs of a failing case; empty if no result has them."""
+    content = next((result.content for _, result in results if result.content), None)
+    if content is None:
+        return ""
+    parts = [f"{node} {attributes}".strip() for node, attributes in content.nodes]
+    parts += [
+        f"{name}: {kind} {clipped(values, _MAX_VALUE_CHARS)}".strip()
+        for name, kind, values in content.inputs
+    ]
+    return clipped("; ".join(parts), _MAX_CONTENT_CHARS)
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:

@@ -112,6 +112,17 @@ def test_cells_count_outcomes_and_lead_to_causes(site):
     assert 'href="../cases/momentum.html#demo/demo/plain"' in section
 
 
+def test_page_of_a_failing_case_has_attributes_inputs_and_wrong_values(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off"})
+    page = (folder / "cases" / "momentum.html").read_text()
+    section = page.partition('id="demo/demo/plain"')[2].partition("</section>")[0]
+    assert "One ordinary step." in section
+    assert "mode=standard" in section
+    assert "X: float32[2] [1.0, 2.0]" in section
+    assert "<b>pass</b>: right" in section
+    assert "2 of 2 off" in section
+
+
 def test_same_wrong_result_of_several_backends_is_marked(site):
     backends = {"right": "numpy", "one": "python:demo.py:Off", "two": "python:./demo.py:Off"}
     folder = site(backends)
