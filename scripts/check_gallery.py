@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -80,9 +81,15 @@ def check_row(row: Defect, result: Result) -> CheckedRow:
 
 def _observed(row: Defect, result: Result) -> Observation | None:
     """Return the element, shape or type that a row is about; None without outputs."""
-    for diff, output in zip(result.diffs, result.returned, strict=False):
-        if diff.name == row.output and isinstance(output, np.ndarray):
+    for diff, output in zip_longest(result.diffs, result.returned):
+        if diff is None or diff.name != row.output:
+            continue
+        if isinstance(output, np.ndarray):
             return row.observe(output)
+        # Outputs are not kept if one is an empty optional.
+        worst = {tuple(element.index): element.actual for element in diff.worst}
+        actual = worst.get(row.element)
+        return actual if isinstance(actual, int | float) else None
     return None
 
 

@@ -364,6 +364,14 @@ def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Seque
     return [magnitudes.sum(axes or None, keepdims=bool(attributes.get("keepdims", 1)))]
 
 
+def gemm(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The scaled product of two matrices, plus a scaled third operand."""
+    del version
+    _require({"transA": 0, "transB": 0, **attributes}, transA=0, transB=0)
+    left, right, added = map(_exact, operands)
+    return [attributes.get("alpha", 1.0) * left @ right + attributes.get("beta", 1.0) * added]
+
+
 def log_sum_exp(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
     """The logarithm of the sum of exponentials."""
     del version
@@ -472,6 +480,7 @@ OPERATORS: Mapping[str, Function] = {
         np.einsum(attributes["equation"], *map(_exact, operands))
     ],
     "Erf": lambda operands, *_: [np.vectorize(math.erf)(_exact(operands[0]))],
+    "Gemm": gemm,
     "GlobalMaxPool": global_max_pool,
     "GridSample": grid_sample,
     "Hardmax": _along_axis(_hardmax),
@@ -493,6 +502,7 @@ OPERATORS: Mapping[str, Function] = {
     "Slice": slice_,
     "Softmax": _along_axis(lambda rows: np.exp(_log_softmax(rows))),
     "Sqrt": lambda operands, *_: [np.sqrt(_exact(operands[0]))],
+    "Squeeze": lambda operands, attributes, _: [operands[0].squeeze(tuple(attributes["axes"]))],
     "Tile": lambda operands, *_: [np.tile(operands[0], [int(count) for count in operands[1]])],
     "TopK": top_k,
     "Unique": unique,

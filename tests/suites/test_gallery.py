@@ -26,7 +26,7 @@ SHOWN_BY = {"onnx-node", "conformance", "operators", "fuzz", "locate", "gallery"
 
 def test_gallery_has_hundreds_of_rows():
     assert sum(len(runtime.defects) for runtime in runtimes()) >= 200
-    assert len(runtimes()) >= 18
+    assert len(runtimes()) >= 20
 
 
 @pytest.mark.parametrize("runtime", runtimes(), ids=lambda runtime: runtime.adapter)
