@@ -21,6 +21,7 @@ from onnxopt_cli.backends.configuration import (
     known_configuration,
     read_configuration,
 )
+from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import CAPABILITIES, choose
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
@@ -367,8 +368,16 @@ def explain_session(
         explanations = explain(
             results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )
+        # Generated nodes are judged without declared arithmetic.
+        declaring = [backend.name for backend in plan.backends if declared_math(backend.text)]
         explanations += explain_nodes(
-            results, cases, _formula_names(), seconds=seconds, progress=progress, ask=ask
+            results,
+            cases,
+            _formula_names(),
+            seconds=seconds,
+            progress=progress,
+            ask=ask,
+            cases_only=declaring,
         )
     return explanations
 

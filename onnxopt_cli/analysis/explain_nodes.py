@@ -208,6 +208,7 @@ def explain_nodes(
     seconds: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
     ask: ModelRunner | None = None,
+    cases_only: Iterable[str] = (),
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator without a formula.
 
@@ -219,7 +220,9 @@ def explain_nodes(
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, only the cases of the run can confirm a statement.
+        cases_only: names of backends to which no generated nodes are submitted.
     """
+    without_queries = frozenset(cases_only)
     with_formula = frozenset(formulas)
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -245,7 +248,7 @@ def explain_nodes(
         if share <= 0:
             break
         progress(f"explaining {operator}")
-        submit = partial(ask, backend) if ask else None
+        submit = partial(ask, backend) if ask and backend not in without_queries else None
         search = _NodeSearch(backend, operator, group, cases, submit, monotonic() + share)
         if explanation := search.run():
             explanations.append(explanation)

@@ -48,7 +48,7 @@ _OPTION = rf"{_NAME}[^,]*"
 # This option is the last one, because its value may contain commas.
 _LAST = "unsupported="
 #: Mathematics that a backend may declare, with the option ``math``.
-MATH = ("tf32", "bf16", "float16-sums")
+MATH = ("tf32", "bf16", "float16-sums", "vulkan", "cuda-fast")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _OPTIONS = rf"(?P<options>(?:,(?!{_LAST}){_OPTION})*(?:,{_LAST}.*)?)"
 _PYTHON = re.compile(

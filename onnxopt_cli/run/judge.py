@@ -64,6 +64,7 @@ def judge(
     backend: str,
     response: Response,
     judging: Judging,
+    math: str = "",
 ) -> Result:
     """Return the result of a backend's response to a case.
 
@@ -74,6 +75,7 @@ def judge(
         backend: the backend's name.
         response: the backend's response.
         judging: how outputs are judged.
+        math: the arithmetic that the backend declares.
     """
     diffs: tuple[Diff, ...] = ()
     messages = [response.message]
@@ -96,7 +98,7 @@ def judge(
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
         diffs, note = _compared(expected, response.outputs, judging)
-        outcome, note, remark = _agreement(problem, expected, response, diffs, note, backend)
+        outcome, note, remark = _agreement(problem, expected, response, diffs, note, math)
         messages.append(remark)
         agrees = outcome is not Outcome.FAIL
         if response.changed:
@@ -148,7 +150,7 @@ def _agreement(
     response: Response,
     diffs: Sequence[Diff],
     note: str,
-    backend: str,
+    math: str,
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
 
@@ -169,7 +171,7 @@ def _agreement(
         )
         if count == elements:
             outcome, reason = Outcome.SKIP, notes[-1]
-    if finding := _accumulation(problem, expected, response, backend):
+    if finding := _accumulation(problem, expected, response, math):
         if finding.fails:
             outcome, reason = Outcome.FAIL, finding.text
         else:
@@ -190,11 +192,11 @@ def _inconclusive(expected: Expected, response: Response) -> int:
 
 
 def _accumulation(
-    problem: Problem, expected: Expected, response: Response, backend: str
+    problem: Problem, expected: Expected, response: Response, math: str
 ) -> AccumulationFinding | None:
     """Return a systematic error of sums; None without any, or by another than our tolerance."""
     nodes = problem.model.graph.node
-    if len(nodes) != 1 or nodes[0].op_type not in EXAMINED or ",math=" in backend:
+    if len(nodes) != 1 or nodes[0].op_type not in EXAMINED or math:
         return None
     is_conditioned = all(
         isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED

@@ -301,7 +301,8 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
             return invalid_result(case, problem, expected, executor.name)
         if isinstance(response, str):
             return unanswered(case, executor.name, response)
-        result = judge(case, problem, expected, executor.name, response, plan.judging)
+        math = declared_math(executor.text)
+        result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if result.outcome is not Outcome.PASS:
             return result
         reason = plan.vacuity.reason(executor, problem, response)

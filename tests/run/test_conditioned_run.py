@@ -83,6 +83,18 @@ class Single(Right):
         variance = (centred * centred).mean(-1, keepdims=True)
         return [(centred / np.sqrt(variance + np.float32(1e-5))).astype("f8") * scale]
 
+class DeviceExp:
+    def run(self, model, inputs):
+        (x,) = inputs.values()
+        ulps = (3 + 2 * np.abs(x.astype("f8"))) * 0.95 * self.times
+        return [(np.exp(x.astype("f8")) * (1 + ulps * 2.0 ** -24)).astype("f4")]
+
+class VulkanExp(DeviceExp):
+    times = 1
+
+class PoorExp(DeviceExp):
+    times = 3
+
 class Truncating:
     def run(self, model, inputs):
         a, b = (value.astype("f8") for value in inputs.values())
@@ -164,6 +176,17 @@ def test_truncating_sums_fail_though_each_element_is_within_its_limit(onnxopt, t
     assert result.code == 1
     assert "rounds toward zero" in " ".join(result.out.split())
     assert onnxopt("run", folder, "-b", backend("Truncating"), "--tolerance", "onnx").code == 0
+
+
+def test_documented_accuracy_of_a_device_applies_only_if_declared(onnxopt, tmp_path, backend):
+    x = np.linspace(-40, 80, 60).astype("f4")
+    folder = single(tmp_path, "Exp", {"x": x}, np.exp(x.astype("f8")).astype("f4"))
+    codes = [
+        onnxopt("run", folder, "--no-explain", "-b", backend(name) + math).code
+        for name in ("VulkanExp", "PoorExp")
+        for math in ("", ",math=vulkan")
+    ]
+    assert codes == [1, 0, 1, 1]
 
 
 def gelu(folder, *numbers):

@@ -29,6 +29,7 @@ from onnxopt_cli.oracle.rounding.coordinates import (
     coordinate_errors,
     moved_coordinates,
 )
+from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
 from onnxopt_cli.oracle.rounding.gates import moved_activations
 from onnxopt_cli.oracle.rounding.node_kinds import (
@@ -133,7 +134,7 @@ class SiteRecorder:
 
     Args:
         visited: the nodes, as they ran in the model's own types.
-        math: the declared arithmetic, see :data:`MATH`; or empty.
+        math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; or empty.
     """
 
     def __init__(self, visited: Sequence[VisitedNode], math: str) -> None:
@@ -154,6 +155,7 @@ class SiteRecorder:
         site = self.sites[0] if len(self._visited) == 1 else None
         return (
             site is not None
+            and not site.scales
             and bool(site.roundoff)
             and site.node_class.kind is NodeKind.ELEMENTWISE
         )
@@ -236,6 +238,10 @@ class SiteRecorder:
         """Return the scale of each output's error; empty if perturbed runs derive it."""
         if kind is NodeKind.COORDINATES:
             return compute(np.abs(operands[0]), *operands[1:])
+        if self._math in DEVICE_FUNCTIONS and roundoff == SINGLE_ROUNDOFF:
+            error = device_error(self._math, node.op_type, [*operands], outputs[0])
+            if error is not None:
+                return [np.maximum(0.0, error / (UNITS * roundoff) - np.abs(outputs[0]))]
         scale = _SCALES.get(kind)
         if scale is None or not outputs[0].size:
             return ()
@@ -373,7 +379,7 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
     # are positive: their sum cancels nothing.
     sums = node_class.kind is not NodeKind.EXPONENTIALS
     computed = roundoff * (_accumulated(node_class, roundoff) if sums else 1.0)
-    products = math and op_type in PRODUCTS and roundoff == SINGLE_ROUNDOFF
+    products = math in MATH and op_type in PRODUCTS and roundoff == SINGLE_ROUNDOFF
     return max(computed, MATH[math] if products and math != "float16-sums" else 0.0)
 
 

@@ -1,0 +1,110 @@
+"""The accuracy of elementary functions that graphics devices document for float32.
+
+A backend declares a table with the option ``math``. Each entry returns the largest absolute error
+of a function, given its operands and its exact result; u is the unit roundoff, and an ulp 2u|y|.
+Functions that are not listed, and operands for which a source states no accuracy, are judged as
+usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+
+#: Returns the largest error of a function, given its result and its operands.
+ErrorOf: TypeAlias = Callable[..., Array]
+
+_ULP = 2.0**-23
+_PI = 3.1415926
+
+
+def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
+    """Return an error in ulps that depends on the operand."""
+    return lambda y, x: ulps(x) * _ULP * np.abs(y)
+
+
+def _logarithm(near_one: float, ulps: float) -> ErrorOf:
+    """Return an error that is absolute in [0.5, 2], and in ulps elsewhere."""
+    return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
+
+
+def _periodic(error: float) -> ErrorOf:
+    """Return an absolute error within [-pi, pi]."""
+    return lambda y, x: np.where(np.abs(x) <= _PI, error, 0.0) + 0 * y
+
+
+def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
+    """Return the error of a quotient of sine and cosine; 1 / |cos| is sqrt(1 + tan^2)."""
+    return lambda y, x: np.where(
+        np.abs(x) <= _PI,
+        (sine + np.abs(y) * cosine) * np.sqrt(1 + y * y) + ulps * _ULP * np.abs(y),
+        0.0,
+    )
+
+
+def _power(log2_error: Callable[[Array, Array], Array], ulps: Callable[[Array], Array]) -> ErrorOf:
+    """Return the error of exp2(exponent log2(base)), by the errors of both functions."""
+
+    def error(y: Array, base: Array, exponent: Array) -> Array:
+        logarithm = np.log2(np.abs(base))
+        product = exponent * logarithm
+        inherited = np.abs(exponent) * log2_error(base, logarithm) + _ULP * np.abs(product)
+        return np.abs(y) * (np.log(2) * inherited + ulps(product) * _ULP)
+
+    return error
+
+
+def _log2_error(near_one: float, ulps: float) -> Callable[[Array, Array], Array]:
+    return lambda x, y: _logarithm(near_one, ulps)(y, np.abs(x))
+
+
+def _vulkan_exp_ulps(x: Array) -> Array:
+    return 3 + 2 * np.abs(x)
+
+
+#: Vulkan 1.4, "Precision of GLSL.std.450 Instructions": exp, log, sin, cos, atan; tan is sin / cos,
+#: sinh and cosh are sums of exp, tanh is sinh / cosh, asin and acos are those of atan2, pow(x, y)
+#: is exp2(y log2(x)); a division has 2.5 ulp.
+_VULKAN: Mapping[str, ErrorOf] = {
+    "Exp": _relative(_vulkan_exp_ulps),
+    "Log": _logarithm(2.0**-21, 3.0),
+    "Sin": _periodic(2.0**-11),
+    "Cos": _periodic(2.0**-11),
+    "Tan": _tangent(2.0**-11, 2.0**-11, 2.5),
+    "Atan": _relative(lambda x: 4096 + 0 * x),
+    "Asin": _relative(lambda x: 4096 + 0 * x),
+    "Acos": _relative(lambda x: 4096 + 0 * x),
+    "Sinh": lambda _y, x: _vulkan_exp_ulps(x) * _ULP * np.cosh(x),
+    "Cosh": _relative(_vulkan_exp_ulps),
+    "Tanh": lambda y, x: (_vulkan_exp_ulps(x) * (1 + np.abs(y)) + 2.5 * np.abs(y)) * _ULP,
+    "Pow": _power(_log2_error(2.0**-21, 3.0), _vulkan_exp_ulps),
+}
+#: CUDA C++ Programming Guide, "Intrinsic Functions": __expf, __logf, __sinf, __cosf, __tanf,
+#: __powf, __tanhf, to which -use_fast_math maps the functions.
+_CUDA_FAST: Mapping[str, ErrorOf] = {
+    "Exp": _relative(lambda x: 2 + np.floor(np.abs(1.173 * x))),
+    "Log": _logarithm(2.0**-21.41, 3.0),
+    "Sin": _periodic(2.0**-21.41),
+    "Cos": _periodic(2.0**-21.19),
+    "Tan": _tangent(2.0**-21.41, 2.0**-21.19, 2.0),
+    "Tanh": lambda y, _x: 2.0**-11 * np.abs(y),
+    "Pow": _power(_log2_error(2.0**-22, 2.0), lambda x: 2 + 0 * x),
+}
+#: The tables by the value of the option ``math``.
+DEVICE_FUNCTIONS: Mapping[str, Mapping[str, ErrorOf]] = {
+    "vulkan": _VULKAN,
+    "cuda-fast": _CUDA_FAST,
+}
+
+
+def device_error(math: str, op_type: str, operands: list[Array], output: Array) -> Array | None:
+    """Return the documented error of each element of a function; None for other operators."""
+    error_of = DEVICE_FUNCTIONS.get(math, {}).get(op_type)
+    if error_of is None:
+        return None
+    error = np.broadcast_to(error_of(output, *operands), output.shape)
+    return np.where(np.isfinite(error), error, 0.0)
