@@ -615,6 +615,33 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     return added
 
 
+def directories(
+    cases: Sequence[Case], interruption: Interruption
+) -> Iterator[tuple[Case, dict[str, bytes]]]:
+    """Yield each case with the files of a test directory, by their paths in it.
+
+    Outputs that a case does not store are those of the formula or of onnx's reference.
+
+    Args:
+        cases: the cases.
+        interruption: set when the user interrupts the command.
+
+    Raises:
+        InvalidCase: if a case cannot be loaded.
+        UsageError: naming the first case that a test directory cannot hold.
+    """
+    from onnxopt_cli.cases.onnx.data_set import directory_files
+    from onnxopt_cli.oracle.oracles import with_expected_outputs
+
+    with open_plan((), _EXECUTION, _JUDGING, interruption) as plan:
+        for case in cases:
+            try:
+                yield case, directory_files(with_expected_outputs(case.load(), plan.oracle))
+            except UsageError as error:
+                message = f"{printable(case.id)}: {error.message}"
+                raise UsageError(message, hint=error.hint) from error
+
+
 def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]:
     """Yield the relative path and content of each file of a suite.
 

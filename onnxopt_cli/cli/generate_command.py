@@ -5,15 +5,20 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxopt_cli.cli.completion import complete_suite
-from onnxopt_cli.cli.shared_options import option
+from onnxopt_cli.cli.shared_options import option, options_of
+from onnxopt_cli.config.run_config import ModelInputs
+
+if TYPE_CHECKING:
+    from onnxopt_cli.suites.catalogue import SuiteFiles
 
 
 @click.command("generate")
-@click.argument("suites", metavar="[SUITE]...", nargs=-1, shell_complete=complete_suite)
+@click.argument("targets", metavar="[SUITE|PATH]...", nargs=-1, shell_complete=complete_suite)
 @option(
     "-o, --output",
     "Folder to write to.",
@@ -28,14 +33,24 @@ from onnxopt_cli.cli.shared_options import option
 )
 @option("--check", "Compare instead of writing; exit with 1 on drift.", is_flag=True)
 @option("--force", "Overwrite files that differ.", is_flag=True)
+@options_of(ModelInputs)
 def command(
-    suites: tuple[str, ...], output: Path, form: str | None, check: bool, force: bool
+    targets: tuple[str, ...],
+    output: Path,
+    form: str | None,
+    check: bool,
+    force: bool,
+    **options: Any,
 ) -> int:
     """Write suites as files: spec (the default), conformance, pruning, trajectories, large, ...
+
+    The cases of a path, such as a model without test data, are written as ONNX test directories
+    with the outputs of onnx's reference.
 
     \b
     onnxopt generate spec conformance --check
     onnxopt generate onnx-node -o node-cases
+    onnxopt generate model.onnx --dim batch=4 -o model-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.suites.catalogue import (
@@ -43,13 +58,19 @@ def command(
         find_drift,
         suite_files,
         write_tree,
+        written_suites,
     )
 
     code = 0
     generated = {}
-    for suite in dict.fromkeys(suites or ("spec",)):
-        with stderr().status(f"generating {suite}"):
-            generated[suite] = suite_files(suite, form)
+    for target in dict.fromkeys(targets or ("spec",)):
+        with stderr().status(f"generating {target}"):
+            is_path = target not in written_suites() and Path(target).exists()
+            generated[target] = (
+                _directories(Path(target), ModelInputs.of(options), form)
+                if is_path
+                else suite_files(target, form)
+            )
     # Two suites may write to the same folder.
     distinct_files(chain.from_iterable(tree.files.items() for tree in generated.values()))
     for suite, tree in generated.items():
@@ -69,3 +90,32 @@ def command(
                 click.echo(f"  {word}: {path}")
         code |= check and bool(drift.missing or drift.different)
     return code
+
+
+def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> SuiteFiles:
+    """Return the test directories of the cases of a path.
+
+    Raises:
+        UsageError: if the path has no case, or one that a test directory cannot hold.
+        InvalidCase: if the path has faults.
+    """
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.core.text import FreeNames
+    from onnxopt_cli.errors import InvalidCase, UsageError
+    from onnxopt_cli.report.artifacts import file_name
+    from onnxopt_cli.suites.catalogue import SuiteFiles, distinct_files
+    from onnxopt_cli.suites.collect import collect
+    from onnxopt_cli.workers.interruption import interruptible
+
+    if form == "yaml":
+        raise UsageError("cases of a path are written as ONNX directories", hint="omit --format")
+    collection = collect([str(path)], model_inputs=model_inputs)
+    if collection.problems:
+        raise InvalidCase(collection.problems)
+    files: list[tuple[str, bytes]] = []
+    free = FreeNames("{}-{}", alike=str.lower)
+    with interruptible() as interruption, interruption.at_once():
+        for case, contents in api.directories(collection.cases, interruption):
+            folder = f"test_{free(file_name(case.id.split('/', 1)[-1]))}"
+            files += ((f"{folder}/{name}", data) for name, data in contents.items())
+    return SuiteFiles(distinct_files(files), len(collection.cases))

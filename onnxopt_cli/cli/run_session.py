@@ -331,8 +331,8 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         from onnxopt_cli.report.artifacts import write_artifacts
 
         cases = {case.id: case for case in session.plan.cases}
-        judged = session.plan.judging
-        writes.append(partial(write_artifacts, config.artifacts, view, cases, judged))
+        oracles = session.plan.oracle
+        writes.append(partial(write_artifacts, config.artifacts, view, cases, oracles))
     if config.update_expect:
         path = config.update_expect
         writes.append(lambda: display.print(_updated_expectations(path, session, view)))

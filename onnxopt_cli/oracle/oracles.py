@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import helper
@@ -11,6 +11,8 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info
 from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.tolerance import Relative
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.oracle.expected import (
     Expected,
     FormulaOracle,
@@ -53,6 +55,23 @@ class Oracles:
 def resolved(expected: Expected | PendingExpected) -> Expected:
     """Return an expected result, after waiting for it if it is pending."""
     return expected if isinstance(expected, Expected) else expected()
+
+
+def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
+    """Return a case with its expected outputs, in a form that a test directory can hold.
+
+    Stored outputs are kept. Others are those of the formula or of onnx's reference.
+
+    Raises:
+        UsageError: if the outputs cannot be computed, or contradict the formula.
+    """
+    oracle = oracles if problem.stored is None else replace(oracles, reference=None)
+    expected = resolved(oracle.expected(problem))
+    if expected.invalid:
+        raise UsageError(expected.invalid)
+    # The layout holds a single tolerance for all outputs.
+    tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
+    return replace(problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={})
 
 
 def _rejection(problem: Problem) -> Expected:

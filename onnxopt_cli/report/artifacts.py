@@ -12,18 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
-from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
-from onnxopt_cli.core.tolerance import Relative
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.oracle.oracles import Oracles, resolved
+from onnxopt_cli.oracle.oracles import Oracles, with_expected_outputs
 from onnxopt_cli.report.view.run_view import RunView
 
 _MAX_NAME_CHARS = 80
@@ -47,7 +44,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_artifacts(
-    folder: Path, view: RunView, cases: Mapping[str, Case], judging: Judging
+    folder: Path, view: RunView, cases: Mapping[str, Case], oracles: Oracles
 ) -> int:
     """Write a test directory for each result that is not as expected.
 
@@ -55,7 +52,7 @@ def write_artifacts(
         folder: the empty folder that :func:`check_folder` has checked.
         view: the run.
         cases: the cases by id.
-        judging: settings of the judgement.
+        oracles: the oracles of the run.
 
     Returns:
         The number of directories.
@@ -67,13 +64,13 @@ def write_artifacts(
         # Another run may have written to the folder since this one began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
-    folders = {backend.name: folder / free(_file_name(backend.name)) for backend in view.backends}
+    folders = {backend.name: folder / free(file_name(backend.name)) for backend in view.backends}
     created: set[Path] = set()
     for result in view.nonconforming:
-        files = _files(result, cases.get(result.case), judging)
+        files = _files(result, cases.get(result.case), oracles)
         files["README.txt"] = _readme(result, view).encode()
         parent = folders[result.backend]
-        target = parent / f"test_{free(_file_name(result.case), parent.name)}"
+        target = parent / f"test_{free(file_name(result.case), parent.name)}"
         try:
             # A folder that exists already is that of another run.
             parent.mkdir(exist_ok=parent in created)
@@ -88,7 +85,7 @@ def write_artifacts(
     return len(view.nonconforming)
 
 
-def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, bytes]:
+def _files(result: Result, case: Case | None, oracles: Oracles) -> dict[str, bytes]:
     """Return the files of the case's test directory, by path; empty if the case is not readable."""
     if case is None:
         return {}
@@ -97,15 +94,7 @@ def _files(result: Result, case: Case | None, judging: Judging) -> dict[str, byt
         if problem.must_reject:
             files = model_and_inputs(problem)
         else:
-            expected = resolved(Oracles(judging).expected(problem))
-            if expected.invalid:
-                return {}
-            # The layout holds a single tolerance for all outputs.
-            tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
-            stored = replace(
-                problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={}
-            )
-            files = directory_files(stored)
+            files = directory_files(with_expected_outputs(problem, oracles))
     except (InvalidCase, UsageError):
         return {}
     for index, value in enumerate(result.returned):
@@ -137,7 +126,7 @@ def _readme(result: Result, view: RunView) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     """Return a file name for any text.
 
     Only letters, digits, ``_``, ``-`` and inner dots remain, so the name cannot leave its folder.

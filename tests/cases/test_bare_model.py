@@ -152,3 +152,49 @@ def test_model_without_a_reference_is_invalid(tmp_path, monkeypatch, onnxopt):
     ran = onnxopt("run", "m.onnx", "-b", "onnx-reference", "--isolation", "none")
     assert ran.code == 2
     assert "its values are random" in " ".join(ran.text.split())
+
+
+WRONG_SUM = """
+class Backend:
+    def run(self, model, inputs):
+        return [sum(inputs.values()) + 1]
+"""
+
+
+def stored_values(folder):
+    """Return the first input and the output of a test directory, read by onnx."""
+    paths = (folder / "test_data_set_0" / f"{kind}_0.pb" for kind in ("input", "output"))
+    return [numpy_helper.to_array(onnx.load_tensor(path)) for path in paths]
+
+
+def test_generate_writes_a_model_as_a_test_directory(workplace, onnxopt):
+    save_sum(workplace / "m.onnx", ["batch", 4])
+    options = ("m.onnx", "--dim", "batch=3", "--seed", "5", "-o", "out")
+    assert "wrote 3 files" in onnxopt("generate", *options).out
+    value, output = stored_values(workplace / "out" / "test_m")
+    assert value.shape == (3, 4)
+    assert np.array_equal(value, output)
+    assert onnxopt("generate", *options, "--check").code == 0
+    answer = onnxopt("run", "out", "-b", "onnx-reference", "--isolation", "none")
+    assert (answer.code, "1 pass" in answer.out) == (0, True), answer.text
+
+
+def test_generate_says_why_a_model_has_no_expected_outputs(workplace, onnxopt):
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"])
+    save(workplace / "m.onnx", [node], [("x", 1, [2])], [("y", 1, [2])])
+    answer = onnxopt("generate", "m.onnx", "-o", "out")
+    assert (answer.code, "its values are random" in answer.err) == (2, True), answer.err
+    assert onnxopt("generate", "m.onnx", "--format", "yaml").code == 2
+    assert not (workplace / "out").exists()
+
+
+def test_artifacts_of_a_model_are_a_test_directory(workplace, onnxopt):
+    save_sum(workplace / "m.onnx", [2, 4])
+    (workplace / "wrong.py").write_text(WRONG_SUM)
+    run = ("-b", "python:wrong.py:Backend", "--isolation", "none", "--no-explain")
+    assert onnxopt("run", "m.onnx", *run, "--artifacts", "failing").code == 1
+    (folder,) = (path.parent for path in (workplace / "failing").rglob("model.onnx"))
+    value, output = stored_values(folder)
+    assert np.array_equal(value, output)
+    assert onnxopt("run", "failing", *run).code == 1
+    assert onnxopt("run", "failing", "-b", "onnx-reference", "--isolation", "none").code == 0

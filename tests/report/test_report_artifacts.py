@@ -13,6 +13,7 @@ from two_cases import BACKEND, CASE
 
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.oracle.oracles import Oracles
 from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.report.view.run_view import RunView
 
@@ -114,7 +115,9 @@ def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     check_folder(folder)
     names = [*HOSTILE, "..", ".", "/", "//etc", "C:\\x", "a/b", "a-b", "A-B", "", "x" * 5000]
     results = [result(name, backend, Outcome.ERROR) for name in names for backend in names]
-    assert write_artifacts(folder, RunView(record(*results)), {}, Judging()) == len(results)
+    assert write_artifacts(folder, RunView(record(*results)), {}, Oracles(Judging())) == len(
+        results
+    )
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
