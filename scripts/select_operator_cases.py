@@ -257,6 +257,8 @@ def is_conclusive(readings: list[Reading]) -> bool:
         total += value.size
         if tolerance.any():
             size = np.abs(value.astype(np.complex128))
+            # A zero is as conclusive as the largest element.
+            size = np.where(size == 0, size[np.isfinite(size)].max(initial=0.0), size)
             with np.errstate(all="ignore"):
                 tight += int(np.sum(~(tolerance > MAX_RELATIVE_TOLERANCE * size)))
         else:

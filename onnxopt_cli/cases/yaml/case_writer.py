@@ -190,7 +190,7 @@ def node_yaml_text(
 
     Args:
         cases: the cases in the order of the file, at least one.
-        suite: the first part of their ids, with its version: ``operators@1``.
+        suite: the first part of their ids, with its version: ``operators@2``.
         operator: the operator's name.
         domain: the operator's domain; empty for ai.onnx.
         about: what the file is for.

@@ -132,17 +132,17 @@ def _normalizer(draft: NodeDraft) -> None:
 
 
 def _one_hot_encoder(draft: NodeDraft) -> None:
-    draft.attribute("zeros", (None, 1))
+    # An unknown category is an error with zeros=0.
+    unknown = int(draft.attribute("zeros", (None, 1, 0)) != 0 and "zeros" in draft.attributes)
     if draft.maybe():
         draft.set("cats_int64s", [5, -1, 9])
-        places = draft.state().randint(0, 3, draft.shape(1, 2))
-        draft.add(
-            np.array([5, -1, 9])[places].astype(draft.dtype(0, ("int64", "float32", "int32")))
-        )
+        places = draft.state().randint(0, 3 + unknown, draft.shape(1, 2))
+        categories = np.array([5, -1, 9, 4])[places]
+        draft.add(categories.astype(draft.dtype(0, ("int64", "float32", "int32", "float64"))))
     else:
-        draft.set("cats_strings", ["a", "ab", "onnx"])
-        places = draft.state().randint(0, 3, draft.shape(1, 2))
-        draft.add(np.array(["a", "ab", "onnx"], object)[places])
+        draft.set("cats_strings", ["onnx", "a", "ab"])
+        places = draft.state().randint(0, 3 + unknown, draft.shape(1, 2))
+        draft.add(np.array(["onnx", "a", "ab", "A"], object)[places])
 
 
 def _scaler(draft: NodeDraft) -> None:

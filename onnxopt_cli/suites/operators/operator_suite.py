@@ -23,7 +23,7 @@ from onnxopt_cli.suites.operators.generators import domain_of, draw_seeded, sche
 #: The name of the suite.
 OPERATORS = "operators"
 #: Incremented when a case is added, removed or changed.
-VERSION = "1"
+VERSION = "2"
 _SELECTION = "selected_seeds.json"
 
 
