@@ -19,7 +19,7 @@ _MAX_TEXT_CHARS = 400
 
 
 def case_content(case: Case, problem: Problem) -> CaseContent:
-    """Return what a case tests, its nodes with their attributes, and its inputs.
+    """Return the description of a case, its nodes with their attributes, and its inputs.
 
     Values are included up to a number of elements.
     """

@@ -141,7 +141,8 @@ def _failing_case(
         if context.get_parameter_source(declared.name) is not ParameterSource.COMMANDLINE
     }
     values = {**options, **{name: run_values[name] for name in shared_names}}
-    values["backends"] = options["backends"] or tuple(result.backend for result in results)
+    texts = {backend.name: backend.text for backend in record.backends}
+    values["backends"] = options["backends"] or tuple(texts[result.backend] for result in results)
     config = LocateConfig.of(values)
     places = {case_id: results[0].location}
     case = find_again(places, config.model_inputs).get(case_id)

@@ -183,10 +183,10 @@ def _rows(view: RunView) -> list[_Row]:
     for case, results in by_case.items():
         first, *_ = results.values()
         # The operators and capabilities of a case are unknown where it did not run.
-        known = next((result for result in results.values() if result.operators), first)
+        ran = next((result for result in results.values() if result.operators), first)
         needs = dict.fromkeys(name for result in results.values() for name in result.capabilities)
         cells = tuple(results.get(backend.name) for backend in view.record.backends)
-        rows.append(_Row(case, operator_of(known), " ".join(needs), cells))
+        rows.append(_Row(case, operator_of(ran), " ".join(needs), cells))
     return rows
 
 
@@ -203,9 +203,9 @@ def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Res
         for column, result in enumerate(row.cells):
             appearance: object = column
             if result is not None:
-                shown = label(result), result.standing, result.lowered, result.note
+                looks = label(result), result.standing, result.lowered, result.note
                 text = anchor(result) if result.message or result.diffs else result.outcome
-                appearance = column, *shown, text
+                appearance = column, *looks, text
             number, *_ = cells.setdefault(appearance, (len(cells), column, result))
             numbered.append(number)
         data.append(numbered)

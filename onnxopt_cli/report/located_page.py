@@ -102,7 +102,7 @@ def _drawing(finding: LocatedNode, model: onnx.ModelProto) -> _Drawing:
     (node, *_) = finding.problem.model.graph.node
     nodes = model.graph.node
     producers: Mapping[str, onnx.NodeProto] = {
-        output: other for other in nodes for output in other.output if output
+        output: producer for producer in nodes for output in producer.output if output
     }
     before = [
         (_operator(producers[name]), _name(producers[name])) if name in producers else ("", name)
@@ -110,7 +110,7 @@ def _drawing(finding: LocatedNode, model: onnx.ModelProto) -> _Drawing:
     ]
     before = [*dict.fromkeys(before)]
     outputs = set(filter(None, node.output))
-    after = [(_operator(other), _name(other)) for other in nodes if outputs & set(other.input)]
+    after = [(_operator(user), _name(user)) for user in nodes if outputs & set(user.input)]
     after += [("", name) for value in model.graph.output if (name := value.name) in outputs]
     columns = [_limited(before), [(finding.operator, finding.node)], _limited(after)]
     rows = max(map(len, columns))

@@ -81,7 +81,7 @@ def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> lis
 
 
 def _changes(view: RunView) -> list[str]:
-    """Return a list of what got worse or better since the baseline, and the number of the rest."""
+    """Return a list of the changes for worse or better since the baseline, and count the others."""
     if view.baseline is None:
         return []
     ranked = [
@@ -92,8 +92,8 @@ def _changes(view: RunView) -> list[str]:
         f"{_code(change.what)} {_code(change.before or '-')} before, {_code(change.now or '-')} now"
         for change in ranked
     ]
-    others = len(view.changes) - len(ranked)
-    lines += [f"- {others} other differences"] if others else []
+    other_count = len(view.changes) - len(ranked)
+    lines += [f"- {other_count} other differences"] if other_count else []
     listed = _listed(lines, f"- {{}} more changes; {ELSEWHERE}", _MAX_LIST_CHARS)
     return [
         "**Changes since the earlier run:**",

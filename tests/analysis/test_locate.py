@@ -203,12 +203,21 @@ def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnx
         onnx.save(model_of(SHORT_CHAIN, w=W, shape=("rows", 4)), f"{name}/model.onnx")
     name = "python:backend.py:Leaky"
     options = ("--dim", "rows=3", "--seed", "7", "--isolation", "none", "--no-explain")
-    onnxopt("run", "one/model.onnx", "two/model.onnx", "-b", name, *options, "--log", "run.jsonl")
+    onnxopt(
+        "run",
+        "one/model.onnx",
+        "two/model.onnx",
+        "-b",
+        f"acme={name}",
+        *options,
+        "--log",
+        "run.jsonl",
+    )
     answer = onnxopt("locate", "--log", "run.jsonl", "two/model", "--json", "l.json")
     assert answer.code == 1, answer.err
     located = json.loads((tmp_path / "l.json").read_text())
     assert {finding["node"] for finding in located["wrong"]} == {"the_b"}
-    assert {finding["backend"] for finding in located["wrong"]} == {name}
+    assert {finding["backend"] for finding in located["wrong"]} == {"acme"}
     # The node has the inputs that the run had.
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
     assert [*onnx.load_tensor(case).dims] == [3, 4]

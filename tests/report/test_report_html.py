@@ -121,8 +121,8 @@ def words(source):
 
 
 def section(source, name):
-    rest = source[source.index(f'<section id="{name}">') :]
-    return words(re.split(r"<section id=|</main>", rest)[1].partition(">")[2])
+    tail = source[source.index(f'<section id="{name}">') :]
+    return words(re.split(r"<section id=|</main>", tail)[1].partition(">")[2])
 
 
 def test_failures_are_grouped_by_cause_with_the_change_of_the_formula():
@@ -161,10 +161,10 @@ def test_unsupported_cases_are_apart_from_failures_and_grouped_by_reason():
 
 
 def test_expected_failures_are_counted_and_apart_from_failures():
-    known = [
+    failing = [
         result(f"demo/{n}", outcome=Outcome.FAIL, standing=Standing.EXPECTED) for n in range(145)
     ]
-    source = rendered("html", record(result(), *known))
+    source = rendered("html", record(result(), *failing))
     text = words(source)
     assert text.count("1 pass, 145 expected failures") == 3  # the run, the backend, the operator
     assert section(source, "failures").endswith("None.")

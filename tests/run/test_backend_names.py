@@ -24,10 +24,13 @@ def test_name_stands_for_the_backend_on_every_surface(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", ACME, "-b", "numpy", *OFF, *files, *reports)
     assert "acme does not conform: 5 pass, 1 fail" in answer.out
     assert re.search(r"slowest cases +backend[^\n]*\n\S+ +(acme|numpy) ", answer.out)
-    header, *others = records(demo / "run.jsonl")
+    header, *later_records = records(demo / "run.jsonl")
     assert header["backends"][0]["name"] == "acme"
     assert header["backends"][0]["specification"] == backend("OffAtC")
-    assert {entry["backend"] for entry in others if entry["record"] == "start"} == {"acme", "numpy"}
+    assert {entry["backend"] for entry in later_records if entry["record"] == "start"} == {
+        "acme",
+        "numpy",
+    }
     assert (demo / "failing" / "acme").is_dir()
     # Only a command needs the specification, and the options that the report lists.
     again = f"onnxopt run demo.yaml -k demo/demo/c -b {ACME}"
@@ -65,11 +68,11 @@ def test_run_resumes_and_reruns_by_name(demo, onnxopt):
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:5]))
     assert "acme does not conform: 5 pass, 1 fail" in onnxopt(*run, "--resume", "run.jsonl").out
-    other = onnxopt(
+    answer = onnxopt(
         "run", "demo.yaml", "-b", f"other={backend('OffAtC')}", *OFF, "--resume", "run.jsonl"
     )
-    assert other.code == 2
-    assert "the backends (acme" in other.err
+    assert answer.code == 2
+    assert "the backends (acme" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What reports show of a run: counts, causes and details, derived once for all formats."""
+"""The content of reports: counts, causes and details of a run, derived once for all formats."""

@@ -55,7 +55,7 @@ class Accuracy:
     def of(
         cls, backend: str, operator: str, output: str, provenance: Provenance, diffs: Sequence[Diff]
     ) -> Accuracy:
-        """Measure an output from its comparisons, of which there is at least one."""
+        """Measure an output from its comparisons, at least one."""
         return cls(
             backend,
             operator,
@@ -118,11 +118,11 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     A result may pass only by an identity that preserves no relative accuracy; the output's name
     then says so.
     """
-    known = registry().named(result.operators[0]) if len(result.operators) == 1 else None
+    operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"
     absolute = result.note.startswith(ABSOLUTE_ONLY)
     # The outputs of a node are X1_new, X2_new, ..., then V1_new, ...
-    names = list(known.outputs) if known else []
+    names = list(operator.outputs) if operator else []
     groups = max(1, len(result.diffs) // len(names)) if names else 1
     # Parts of a sequence are one output.
     stems = list(dict.fromkeys(diff.name.partition("[")[0] for diff in result.diffs))

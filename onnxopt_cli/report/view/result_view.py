@@ -1,4 +1,4 @@
-"""What reports show of one result: message, outputs, worst elements, the command to repeat it."""
+"""The details of one result as text: message, outputs, worst elements, the command for it."""
 
 from __future__ import annotations
 

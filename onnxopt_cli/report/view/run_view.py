@@ -1,4 +1,4 @@
-"""What reports show of a run. Every format takes its counts, causes and details from here."""
+"""The content of a report on a run. Every format takes counts, causes and details from here."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ class RunView:
 
 
 def operator_of(result: Result) -> str:
-    """Return the operator of a result's model, or in parentheses what is there instead of one."""
+    """Return the operator of a result's model, or in parentheses the kind of model."""
     if result.case in OUTSIDE_IDS:
         return "(outside of cases)"
     names = result.operators
