@@ -241,5 +241,5 @@ class _Reader:
             named["backend"] = f"{adapter}@{version}{comma}{options}"
         # The label plays no part: it is not typed after -b.
         specification = backend_of_table("", named, self._path.parent)
-        parse_specification(specification.strip())
-        return specification.strip()
+        # The label precedes a name within the specification, as in acme=python:...
+        return parse_specification(specification.strip()).text

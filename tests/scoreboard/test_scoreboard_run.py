@@ -230,3 +230,9 @@ def test_invalid_case_file_is_reported_and_the_others_run(onnxopt, board, workpl
     assert answer.code == 2
     assert "bad.yaml" in answer.err
     assert "numpy: 2 pass" in answer.out
+
+
+def test_label_precedes_a_name_within_the_specification(onnxopt, board, workplace):
+    answer = onnxopt("scoreboard", board('mine = "yours=numpy"\n'))
+    assert "mine: 2 pass" in answer.out
+    assert "yours" not in text_of(workplace / "site" / "index.html")
