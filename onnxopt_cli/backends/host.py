@@ -16,6 +16,7 @@ import onnx
 from onnxopt_cli.backends.lowering import ModelRunner
 from onnxopt_cli.backends.reference import NumpyBackend, compute_node
 from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.result import SETTLED, Outcome
@@ -85,6 +86,7 @@ class Response:
         failure: the kind of failure; None if the backend returned outputs.
         message: the reason for the failure; empty for a response with outputs.
         lowered: whether the backend ran primitive operators.
+        opset: the older opset in which the backend ran the model; 0 for the model's own.
         earlier: whether the backend's process had ended before it received the request.
         changed: names of the inputs that the backend modified.
         leak: a description of leaked resources; empty without a leak.
@@ -101,6 +103,7 @@ class Response:
     leak: str = ""
     seconds: float = 0.0
     printed: str = ""
+    opset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ class Host:
 
     def __init__(self, text: str, lowering: LoweringMode) -> None:
         self._backend = resolve_backend(text)
-        self._runner = ModelRunner(self._backend, lowering)
+        older_opsets = parse_specification(text).options.get("opset") == "auto"
+        self._runner = ModelRunner(self._backend, lowering, older_opsets)
         is_numpy = isinstance(self._backend, NumpyBackend)
         self._computes_calls = is_numpy and lowering is not LoweringMode.ALWAYS
         self.version = self._backend.version
@@ -165,11 +169,15 @@ class Host:
             source = _error_source() if failure is Outcome.ERROR else ""
             text = error_text(error)
             earlier = isinstance(error, BackendDiedEarlier)
-            return Response(None, failure, text, lowered, earlier, seconds=seconds, printed=source)
+            opset = self._runner.opset
+            return Response(
+                None, failure, text, lowered, earlier, seconds=seconds, printed=source, opset=opset
+            )
         seconds = perf_counter() - started
         originals = () if inputs is request.inputs else request.inputs.items()
         changed = tuple(name for name, value in originals if not same_bits(value, inputs.get(name)))
-        return Response(outputs, lowered=lowered, changed=changed, seconds=seconds)
+        opset = self._runner.opset
+        return Response(outputs, lowered=lowered, changed=changed, seconds=seconds, opset=opset)
 
     def close(self) -> tuple[Outcome, str] | None:
         """Close the backend; return the kind and the description of an error, or None."""

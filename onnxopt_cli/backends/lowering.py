@@ -1,4 +1,4 @@
-"""Run a model on a backend, lowered to primitive operators if the backend lacks an operator."""
+"""Run a model on a backend, in an older opset or lowered to primitive operators if necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.nodes import nodes_within
 
-# The prepared model by form: "original" or "lowered".
+# The prepared model by form: "original", "opset N" or "lowered".
 _PreparedForms: TypeAlias = "dict[str, Prepared]"
 
 #: Why a case does not apply to a backend that runs primitive operators.
@@ -48,12 +48,16 @@ class ModelRunner:
     Attributes:
         backend: the backend.
         lowering: when to lower models to primitive operators.
+        older_opsets: whether to offer an unsupported model in older opsets, too.
         lowered: whether the last model was lowered.
+        opset: the older opset of the last model; 0 for the model's own.
     """
 
     backend: Backend
     lowering: LoweringMode
+    older_opsets: bool = False
     lowered: bool = False
+    opset: int = 0
     # The backend's message for each unsupported operator; later models skip the failing attempt.
     _unsupported: dict[str, str] = field(default_factory=dict)
     # The last model that was requested with `keep`, and its prepared forms.
@@ -64,7 +68,7 @@ class ModelRunner:
     def run(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], *, keep: bool = False
     ) -> tuple[list[Value], bool]:
-        """Run a model, lowered if necessary.
+        """Run a model, in an older opset or lowered if necessary.
 
         Args:
             model: the model.
@@ -81,7 +85,7 @@ class ModelRunner:
             UnusableOutput: if the backend returned an invalid value.
             BaseException: any other exception of the backend is its failure.
         """
-        self.lowered = False
+        self.lowered, self.opset = False, 0
         kept_model, forms = self._kept
         if not (keep and (kept_model is model or kept_model == model)):
             forms = {}
@@ -96,12 +100,32 @@ class ModelRunner:
                 forms["original"] = self.backend.prepare(_importing_default(model))
             return normalise_outputs(forms["original"].run(inputs), model.graph.output), False
         except Unsupported as error:
+            outputs = self._run_older(model, inputs, forms) if self.older_opsets else None
+            if outputs is not None:
+                return outputs, False
             replaceable = () if self.lowering is LoweringMode.NEVER else _replaceable(model)
             if not replaceable or (error.operator and error.operator not in replaceable):
                 raise
             if error.operator:
                 self._unsupported[error.operator] = error.message
             return self._run_lowered(model, inputs, forms, error.message)
+
+    def _run_older(
+        self, model: onnx.ModelProto, inputs: Mapping[str, Value], forms: _PreparedForms
+    ) -> list[Value] | None:
+        """Run a model in the newest older opset that the backend supports, if there is one."""
+        from onnxopt_cli.backends.older_opsets import older_models
+
+        for version, older in older_models(model):
+            self.opset = version
+            try:
+                form = f"opset {version}"
+                if form not in forms:
+                    forms[form] = self.backend.prepare(older)
+                return normalise_outputs(forms[form].run(inputs), model.graph.output)
+            except Unsupported:
+                self.opset = 0
+        return None
 
     def _run_lowered(
         self,

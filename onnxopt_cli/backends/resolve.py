@@ -16,6 +16,7 @@ from onnxopt_cli.backends.protocol import (
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import (
     ADAPTER,
+    OWN_OPTIONS,
     Specification,
     parse_specification,
 )
@@ -83,8 +84,7 @@ def resolve_backend(text: str) -> Backend:
     options = {
         name: value
         for name, value in specification.options.items()
-        # The option `math` concerns the tolerance, not the backend.
-        if not name.startswith(_VARIABLE) and name != "math"
+        if not name.startswith(_VARIABLE) and name not in OWN_OPTIONS
     }
     environment = None
     if specification.adapter:

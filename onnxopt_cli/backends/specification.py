@@ -47,6 +47,8 @@ _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
 # This option is the last one, because its value may contain commas.
 _LAST = "unsupported="
+#: Options that concern the judgement or the model, and that the backend does not see.
+OWN_OPTIONS = ("math", "opset")
 #: Mathematics that a backend may declare, with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums", "vulkan", "cuda-fast")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -110,7 +112,7 @@ class Specification:
         patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
             if not any(fnmatchcase(name, pattern) for pattern in patterns):
-                names = ", ".join((*known, "math", "env.NAME"))
+                names = ", ".join((*known, *OWN_OPTIONS, "env.NAME"))
                 listed = f"its options: {names}" if known else "it has no options"
                 hint = nearest(name, known, listed)
                 raise misused(self.text, f" has no option {printable(name)}", hint)
@@ -216,6 +218,8 @@ def _options(text: str, written: str) -> dict[str, str]:
         if name == "math" and value not in MATH:
             listed = f"it is one of {', '.join(MATH)}"
             raise misused(text, f": math is {printable(value)!r}", listed)
+        if name == "opset" and value != "auto":
+            raise misused(text, f": opset is {printable(value)!r}", "write opset=auto")
     if last:
         options["unsupported"] = _pattern(text, pattern)
     return options

@@ -97,6 +97,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "outputs": [_diff_to_json(diff) for diff in result.diffs],
         "returned": [value_to_json(value) for value in result.returned],
         **({"content": asdict(result.content)} if result.content else {}),
+        **({"opset": result.opset} if result.opset else {}),
     }
 
 
@@ -124,6 +125,7 @@ def result_from_json(data: Any) -> Result:
             diffs=tuple(map(_diff_from_json, data["outputs"])),
             returned=tuple(map(value_from_json, data["returned"])),
             content=_content_from_json(data.get("content")),
+            opset=data.get("opset", 0),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a result: {error}") from error

@@ -102,6 +102,7 @@ class Result:
             :data:`ABSOLUTE_ONLY` with the identity, or :data:`INCONCLUSIVE` with a number of
             elements; may be empty.
         content: the content of the case, of a result other than a pass; None if it is unknown.
+        opset: the older opset in which the backend ran the model; 0 for the model's own.
     """
 
     case: str
@@ -122,6 +123,7 @@ class Result:
     capabilities: tuple[str, ...] = ()
     note: str = ""
     content: CaseContent | None = None
+    opset: int = 0
 
     @property
     def failing(self) -> bool:

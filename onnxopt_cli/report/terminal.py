@@ -68,6 +68,8 @@ def outcome_text(result: Result) -> Text:
     text = Text(word, style="bold red" if loud else STYLES[outcome])
     if result.lowered:
         text.append(" (lowered)", style="dim")
+    if result.opset:
+        text.append(f" (opset {result.opset})", style="dim")
     if result.flaky:
         text.append(f" (flaky: {printable(result.flaky)})", style="bold red")
     elif result.standing in _REMARKS:

@@ -226,6 +226,7 @@ def _result(
         backend=backend,
         outcome=outcome,
         lowered=response.lowered,
+        opset=response.opset,
         message=message,
         diffs=diffs,
         curve=curve or {},

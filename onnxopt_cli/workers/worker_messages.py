@@ -65,7 +65,8 @@ from onnxopt_cli.errors import (
 _MAX_VERSION_CHARS = 400
 _START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
 # Numbers of fields in a response with outputs and in one with a failure.
-_OUTPUT_FIELDS, _FAILURE_FIELDS = 4, 5
+_MAX_OPSET = 1000
+_OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
 #: Values of fewer bytes pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
@@ -161,6 +162,7 @@ def pack_response(
         "id": number,
         "seconds": response.seconds,
         "lowered": response.lowered,
+        "opset": response.opset,
     }
     if response.outputs is not None:
         try:
@@ -211,8 +213,10 @@ def read_response(
             "lowered": bool(lowered),
             "changed": list(changed),
             "seconds": float(seconds),
+            "opset": int(opset),
         } if (
             len(message) == _OUTPUT_FIELDS
+            and 0 <= opset <= _MAX_OPSET
             and math.isfinite(seconds)
             and set(map(type, changed)) <= {str}
         ):
@@ -221,17 +225,24 @@ def read_response(
             names = tuple(dict.fromkeys(changed))
             if not all(name in inputs for name in names):
                 raise ProtocolBreach("says that it changed inputs that it did not get")
-            return Response(values, lowered=lowered, changed=names, seconds=seconds)
+            return Response(
+                values, lowered=lowered, changed=names, seconds=seconds, opset=int(opset)
+            )
         case {
             "failure": _,
             "message": _,
             "earlier": bool(earlier),
             "lowered": bool(lowered),
             "seconds": float(seconds),
-        } if len(message) == _FAILURE_FIELDS and math.isfinite(seconds):
+            "opset": int(opset),
+        } if (
+            len(message) == _FAILURE_FIELDS and math.isfinite(seconds) and 0 <= opset <= _MAX_OPSET
+        ):
             reader.end()
             failure, text = read_failure(message)
-            return Response(None, failure, text, lowered, earlier, seconds=seconds)
+            return Response(
+                None, failure, text, lowered, earlier, seconds=seconds, opset=int(opset)
+            )
     raise ProtocolBreach("sent an answer with neither outputs nor a failure")
 
 

@@ -103,7 +103,8 @@ def frame(message, payload=b""):
 
 def answer(number=None):
     number = ASKED_IDS[-1] if number is None else number
-    return {"id": number, "outputs": [], "lowered": False, "changed": [], "seconds": 0.0}
+    fields = {"outputs": [], "lowered": False, "opset": 0, "changed": [], "seconds": 0.0}
+    return {"id": number, **fields}
 
 
 def segfault():

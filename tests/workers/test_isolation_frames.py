@@ -74,12 +74,13 @@ def travel(frame, chunk=1 << 20):
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_values_survive_a_round_trip(chunk):
-    response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5)
+    response = Response(VALUES, lowered=True, changed=("x",), seconds=0.5, opset=13)
     message, payload = travel(pack_response(7, response), chunk)
     received = read_response(message, payload, REQUEST.inputs)
     assert len(received.outputs) == len(VALUES)
     assert all(map(same_bits, VALUES, received.outputs))
     assert (received.lowered, received.changed, received.seconds) == (True, ("x",), 0.5)
+    assert received.opset == 13
 
 
 def test_request_contains_no_expected_result():
@@ -129,6 +130,8 @@ def test_output_that_cannot_be_sent_is_an_error():
         {"changed": [[]]},
         {"seconds": float("inf")},
         {"seconds": "1"},
+        {"opset": -1},
+        {"opset": "13"},
     ],
 )
 def test_invalid_response_is_rejected(change):

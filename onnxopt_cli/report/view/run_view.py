@@ -64,6 +64,7 @@ class BackendView:
         counts: number of results by label.
         unusual: number of results by standing, of those whose label does not state it.
         lowered: number of cases that ran as primitive operators.
+        older: number of cases that ran in an older opset than the case's.
         conformity: the backend's conformity.
     """
 
@@ -74,6 +75,7 @@ class BackendView:
     counts: Mapping[str, int]
     unusual: Mapping[Standing, int]
     lowered: int
+    older: int
     conformity: Conformity
 
     @classmethod
@@ -88,6 +90,7 @@ class BackendView:
             counts=counts_by_label(results),
             unusual=counted(standings, (result.standing for result in results)),
             lowered=sum(result.lowered for result in results),
+            older=sum(bool(result.opset) for result in results),
             conformity=conformity(results),
         )
 
@@ -96,7 +99,8 @@ class BackendView:
         """The counts in words: ``376 pass, 145 expected failures, 2 fail (1 changed)``."""
         unusual = f" ({in_words(self.unusual)})" if self.unusual else ""
         lowered = f", {self.lowered} of them lowered" if self.lowered else ""
-        return f"{in_words(self.counts)}{unusual}{lowered}"
+        older = f", {self.older} of them in an older opset" if self.older else ""
+        return f"{in_words(self.counts)}{unusual}{lowered}{older}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,290 @@
+"""Older opsets in which a model means the same, for the option ``opset=auto`` of a backend.
+
+A runtime that lacks the newest opset is not tested at all by a model of that opset, even if the
+model's operators have not changed for years. A model may be offered in an older opset if every node
+means the same there:
+
+- its attributes, inputs and outputs exist in the older schema, with the same names and types;
+- attributes that it does not set have the same default; an attribute that the older schema lacks is
+  not set, or set to its default, and then left out;
+- the older schema admits the element types of its inputs and outputs;
+- no behaviour changed in between that the schemas do not show (:data:`BEHAVIOUR_CHANGES`).
+
+``scripts/check_older_opsets.py`` compares the reference outputs of all node cases of onnx with
+those of their older models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
+
+import onnx
+from onnx import TensorProto, TypeProto, defs, helper
+from onnx.defs import OpSchema, SchemaError
+
+from onnxopt_cli.operators.nodes import all_nodes, nodes_within, subgraphs
+
+_DEFAULT_DOMAIN = ("", "ai.onnx")
+# The oldest opset that is offered: earlier ones have no broadcasting.
+_MIN_OPSET = 7
+# The first IR version in which initializers need not be inputs of the graph.
+_FIRST_IR_WITH_INITIALIZERS = 4
+
+_NEGATIVE_AXES = {11}
+#: Versions of operators that changed the meaning of nodes without a change of their schema, or with
+#: one that the comparison of schemas does not show.
+BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
+    # Negative axes and indices were invalid before.
+    **dict.fromkeys(
+        (
+            "ArgMax", "ArgMin", "Compress", "Concat", "Flatten", "Gather", "GatherElements",
+            "OneHot", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax",
+            "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Slice",
+            "Split", "Squeeze", "TopK", "Unsqueeze",
+        ),
+        _NEGATIVE_AXES,
+    ),
+    # Mode by the number of outputs; onnx's reference always computes the mode for training.
+    "BatchNormalization": {14},
+    # Numbers are converted from and to strings; out of range, the result is defined since 13.
+    "Cast": {9, 13},
+    "ConvTranspose": {11},
+    # Scales per axis.
+    "DequantizeLinear": {13},
+    "QuantizeLinear": {13},
+    # The values of `mode` have other names.
+    "GridSample": {20},
+    # Scale and bias per channel instead of per group.
+    "GroupNormalization": {21},
+    # The input is not coerced to a matrix any more.
+    "Hardmax": {11, 13},
+    "LogSoftmax": {11, 13},
+    "Softmax": {11, 13},
+    # Broadcasting.
+    "Max": {8},
+    "Mean": {8},
+    "Min": {8},
+    "Sum": {8},
+    "NonMaxSuppression": {11},
+    # The default of the coordinate transformation, and the rounding of sizes.
+    "Resize": {11, 13, 18},
+    "RoiAlign": {16},
+    # No axis of batches.
+    "Scan": {9, 11},
+    "Upsample": {9},
+}  # fmt: skip
+
+_Types = dict[str, str]
+
+
+def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]]:
+    """Yield the model in older opsets in which it means the same, the newest first.
+
+    Of several opsets with the same versions of all operators, only the oldest is yielded, because
+    more runtimes accept it.
+    """
+    imported = [entry for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
+    if len(imported) != 1 or model.functions:
+        return
+    (version,) = (entry.version for entry in imported)
+    nodes = [node for node in all_nodes(model) if node.domain in _DEFAULT_DOMAIN]
+    schemas = [_schema(node, version) for node in nodes]
+    if not nodes or None in schemas:
+        return
+    types = _known_types(model, version)
+    best: tuple[int, list[OpSchema | None]] | None = None
+    newest = [schema and schema.since_version for schema in schemas]
+    for candidate in range(version - 1, _MIN_OPSET - 1, -1):
+        older = [_schema(node, candidate) for node in nodes]
+        pairs = zip(nodes, schemas, older, strict=True)
+        if not all(new and old and _same(node, new, old, types) for node, new, old in pairs):
+            break
+        versions = [schema and schema.since_version for schema in older]
+        if best and versions != newest:
+            yield best[0], _converted(model, *best)
+        best, newest = (candidate, older), versions
+    if best:
+        yield best[0], _converted(model, *best)
+
+
+def _schema(node: onnx.NodeProto, version: int) -> OpSchema | None:
+    try:
+        schema = defs.get_schema(node.op_type, version, "")
+    except SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> bool:
+    """Return whether a node means the same by two schemas of its operator."""
+    if new.since_version == old.since_version:
+        return True
+    changes = BEHAVIOUR_CHANGES.get(node.op_type, set())
+    if any(old.since_version < change <= new.since_version for change in changes):
+        return False
+    return (
+        _same_attributes(node, new, old)
+        and _same_values(node.input, new.inputs, old.inputs, types)
+        and _same_values(node.output, new.outputs, old.outputs, types)
+        and len(node.input) >= old.min_input
+    )
+
+
+def _same_attributes(node: onnx.NodeProto, new: OpSchema, old: OpSchema) -> bool:
+    given = {attribute.name: attribute for attribute in node.attribute}
+    for name, attribute in given.items():
+        if name not in new.attributes:
+            return False
+        if name not in old.attributes:
+            if not _is_default(attribute, new.attributes[name]):
+                return False
+        elif old.attributes[name].type != new.attributes[name].type:
+            return False
+    return all(
+        _default(declared) == _default(new.attributes[name])
+        if name in new.attributes
+        # It became an input, which the node does not have: the comparison of inputs shows it.
+        else not (declared.required or declared.default_value.type)
+        for name, declared in old.attributes.items()
+        if name not in given
+    )
+
+
+def _default(attribute: OpSchema.Attribute) -> bytes:
+    return attribute.default_value.SerializeToString(deterministic=True)
+
+
+def _is_default(attribute: onnx.AttributeProto, declared: OpSchema.Attribute) -> bool:
+    if not declared.default_value.type:
+        return False
+    return bool(
+        helper.get_attribute_value(attribute) == helper.get_attribute_value(declared.default_value)
+    )
+
+
+def _same_values(
+    names: Iterable[str],
+    new: Sequence[OpSchema.FormalParameter],
+    old: Sequence[OpSchema.FormalParameter],
+    types: _Types,
+) -> bool:
+    """Return whether two schemas give the inputs or outputs of a node the same roles and types."""
+    bound: _Types = {}
+    for place, name in enumerate(names):
+        new_role, old_role = _role(new, place), _role(old, place)
+        if new_role is None or old_role is None:
+            if name:
+                return False
+        elif new_role.name.lower() != old_role.name.lower() and place >= _leading(new, old):
+            return False
+        elif not name:
+            if old_role.option != OpSchema.FormalParameterOption.Optional:
+                return False
+        elif not _admits(old_role, new_role, types.get(name, ""), bound):
+            return False
+    return True
+
+
+def _admits(
+    old: OpSchema.FormalParameter, new: OpSchema.FormalParameter, known: str, bound: _Types
+) -> bool:
+    """Return whether a schema admits the type of a value.
+
+    Args:
+        old: the input or output in this schema.
+        new: the input or output in the schema of the model.
+        known: the type; empty if it is unknown.
+        bound: the types of the schema's type variables, so far.
+    """
+    if not known:
+        return new.types <= old.types and new.type_str == old.type_str
+    if known not in old.types:
+        return False
+    return not old.is_homogeneous or bound.setdefault(old.type_str, known) == known
+
+
+def _leading(
+    new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
+) -> int:
+    """Return the number of leading values whose names may differ: those that both require."""
+    count = 0
+    for new_role, old_role in zip(new, old, strict=False):
+        single = OpSchema.FormalParameterOption.Single
+        if new_role.option != single or old_role.option != single:
+            break
+        count += 1
+    return count
+
+
+def _role(roles: Sequence[OpSchema.FormalParameter], place: int) -> OpSchema.FormalParameter | None:
+    if place < len(roles):
+        return roles[place]
+    variadic = OpSchema.FormalParameterOption.Variadic
+    return roles[-1] if roles and roles[-1].option == variadic else None
+
+
+def _known_types(model: onnx.ModelProto, version: int) -> _Types:
+    """Return the types of values by name, as schemas write them; of other values they are unknown.
+
+    A value that is declared nowhere has the type of the inputs of its node, if its operator says
+    so.
+    """
+    graphs = [model.graph]
+    graphs += chain.from_iterable(map(subgraphs, nodes_within(model.graph.node)))
+    types: _Types = {}
+    for graph in graphs:
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            types[value.name] = _written(value.type)
+        for tensor in graph.initializer:
+            types[tensor.name] = f"tensor({_element(tensor.data_type)})"
+    for node in nodes_within(model.graph.node):
+        schema = _schema(node, version) if node.domain in _DEFAULT_DOMAIN else None
+        if schema is None:
+            continue
+        bound = {}
+        for place, name in enumerate(node.input):
+            role = _role(schema.inputs, place)
+            if role and role.is_homogeneous and types.get(name):
+                bound[role.type_str] = types[name]
+        for place, name in enumerate(node.output):
+            role = _role(schema.outputs, place)
+            if role and name and not types.get(name):
+                fixed = next(iter(role.types)) if len(role.types) == 1 else ""
+                types[name] = bound.get(role.type_str, fixed)
+    return types
+
+
+def _element(element_type: int) -> str:
+    return TensorProto.DataType.Name(element_type).lower()
+
+
+def _written(value: TypeProto) -> str:
+    """Return a type as schemas write it, such as ``tensor(float)``; empty for other types."""
+    kind = value.WhichOneof("value")
+    if kind == "tensor_type" and value.tensor_type.elem_type:
+        return f"tensor({_element(value.tensor_type.elem_type)})"
+    if kind in {"sequence_type", "optional_type"}:
+        inner = _written(getattr(value, kind).elem_type)
+        return f"{'seq' if kind == 'sequence_type' else 'optional'}({inner})" if inner else ""
+    return ""
+
+
+def _converted(
+    model: onnx.ModelProto, version: int, schemas: list[OpSchema | None]
+) -> onnx.ModelProto:
+    """Return the model with another version of the default domain and the IR version of that."""
+    older = deepcopy(model)
+    for entry in older.opset_import:
+        if entry.domain in _DEFAULT_DOMAIN:
+            entry.version = version
+    nodes = [node for node in all_nodes(older) if node.domain in _DEFAULT_DOMAIN]
+    for node, schema in zip(nodes, schemas, strict=True):
+        if schema is not None:
+            kept = [entry for entry in node.attribute if entry.name in schema.attributes]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    needed = helper.find_min_ir_version_for([*older.opset_import], ignore_unknown=True)
+    older.ir_version = min(model.ir_version, max(needed, _FIRST_IR_WITH_INITIALIZERS))
+    return older
