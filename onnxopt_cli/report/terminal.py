@@ -23,6 +23,7 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
+from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.view.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.view.comparison import Change, Direction
@@ -155,6 +156,22 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
         yield Text(f"{len(hidden)} more causes of {counts}; -q names all failures", "dim")
 
 
+def _node_line(result: Result, about: str) -> str:
+    """Return the attributes and shapes of a single node without a formula; else an empty string.
+
+    The descriptions of generated cases begin with the operator and have both.
+    """
+    content = result.content
+    if content is None or len(content.nodes) != 1:
+        return ""
+    ((operator, attributes),) = content.nodes
+    if any(map(registry().named, result.operators)) or about.startswith(operator):
+        return ""
+    inputs = ", ".join(f"{name} {structure}" for name, structure, _ in content.inputs)
+    parts = (operator, attributes, inputs and f"of {inputs}")
+    return printable("; ".join(filter(None, parts)))
+
+
 def failure_panel(
     view: ResultView,
     about: str = "",
@@ -178,9 +195,10 @@ def failure_panel(
     # The location of an invalid case is the place to fix.
     location = str(result.location) if result.outcome is Outcome.INVALID else ""
     message = view.message if complete else remark(result, "-v shows them")
-    printed = result.printed.splitlines()
+    printed, node_line = result.printed.splitlines(), _node_line(result, about)
     texts = (
         (printable(about if complete else clipped(about, _MAX_ABOUT_CHARS)), "italic"),
+        (node_line if complete else clipped(node_line, _MAX_ABOUT_CHARS), "italic"),
         (printable(location), "bold"),
         (printable(message, lines=True), ""),
         (printable(result.expectation), "yellow"),

@@ -196,6 +196,8 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
     run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")
     text = " ".join(onnxopt(*run).out.split())
     assert "1. 4 Resize: consistent with 'antialias ignored'" in text
+    assert "Resize; antialias=1" in text
+    assert "of X float32[1,1,4,4]" in text
 
 
 def test_hint_explains_how_a_backend_reports_an_unknown_operator(screen):
