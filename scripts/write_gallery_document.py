@@ -39,7 +39,9 @@ and some were tested more than others. A later version may have corrected a defe
 - `onnxopt run gallery/openvino -b BACKEND` runs OpenVINO's rows on any backend, and
   `gallery/openvino/topk_equal_values` is a single row. `onnxopt list gallery` lists all.
 - `python scripts/check_gallery.py openvino` compares the outputs of a runtime with its rows: each
-  defect is reproduced, fixed, or different.
+  defect is reproduced, fixed, or different. The column *checked* of the [summary](#summary) is the
+  date on which it reproduced every row of a runtime (Linux, x86_64). WebGPU has no adapter; its row
+  was checked by hand.
 
 ## How the right values were decided
 
