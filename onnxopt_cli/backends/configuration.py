@@ -224,11 +224,12 @@ def require_installed(backend: str, place: str) -> None:
     """
     from onnxopt_cli.backends.specification import ADAPTER, parse_specification
 
-    if not backend.startswith(ADAPTER) or _VARIABLE in os.environ:
+    _, unnamed = split_label(backend)
+    if not unnamed.startswith(ADAPTER) or _VARIABLE in os.environ:
         return
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-    environment = AdapterEnvironment.of(parse_specification(backend))
+    environment = AdapterEnvironment.of(parse_specification(unnamed))
     if environment.packages() is None:
         problem = f" is not installed; {printable(place)} names it, but cannot install packages"
         raise unavailable(backend, problem, environment.install_hint)

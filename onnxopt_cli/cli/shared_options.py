@@ -243,13 +243,15 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
     if configuration is None or not value:
         return value
     from onnxopt_cli.backends.configuration import require_installed
+    from onnxopt_cli.backends.specification import split_label
 
     written = [value] if isinstance(value, str) else value
     expanded = [*map(configuration.backend, written)]
     source = context.get_parameter_source(str(parameter.name))
     for text, backend in zip(written, expanded, strict=True):
         if text != backend:
-            require_installed(backend, configuration.place("backends", text.partition(",")[0]))
+            name = split_label(text)[1].partition(",")[0]
+            require_installed(backend, configuration.place("backends", name))
         elif source is ParameterSource.DEFAULT_MAP:
             require_installed(backend, context.meta[_PLACES][parameter.name])
     return expanded[0] if isinstance(value, str) else tuple(expanded)

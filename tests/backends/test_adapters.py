@@ -255,7 +255,7 @@ def test_configuration_file_installs_only_if_the_user_names_it(
     (place / "onnxopt.toml").write_text(
         'backend = "adapter:./mine.py"\n[backends.acme]\nbackend = "adapter:./mine.py"\n'
     )
-    ways_to_choose = ((), ("-b", "acme"))
+    ways_to_choose = ((), ("-b", "acme"), ("-b", "mine=acme"))
     for options in ways_to_choose:
         answer = onnxopt("run", "demo.yaml", *options)
         assert answer.code == 4
