@@ -49,6 +49,8 @@ def _array(variable, declared):
     array = variable.read()
     if array is None:
         raise RuntimeError(f"MNN computed no values of {declared.name}")
+    # The array may be a view of memory that MNN frees with the variable.
+    array = np.array(array)
     dtype = _WIDENED.get(declared.type.tensor_type.elem_type)
     return array.astype(dtype) if dtype and array.dtype == np.int32 else array
 
