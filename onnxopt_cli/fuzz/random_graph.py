@@ -108,7 +108,8 @@ class RandomGraph:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Operators, edges and special values that distinguish the graph."""
+        """Operators, edges, and operators with special operands, which distinguish the graph."""
+        values = {**self.inputs, **self.constants, **self._values()}
         producers = {output: node.op_type for node in self.nodes for output in node.output}
         edges = {
             (producers[name], node.op_type, place)
@@ -116,7 +117,12 @@ class RandomGraph:
             for place, name in enumerate(node.input)
             if name in producers
         }
-        special = {kind for value in self.inputs.values() for kind in _special_kinds(value)}
+        special = {
+            (node.op_type, kind)
+            for node in self.nodes
+            for name in node.input
+            for kind in _special_kinds(values[name])
+        }
         return frozenset({*self.operators, *edges, *special})
 
     def smaller(self) -> Iterator[RandomGraph]:
