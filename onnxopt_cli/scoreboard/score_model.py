@@ -42,6 +42,7 @@ class Score:
         problem: why the backend has no results; empty if it was started.
         contested: number of passes by another reading of the specification.
         agreeing: number of failures in which another backend has the same wrong result.
+        older: number of results in an older opset than that of the case.
     """
 
     total: int
@@ -49,6 +50,7 @@ class Score:
     problem: str = ""
     contested: int = 0
     agreeing: int = 0
+    older: int = 0
 
     @property
     def passed(self) -> int:
@@ -220,6 +222,7 @@ class Scores:
             total=len(cases),
             outcomes=counted(Outcome, (result.outcome for result in results)),
             problem=column.problem,
+            older=sum(bool(result.opset) for result in results),
             contested=sum(is_contested(result) for result in results),
             agreeing=sum((column.label, result.case) in self.agreements for result in results),
         )

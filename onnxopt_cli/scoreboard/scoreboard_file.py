@@ -7,6 +7,7 @@
     tier = "quick"                        # or "full", the default
     results = "results"                   # logs; relative to this file
     site = "site"
+    older-opsets = true                   # the default: offer unsupported models in older opsets
 
     [backends]
     onnxruntime = "onnxruntime"           # the label, and a specification as after -b
@@ -39,10 +40,13 @@ from onnxopt_cli.errors import UsageError
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_LABEL_CHARS = 60
-_FIELDS = ("title", "suites", "tier", "results", "site", "backends")
+_FIELDS = ("title", "suites", "tier", "results", "site", "older-opsets", "backends")
 _VERSIONS = "versions"
 _ADAPTER = "adapter:"
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
+# These backends support every opset.
+_ALL_OPSETS = ("numpy", "onnx-reference")
+_OLDER_OPSETS = "opset"
 _DEFAULT_SUITES = ("onnx-node", "operators")
 
 
@@ -143,6 +147,10 @@ class _Reader:
             self._report(f"tier is {printable(repr(written_tier))}, expected {listed}", "tier")
             written_tier = Tier.FULL
         folder = self._path.parent
+        older_opsets = document.get("older-opsets", True)
+        if not isinstance(older_opsets, bool):
+            problem = f"older-opsets is {printable(repr(older_opsets))}, expected true or false"
+            self._report(problem, "older-opsets")
         backends = document.get("backends", {})
         if not isinstance(backends, dict) or not backends:
             self._report("the file names no backend: write [backends] and label = BACKEND")
@@ -155,7 +163,13 @@ class _Reader:
             results=folder / self._text_of(document, "results", "results"),
             site=folder / self._text_of(document, "site", "site"),
             backends=tuple(
-                ScoredBackend(label, self._specifications(label, written))
+                ScoredBackend(
+                    label,
+                    tuple(
+                        _with_older_opsets(specification) if older_opsets else specification
+                        for specification in self._specifications(label, written)
+                    ),
+                )
                 for label, written in backends.items()
             ),
         )
@@ -243,3 +257,16 @@ class _Reader:
         specification = backend_of_table("", named, self._path.parent)
         # The label precedes a name within the specification, as in acme=python:...
         return parse_specification(specification.strip()).text
+
+
+def _with_older_opsets(specification: str) -> str:
+    """Add ``opset=auto`` to a specification, unless it is useless or already there."""
+    parsed = parse_specification(specification)
+    if parsed.name in _ALL_OPSETS or _OLDER_OPSETS in parsed.options:
+        return specification
+    # The option `unsupported` must remain the last one.
+    before, pattern = specification, ""
+    if "unsupported" in parsed.options:
+        pattern = f",unsupported={parsed.options['unsupported']}"
+        before = specification.removesuffix(pattern)
+    return f"{before},{_OLDER_OPSETS}=auto{pattern}"

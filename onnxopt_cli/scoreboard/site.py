@@ -325,7 +325,7 @@ class _Site:
                 result = column.results.get(case.id)
                 if result is None:
                     missing.append(column.label)
-                elif result.outcome is Outcome.PASS and not (result.note or result.lowered):
+                elif _is_plain_pass(result):
                     passing.append(column.label)
                 else:
                     others.append((column, result))
@@ -383,6 +383,12 @@ def _failures(view: RunView) -> list[CauseView]:
 
 def _reasons(view: RunView) -> list[CauseView]:
     return [*map(CauseView.of_reason, view.reasons)]
+
+
+def _is_plain_pass(result: Result) -> bool:
+    """Return whether a result is a pass without anything to add."""
+    qualified = result.note or result.lowered or result.opset
+    return result.outcome is Outcome.PASS and not qualified
 
 
 def _content(results: Sequence[tuple[Column, Result]]) -> str:

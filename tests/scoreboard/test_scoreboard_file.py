@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from two_cases import CASE
 
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.scoreboard.scoreboard_file import read_scoreboard_file
+
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -20,6 +23,7 @@ from two_cases import CASE
         ('suites = [""]\n[backends]\na = "numpy"\n', "board.toml:1: suites has ''"),
         ('suites = ["spec", "spec"]\n[backends]\na = "numpy"\n', "board.toml:1: suites has an"),
         ('site = 4\n[backends]\na = "numpy"\n', "board.toml:1: site is 4"),
+        ('older-opsets = 1\n[backends]\na = "numpy"\n', "board.toml:1: older-opsets is 1"),
         ("[backends]\na = 3\n", "board.toml:2: backends.a is neither"),
         ('[backends.a]\nbakend = "numpy"\n', "board.toml:2: unknown field backends.a.bakend"),
         ('[backends]\n"" = "numpy"\n', "a label has 1 to 60 characters"),
@@ -77,5 +81,22 @@ def test_versions_of_an_adapter_are_separate_backends(onnxopt, workplace):
     )
     assert onnxopt("scoreboard", "board.toml").code == 4
     page = (workplace / "site" / "backends" / "a.html").read_text()
-    assert "Backend <code>adapter:nothing@1.10,x=1</code>" in page
-    assert "<h2>adapter:nothing@1.9,x=1</h2>" in page
+    assert "Backend <code>adapter:nothing@1.10,x=1,opset=auto</code>" in page
+    assert "<h2>adapter:nothing@1.9,x=1,opset=auto</h2>" in page
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_older_opsets_are_on_by_default(workplace, older):
+    text = "" if older else "older-opsets = false\n"
+    (workplace / "board.toml").write_text(
+        f'{text}[backends]\na = "onnxruntime"\nb = "numpy"\n'
+        'c = "python:x.py:B,unsupported=no, .*"\nd = "exec:./a b"\n'
+    )
+    specifications = [
+        specification
+        for backend in read_scoreboard_file(workplace / "board.toml").backends
+        for specification in backend.specifications
+    ]
+    parsed = [parse_specification(specification) for specification in specifications]
+    assert ["opset" in backend.options for backend in parsed] == [older, False, older, older]
+    assert parsed[2].options["unsupported"] == "no, .*"
