@@ -31,7 +31,16 @@ class Wrong:
         return native_outputs(model, inputs)
 """
     (workplace / "wrong.py").write_text(plugin)
-    run = ("run", "operators", "--operator", operator, "-b", "python:wrong.py:Wrong")
+    run = (
+        "run",
+        "operators",
+        "--operator",
+        operator,
+        "-b",
+        "python:wrong.py:Wrong",
+        "--explain-time",
+        "60",
+    )
     return " ".join(onnxopt(*run).out.split())
 
 
