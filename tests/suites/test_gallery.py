@@ -80,7 +80,7 @@ def test_oracle_rejects_a_wrong_output():
 
 
 def test_backend_runs_the_rows_of_its_runtime(onnxopt):
-    answer = onnxopt("run", "gallery", "-b", "onnx-reference", "-q")
+    answer = onnxopt("run", "gallery", "-b", "onnx-reference", "-q", "--explain-time", "0")
     assert answer.code == 1
     assert all(f" {name}\n" in answer.out for name in REFERENCE_ROWS)
     assert answer.out.count("gallery/") == len(REFERENCE_ROWS)
@@ -140,7 +140,7 @@ def test_cases_distinguish_right_from_wrong(backend, outcome, exceptions):
 
 
 def test_corrected_backend_passes(onnxopt):
-    rows = ("run", "gallery/onnx-reference", "-k", "lrn")
+    rows = ("run", "gallery/onnx-reference", "-k", "lrn", "--explain-time", "0")
     assert onnxopt(*rows, "-b", "onnx-reference").code == 1
     assert onnxopt(*rows, "-b", f"python:{PLUGIN}:Right").code == 0
 
