@@ -49,7 +49,8 @@ def backend_table(backends: Sequence[KnownBackend]) -> Table:
     rows = []
     for backend in backends:
         problem = f"not available: {backend.problem}" if backend.problem else ""
-        rows.append((backend.name, backend.kind, problem or backend.version))
+        detail = "; ".join(filter(None, (backend.version, problem)))
+        rows.append((backend.name, backend.kind, detail))
     return plain_table(rows, ("backend", "kind", "version"))
 
 

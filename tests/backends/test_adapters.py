@@ -281,7 +281,7 @@ def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache
 
 
 def test_shipped_adapters_are_listed_with_versions(onnxopt):
-    rows = {row.split()[0]: row for row in onnxopt("backends").out.split("adapter:")}
+    rows = {row.split()[0]: row for row in onnxopt("backends").out.split("\nadapter:")}
     for name in shipped_adapters():
         adapter = read_adapter(parse_specification(f"adapter:{name}"))
         pinned = adapter.pinned("")[canonicalize_name(adapter.runtimes[0])]
