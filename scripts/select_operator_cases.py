@@ -267,7 +267,7 @@ def is_conclusive(readings: list[Reading]) -> bool:
 
 
 def features(node: GeneratedNode) -> Iterator[Hashable]:
-    """Yield what a node covers: attribute values, types, ranks and omitted inputs."""
+    """Yield the features that a node covers: attribute values, types, ranks and omitted inputs."""
     single: list[tuple[Hashable, ...]] = []
     for name in node.schema.attributes:
         value = node.attributes.get(name)

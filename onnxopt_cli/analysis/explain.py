@@ -737,12 +737,12 @@ class _Search:
     def _equivalents(self, candidate: _Candidate) -> str:
         """Return how many other mistakes give the same results in the failing cases."""
         equivalents = [
-            other.mistake
-            for other in self._reproducing
-            if other.names != candidate.names
-            and len(other.names) == len(candidate.names)
-            and other.mistake.precision is candidate.mistake.precision
-            and candidate.cases <= other.cases
+            rival.mistake
+            for rival in self._reproducing
+            if rival.names != candidate.names
+            and len(rival.names) == len(candidate.names)
+            and rival.mistake.precision is candidate.mistake.precision
+            and candidate.cases <= rival.cases
         ]
         mistakes = [candidate.mistake, *equivalents[:MAX_EQUIVALENT]]
         count = len(distinct(self.operator, mistakes)) - 1

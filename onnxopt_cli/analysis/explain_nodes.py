@@ -51,56 +51,61 @@ from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, time_limit
 
-#: Cases with more elements are not examined, and at most this many failing and passing ones.
+#: Larger cases are not examined.
 MAX_ELEMENTS = 1 << 16
+#: Largest numbers of failing and of passing cases that are examined.
 MAX_FAILING, MAX_PASSING = 60, 160
 #: Failing cases on which each mistake is tried first.
 FIRST_CASES = 4
 #: Seconds for one operator of a backend that can be run again, and for all of them.
 OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
-#: Rounds of generated nodes that distinguish hypotheses, and nodes in each. One more proves.
+#: Rounds of generated nodes that distinguish hypotheses, and nodes in each. A further round tests
+#: the best hypothesis.
 ROUNDS, NODES_PER_ROUND = 3, 40
 #: A mistake must reproduce this share of the failures in which it has an effect.
 MIN_ALIKE_SHARE = 0.75
-#: Wrong elements that a mistake must reproduce; one of a boolean output counts as a quarter.
+#: Wrong elements that a mistake must reproduce; an element of a boolean output counts as a quarter.
 MIN_ELEMENTS_ALIKE = 3.0
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-#: A proof: failing generated nodes that agree, and passing nodes that do not meet the condition.
+#: A proof requires this many failing generated nodes that agree, and this many passing ones that do
+#: not contradict.
 MIN_AGREEING, MIN_OTHERS = 4, 4
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
 #: Without a backend: failing cases that meet a condition, and passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
-#: Causes of one operator.
+#: Most causes that are stated for one operator.
 MAX_CAUSES = 3
-# Cost of a mistake that needs no condition, and of a failing case or generated node left over.
+# Costs of a mistake and of each failing case and generated node that is not explained, and the
+# largest total of the costs of cases and nodes.
 _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
-# Further cost of an earlier version of the operator: it differs in more than one way.
+# Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5
-# Mistakes for which a condition is sought.
+# Most mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
 # Attempts to prove hypotheses, one after the other.
 _MAX_PROOFS = 4
-# Cost of a second part of a condition; a rival costs at most this much more than the best.
+# Cost of a second part of a condition. A hypothesis is a rival of the best if it costs at most this
+# much more.
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
-# Hypotheses that are kept.
+# Most hypotheses that are kept.
 _MAX_RANKED = 60
-# End of the names of mistakes that ignore an attribute or input.
+# Ending of the names of mistakes that ignore an attribute or input.
 _IGNORED = " ignored"
-# Nodes from which others are generated, and seconds for the reference on one of them.
+# Most nodes from which others are generated, and the time limit of the reference for each.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
-# A mistake agrees with a wrong element if it is nearer than this share of the error.
+# A mistake agrees with a wrong element if their distance is below this share of the error.
 _NEAR_SHARE = 0.02
 
 
 class Effect(IntEnum):
-    """What a mistake does on a node, compared with the backend's outputs."""
+    """The effect of a mistake on a node, compared with the backend's outputs."""
 
     UNKNOWN = 0
     NONE = 1
     ALIKE = 2
-    OTHER = 3
+    UNLIKE = 3
 
 
 @dataclass(eq=False)
@@ -138,9 +143,9 @@ class Hypothesis:
     """A statement about when a backend fails.
 
     Attributes:
-        traits: the parts of the condition; empty if the mistake alone says when.
+        traits: the parts of the condition; empty if the mistake has no further condition.
         mistake: the mistake; None for any wrong outputs.
-        cost: preference; the smallest is reported.
+        cost: the hypothesis of the least cost is reported.
     """
 
     traits: tuple[Trait, ...]
@@ -170,20 +175,20 @@ class Hypothesis:
     def _shows(self, sample: NodeSample) -> bool:
         """Return whether the attributes and inputs of the condition have an effect on a node."""
         return all(
-            sample.effects.get(trait.ignoring, Effect.OTHER) is not Effect.NONE
+            sample.effects.get(trait.ignoring, Effect.UNLIKE) is not Effect.NONE
             for trait in self.traits
             if trait.ignoring
         )
 
     def has_exceptions(self, samples: Iterable[NodeSample]) -> bool:
-        """Return whether passing nodes meet the condition, on which it has no effect."""
+        """Return whether there are passing nodes that meet the condition without an effect."""
         return self.mistake is None and any(
             sample.failed is False and self.meets(sample) and not self._shows(sample)
             for sample in samples
         )
 
     def contradicts(self, sample: NodeSample) -> bool:
-        """Return whether a passing node would show the failure, if the statement were true."""
+        """Return whether a node passes that would fail if the statement were true."""
         if sample.failed is not False or not self.meets(sample):
             return False
         if self.mistake is not None:
@@ -191,12 +196,12 @@ class Hypothesis:
         return self._shows(sample)
 
     def differs(self, sample: NodeSample) -> bool:
-        """Return whether a failing node has other wrong outputs than the statement says."""
+        """Return whether a failing node has wrong outputs other than those of the mistake."""
         return (
             self.mistake is not None
             and bool(sample.failed)
             and self.meets(sample)
-            and sample.effects.get(self.mistake.name) is Effect.OTHER
+            and sample.effects.get(self.mistake.name) is Effect.UNLIKE
         )
 
 
@@ -277,7 +282,7 @@ class _NodeSearch:
         self._seed = 0
 
     def run(self) -> Explanation | None:
-        """Search, and return the explanation; None if there is none."""
+        """Search, and return the explanation; None if no hypothesis is accepted."""
         if not any(sample.failed for sample in self._samples):
             return None
         self._examine_cases()
@@ -290,8 +295,8 @@ class _NodeSearch:
         causes = self._causes()
         if not causes:
             return None
-        left = self._failing - sum(len(cause.cases) for cause in causes)
-        unexplained = {UNEXPLAINED: {"fail": left}} if left else {}
+        remaining = self._failing - sum(len(cause.cases) for cause in causes)
+        unexplained = {UNEXPLAINED: {"fail": remaining}} if remaining else {}
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     # Statements ---------------------------------------------------------------------------------
@@ -308,16 +313,21 @@ class _NodeSearch:
         """Return whether the cases of the run are enough to state the first hypothesis."""
         best = ranked[0]
         failing = [s for s in self._open_failures() if s.case and best.explains(s)]
-        others = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
+        passing = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
         if best.mistake is not None and not best.traits:
-            shown = [s for s in self._samples if s.failed is False and self._has_no_effect(best, s)]
-            return len(failing) >= MIN_FAILING_CASES or bool(shown)
+            is_distinguished = any(
+                sample.failed is False and self._has_no_effect(best, sample)
+                for sample in self._samples
+            )
+            return len(failing) >= MIN_FAILING_CASES or is_distinguished
         rivals = [
-            other for other in ranked[1:] if other.traits and other.cost < best.cost + _RIVAL_COST
+            hypothesis
+            for hypothesis in ranked[1:]
+            if hypothesis.traits and hypothesis.cost < best.cost + _RIVAL_COST
         ]
         return (
             len(failing) >= MIN_FAILING_CASES
-            and len(others) >= MIN_PASSING_CASES
+            and len(passing) >= MIN_PASSING_CASES
             and len(best.traits) == 1
             and not rivals
         )
@@ -349,10 +359,10 @@ class _NodeSearch:
             agreeing = sum(
                 best.explains(sample) for sample in self._open_failures() if not sample.case
             )
-            others = sum(
+            passing = sum(
                 sample.failed is False and not best.contradicts(sample) for sample in fresh
             )
-            proven = agreeing >= MIN_AGREEING and others >= MIN_OTHERS and self._is_necessary(best)
+            proven = agreeing >= MIN_AGREEING and passing >= MIN_OTHERS and self._is_necessary(best)
             if proven or self._cases_support(ranked):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
@@ -362,12 +372,11 @@ class _NodeSearch:
 
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that do not meet the condition are right."""
-        others = [s for s in self._samples if not hypothesis.meets(s)]
+        outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
         wrong = sum(
-            bool(sample.failed) and not any(known.explains(sample) for known in self._accepted)
-            for sample in others
+            bool(sample.failed) and not _any_explains(self._accepted, sample) for sample in outside
         )
-        return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(others)
+        return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(outside)
 
     def _causes(self) -> tuple[Cause, ...]:
         """Return the accepted hypotheses that still agree with all nodes, as causes."""
@@ -397,15 +406,15 @@ class _NodeSearch:
         generated = [
             sample
             for sample in self._samples
-            if not sample.case and not any(known.explains(sample) for known in before)
+            if not sample.case and not _any_explains(before, sample)
         ]
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))
-        others = [sample for sample in generated if not hypothesis.meets(sample)]
+        outside = [sample for sample in generated if not hypothesis.meets(sample)]
         if not agreeing or not hypothesis.traits:
             return ""
-        wrong = sum(bool(sample.failed) for sample in others)
-        of_others = f", {wrong} of {len(others)} others" if others else ""
+        wrong = sum(bool(sample.failed) for sample in outside)
+        of_others = f", {wrong} of {len(outside)} others" if outside else ""
         return f" ({agreeing} of {agreeing + against} generated nodes{of_others})"
 
     def _open_failures(self) -> list[NodeSample]:
@@ -413,7 +422,7 @@ class _NodeSearch:
         return [
             sample
             for sample in self._samples
-            if sample.failed and not any(known.explains(sample) for known in self._accepted)
+            if sample.failed and not _any_explains(self._accepted, sample)
         ]
 
     def _is_consistent(self, hypothesis: Hypothesis) -> bool:
@@ -421,17 +430,17 @@ class _NodeSearch:
         against = [sample for sample in self._samples if hypothesis.contradicts(sample)]
         if any(sample.case for sample in against):
             return False
-        known = [other for other in self._accepted if other is not hypothesis]
+        rivals = [accepted for accepted in self._accepted if accepted is not hypothesis]
         agreeing = [
             sample
             for sample in self._samples
-            if hypothesis.explains(sample) and not any(other.explains(sample) for other in known)
+            if hypothesis.explains(sample) and not _any_explains(rivals, sample)
         ]
         generated = sum(not sample.case for sample in agreeing)
         if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
             return False
         differing = sum(
-            hypothesis.differs(sample) and not any(other.explains(sample) for other in known)
+            hypothesis.differs(sample) and not _any_explains(rivals, sample)
             for sample in self._samples
         )
         if hypothesis.mistake is not None and hypothesis.traits:
@@ -450,21 +459,23 @@ class _NodeSearch:
         if not any(sample.case for sample in failures):
             return []
         table = _Table(self._samples, failures)
-        found: list[tuple[float, Hypothesis]] = []
+        with_costs: list[tuple[float, Hypothesis]] = []
         for place, name in enumerate(self._candidates):
             mistake = self._mistakes[name]
             cost = _MISTAKE_COST + 0.001 * place
             cost += _VERSION_COST * (mistake.kind is MutantKind.VERSION)
             plain = Hypothesis((), mistake, cost)
             if self._is_consistent(plain):
-                left = table.cost_left(np.array([plain.explains(s) for s in self._samples]))
-                found.append((cost + left, plain))
+                remaining = table.cost_left(np.array([plain.explains(s) for s in self._samples]))
+                with_costs.append((cost + remaining, plain))
             elif place < _MAX_RESTRICTED:
-                found += table.conditions(mistake, cost)
-        found += table.conditions(None, 0.0)
-        found.sort(key=_total_cost)
+                with_costs += table.conditions(mistake, cost)
+        with_costs += table.conditions(None, 0.0)
+        with_costs.sort(key=_total_cost)
         return [
-            hypothesis for _, hypothesis in found[:_MAX_RANKED] if self._is_consistent(hypothesis)
+            hypothesis
+            for _, hypothesis in with_costs[:_MAX_RANKED]
+            if self._is_consistent(hypothesis)
         ]
 
     # Nodes --------------------------------------------------------------------------------------
@@ -537,7 +548,7 @@ class _NodeSearch:
         """Return whether a mistake, perhaps with a condition, may still explain failures."""
         effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
         alike = effects.count(Effect.ALIKE)
-        return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.OTHER)) * 0.5
+        return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
 
     def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
@@ -570,14 +581,18 @@ def _effects(mistake: NodeMutant, judges: Mapping[int, _Judge]) -> tuple[bool, d
         if judge.failed:
             effects[index], alike = judge.effect(mistake)
             elements += alike
-            others = sum(effect is Effect.OTHER for effect in effects.values())
-            if others >= FIRST_CASES and Effect.ALIKE not in effects.values():
+            unlike = sum(effect is Effect.UNLIKE for effect in effects.values())
+            if unlike >= FIRST_CASES and Effect.ALIKE not in effects.values():
                 break
     is_candidate = elements >= MIN_ELEMENTS_ALIKE
     if is_candidate or mistake.name.endswith(_IGNORED):
         further = [index for index in judges if index not in effects]
         effects |= {index: judges[index].effect(mistake)[0] for index in further}
     return is_candidate, effects
+
+
+def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:
+    return any(hypothesis.explains(sample) for hypothesis in hypotheses)
 
 
 def _total_cost(pair: tuple[float, Hypothesis]) -> float:
@@ -590,11 +605,11 @@ class _Table:
     def __init__(self, samples: Sequence[NodeSample], failures: Sequence[NodeSample]) -> None:
         traits = {trait for sample in failures if sample.case for trait in sample.traits}
         self._samples = samples
-        # Of traits that the same nodes have the plainest is enough.
+        # Of traits that hold for the same nodes, only the simplest is kept.
         rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
         for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
             holds = np.array([trait in sample.traits for sample in samples])
-            effects = [sample.effects.get(trait.ignoring, Effect.OTHER) for sample in samples]
+            effects = [sample.effects.get(trait.ignoring, Effect.UNLIKE) for sample in samples]
             shows = holds & np.array([effect is not Effect.NONE for effect in effects])
             rows.setdefault((holds.tobytes(), shows.tobytes()), (trait, holds, shows))
         self._traits = [trait for trait, _, _ in rows.values()]
@@ -623,7 +638,7 @@ class _Table:
         shows = self._shows
         holds = shows.astype(np.float32)
         if mistake is not None:
-            effects = [sample.effects.get(mistake.name, Effect.OTHER) for sample in self._samples]
+            effects = [sample.effects.get(mistake.name, Effect.UNLIKE) for sample in self._samples]
             alike = np.array([effect is Effect.ALIKE for effect in effects])
             visible = np.array([effect is not Effect.NONE for effect in effects])
             agreeing = self._failing & alike
@@ -641,16 +656,16 @@ class _Table:
         costs = np.array([trait.cost for trait in self._traits])
         total = costs[:, None] + costs[None, :]
         np.fill_diagonal(total, costs)
-        own = cost + total + _PAIR_COST * ~np.eye(len(costs), dtype=bool)
-        left = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
-        totals = np.where(np.triu(valid), own + left, np.inf)
+        own_costs = cost + total + _PAIR_COST * ~np.eye(len(costs), dtype=bool)
+        remaining = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
+        totals = np.where(np.triu(valid), own_costs + remaining, np.inf)
         conditions = []
         for place in np.argsort(totals, axis=None, kind="stable")[:_MAX_RANKED]:
             row, column = divmod(int(place), len(costs))
             if not np.isfinite(totals[row, column]):
                 break
             parts = {self._traits[row]: None, self._traits[column]: None}
-            hypothesis = Hypothesis(tuple(parts), mistake, float(own[row, column]))
+            hypothesis = Hypothesis(tuple(parts), mistake, float(own_costs[row, column]))
             conditions.append((float(totals[row, column]), hypothesis))
         return conditions
 
@@ -682,19 +697,19 @@ class _Judge:
         if outputs is None:
             return Effect.NONE, 0.0
         if failure:
-            return Effect.OTHER, 0.0
+            return Effect.UNLIKE, 0.0
         if not may_differ(self.native, outputs):
             return Effect.NONE, 0.0
         try:
             if excess(self.expected, outputs) <= 1:
                 return Effect.NONE, 0.0
         except (TypeError, ValueError):
-            return Effect.OTHER, 0.0
+            return Effect.UNLIKE, 0.0
         if not self.failed or sample.returned is None:
-            return Effect.OTHER, 0.0
+            return Effect.UNLIKE, 0.0
         right = [*self.expected.outputs.values()]
         elements = _elements_alike(outputs, sample.returned, right, _COARSE.get(mistake.name))
-        return (Effect.ALIKE, elements) if elements else (Effect.OTHER, 0.0)
+        return (Effect.ALIKE, elements) if elements else (Effect.UNLIKE, 0.0)
 
 
 def _judge(sample: NodeSample) -> _Judge | None:
@@ -741,59 +756,64 @@ def _elements_alike(
     if len(outputs) != len(returned) or len(right) != len(returned):
         return 0.0
     counts = [
-        _shared(own, actual, correct, coarse)
-        for own, actual, correct in zip(outputs, returned, right, strict=True)
+        _shared(mistaken, actual, correct, coarse)
+        for mistaken, actual, correct in zip(outputs, returned, right, strict=True)
     ]
     return 0.0 if None in counts else float(sum(filter(None, counts)))
 
 
 def _shared(
-    own: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
+    mistaken: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
 ) -> float | None:
     """Return the number of wrong elements of an output that are shared; None if it differs."""
-    if not isinstance(own, np.ndarray) or not isinstance(actual, np.ndarray):
-        return 0.0 if repr(own) == repr(actual) else None
-    if (own.dtype, own.shape) != (actual.dtype, actual.shape):
+    if not isinstance(mistaken, np.ndarray) or not isinstance(actual, np.ndarray):
+        return 0.0 if repr(mistaken) == repr(actual) else None
+    if (mistaken.dtype, mistaken.shape) != (actual.dtype, actual.shape):
         return None
     comparable = None
-    if isinstance(correct, np.ndarray) and (correct.dtype, correct.shape) == (own.dtype, own.shape):
+    if isinstance(correct, np.ndarray) and (correct.dtype, correct.shape) == (
+        mistaken.dtype,
+        mistaken.shape,
+    ):
         comparable = correct
-    if own.dtype.kind == "f" or own.dtype.name == "bfloat16":
+    if mistaken.dtype.kind == "f" or mistaken.dtype.name == "bfloat16":
         with np.errstate(all="ignore"):
-            alike = _floats_alike(own, actual, comparable, coarse)
-    elif not np.array_equal(own, actual):
+            alike = _floats_alike(mistaken, actual, comparable, coarse)
+    elif not np.array_equal(mistaken, actual):
         alike = None
     else:
-        wrong = 0 if comparable is None else int(np.count_nonzero(np.asarray(own != comparable)))
-        alike = wrong / 4 if own.dtype == bool else float(wrong)
+        wrong = (
+            0 if comparable is None else int(np.count_nonzero(np.asarray(mistaken != comparable)))
+        )
+        alike = wrong / 4 if mistaken.dtype == bool else float(wrong)
     if alike is None or comparable is not None:
         return alike
     return alike + MIN_ELEMENTS_ALIKE
 
 
 def _floats_alike(
-    own: Array, actual: Array, correct: Array | None, coarse: np.dtype[Any] | None
+    mistaken: Array, actual: Array, correct: Array | None, coarse: np.dtype[Any] | None
 ) -> float | None:
     """Return the number of wrong elements that two outputs share; None if the outputs differ."""
-    epsilon = float(ml_dtypes.finfo(own.dtype).eps)  # type: ignore[no-untyped-call]
-    roundings = 64 if own.dtype.itemsize > 2 else 4  # noqa: PLR2004 - types of 16 bits
-    left, middle = own.astype(np.float64), actual.astype(np.float64)
-    if coarse is not None and coarse.itemsize < own.dtype.itemsize:
-        if not np.array_equal(actual.astype(coarse).astype(own.dtype), actual, equal_nan=True):
+    epsilon = float(ml_dtypes.finfo(mistaken.dtype).eps)  # type: ignore[no-untyped-call]
+    roundings = 64 if mistaken.dtype.itemsize > 2 else 4  # noqa: PLR2004 - types of 16 bits
+    wide, returned = mistaken.astype(np.float64), actual.astype(np.float64)
+    if coarse is not None and coarse.itemsize < mistaken.dtype.itemsize:
+        if not np.array_equal(actual.astype(coarse).astype(mistaken.dtype), actual, equal_nan=True):
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
-    finite = np.abs(left[np.isfinite(left)])
+    finite = np.abs(wide[np.isfinite(wide)])
     # A median, since a few large elements say nothing about the roundings of the others.
     scale = float(np.median(finite)) if finite.size else 0.0
-    limit = roundings * epsilon * (np.abs(left) + scale)
-    distance = absolute_distance(left, middle)
+    limit = roundings * epsilon * (np.abs(wide) + scale)
+    distance = absolute_distance(wide, returned)
     if correct is None:
-        return float(own.size) if (distance <= limit).all() else None
-    error = absolute_distance(correct.astype(np.float64), middle)
+        return float(mistaken.size) if (distance <= limit).all() else None
+    error = absolute_distance(correct.astype(np.float64), returned)
     if coarse is not None:
         wrong = error > 0
     else:
-        least = 2 * epsilon * np.abs(left)
+        least = 2 * epsilon * np.abs(wide)
         limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
         # Nearly right elements agree with many mistakes.
         wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))

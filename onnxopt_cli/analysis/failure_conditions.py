@@ -224,8 +224,8 @@ class _Search:
         for at in first.promising(self._least(), partial=self._partial):
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
             found += [
-                ((first.conditions[at], second.conditions[other]), int(second.reach[other]))
-                for other in second.consistent(self._least())
+                ((first.conditions[at], second.conditions[index]), int(second.reach[index]))
+                for index in second.consistent(self._least())
             ]
         self._paths = self._ranked(found, failing)
 
@@ -255,10 +255,14 @@ class _Search:
             )
             if not parent or condition.text != parent.text
         ]
-        kept = [at for at, each in enumerate(self._fixed) if not parent or each.text != parent.text]
-        conditions = [*(self._fixed[at] for at in kept), *fitted]
+        indices = [
+            index
+            for index, condition in enumerate(self._fixed)
+            if not parent or condition.text != parent.text
+        ]
+        conditions = [*(self._fixed[index] for index in indices), *fitted]
         holds_wrong, holds_right = (
-            np.concatenate([np.take(holds[kept], columns, axis=1), _holds(fitted, table)])
+            np.concatenate([np.take(holds[indices], columns, axis=1), _holds(fitted, table)])
             for holds, columns, table in (
                 (self._fixed_wrong, wrong_columns, own_wrong),
                 (self._fixed_right, right_columns, own_right),
@@ -266,10 +270,10 @@ class _Search:
         )
         owners = self._wrong_owners[wrong]
         met = _met(holds_wrong, owners)
-        given = np.unique(owners) < self._given if self._partial else slice(None)
+        columns_given = np.unique(owners) < self._given if self._partial else slice(None)
         return _Level(
             conditions,
-            met[:, given].sum(axis=1),
+            met[:, columns_given].sum(axis=1),
             _met(holds_right, self._right_owners[right]).sum(axis=1),
             holds_wrong,
             holds_right,
@@ -296,8 +300,8 @@ class _Search:
             met = np.bincount(owners, meets & wrong, len(tables))
             more = np.bincount(owners, meets & ~wrong, len(tables))
             off = np.mean(1 - met / np.maximum(1, totals) + more / np.maximum(1, met + more))
-            own = int(np.sum(met > 0))
-            paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), own))
+            reach = int(np.sum(met > 0))
+            paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), reach))
         paths.sort(key=lambda path: path.cost)
         # The same comparisons fitted in another branch differ in their thresholds alone.
         unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
@@ -370,7 +374,7 @@ class _Search:
 
     def _visible_share(self, each: Sample) -> float:
         labels = each.call.apart([each.labels(self._effects, self._always)])
-        shares = [bool(own.any()) for own in labels if own.size]
+        shares = [bool(part.any()) for part in labels if part.size]
         return sum(shares) / max(1, len(shares))
 
     def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
@@ -547,9 +551,13 @@ class _Search:
         if not self._partial:
             return True
         reached = {*met}
-        given = sum(each in reached for each in failing[: self._given]) / max(1, self._given)
-        others = (len(failing) - len(met)) / max(1, len(self._samples) - len(met))
-        return len(met) > MIN_SUPPORT and given >= MIN_CASES_SHARE and others <= MAX_OTHER_REASONS
+        cases_share = sum(each in reached for each in failing[: self._given]) / max(1, self._given)
+        failing_outside = (len(failing) - len(met)) / max(1, len(self._samples) - len(met))
+        return (
+            len(met) > MIN_SUPPORT
+            and cases_share >= MIN_CASES_SHARE
+            and failing_outside <= MAX_OTHER_REASONS
+        )
 
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
         """Return whether inputs that lack one of two conditions pass, for either of them.
@@ -563,14 +571,14 @@ class _Search:
             for place in self._lacking(conditions, each):
                 outcomes[place][each.failed] += 1
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE) if self._submit else ():
-            wanted = {place for place in (0, 1) if outcomes[place][False] < MIN_PASSING}
-            if not wanted:
+            places = {place for place in (0, 1) if outcomes[place][False] < MIN_PASSING}
+            if not places:
                 break
-            if wanted & self._lacking(conditions, candidate) and (
-                seen := self._observe(candidate.call)
+            if places & self._lacking(conditions, candidate) and (
+                sample := self._observe(candidate.call)
             ):
-                for place in self._lacking(conditions, seen):
-                    outcomes[place][seen.failed] += 1
+                for place in self._lacking(conditions, sample):
+                    outcomes[place][sample.failed] += 1
         share = MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
         return all(
             counts[False] >= MIN_PASSING and counts[True] <= share * counts.total()
@@ -582,7 +590,7 @@ class _Search:
         first, second = _holds(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()
-        return {place for place, other in enumerate((second, first)) if other.any()}
+        return {place for place, elements in enumerate((second, first)) if elements.any()}
 
     def _gaps(self, path: _Path) -> str:
         """Return the intervals of the thresholds that are not known exactly."""
@@ -600,7 +608,7 @@ class _Search:
         reasons = dict.fromkeys(
             reason for name in names for reason in EXCEPTIONS[self._effects[name]]
         )
-        found = dict.fromkeys(reasons, False)
+        applicable = dict.fromkeys(reasons, False)
         for each in self._samples:
             applies = {
                 reason: np.any(
@@ -615,13 +623,13 @@ class _Search:
                 for reason in reasons
             }  # fmt: skip
             codes = np.ones(each.size, np.int16)
-            for bit, own in enumerate(applies.values(), start=1):
-                codes |= own.astype(np.int16) << bit
+            for bit, elements in enumerate(applies.values(), start=1):
+                codes |= elements.astype(np.int16) << bit
             table, codes = features(each.call, codes)
             meets = _holds(conditions, table).all(axis=0)
             for bit, reason in enumerate(reasons, start=1):
-                found[reason] |= bool(np.any(codes[meets] >> bit & 1))
-        words = dict.fromkeys(text for (text, *_), holds in found.items() if holds)
+                applicable[reason] |= bool(np.any(codes[meets] >> bit & 1))
+        words = dict.fromkeys(text for (text, *_), holds in applicable.items() if holds)
         subject = names[0] if len(names) == 1 else "each"
         predicted = " or ".join(words).replace("{}", subject)
         return f", unless {predicted}" if predicted else ""

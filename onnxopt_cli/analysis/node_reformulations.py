@@ -65,12 +65,12 @@ _TYPED = frozenset(
 def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Value] | None:
     """Compute in a wider type, and round the outputs once."""
     narrow = {"float32": ("float16", "bfloat16"), "float64": ("float32",)}[wide]
-    own = {
+    floating_types = {
         value.dtype.name
         for value in node.operands
         if isinstance(value, np.ndarray) and (value.dtype.kind in "fV")
     }
-    if len(own) != 1 or not own <= {*narrow}:
+    if len(floating_types) != 1 or not floating_types <= {*narrow}:
         return None
     # The types within a subgraph would have to change, too.
     if any(True for _ in subgraphs(node.node)):
@@ -81,7 +81,7 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     original = next(
         value.dtype
         for value in node.operands
-        if isinstance(value, np.ndarray) and value.dtype.name in own
+        if isinstance(value, np.ndarray) and value.dtype.name in floating_types
     )
     for index in range(len(node.names)):
         array = node.operand(index)

@@ -1,4 +1,4 @@
-"""Traits of a node: what a failure condition of an operator without a formula can name.
+"""Traits of a node, which are the parts of failure conditions of operators without a formula.
 
 A trait is a short statement about the attributes, optional inputs, types, shapes or values of a
 node, for example "dilations are not all 1".

@@ -120,7 +120,7 @@ class Configuration:
 
             hint = nearest(name, [*self.backends])
             if hint and name not in {backend.name for backend in known_backends()}:
-                raise UsageError(f"there is no backend {printable(repr(name))}", hint=hint)
+                raise UsageError(f"unknown backend {printable(repr(name))}", hint=hint)
         if name not in self.backends:
             return backend
         return f"{label or name}={self.backends[name]}{comma}{options}"
@@ -281,7 +281,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
             return {}
         for key in [key for key in value if known and key not in known]:
             hint = nearest(key, known)
-            problem = f"there is no {printable('.'.join((*keys, key)))}"
+            problem = f"unknown key {printable('.'.join((*keys, key)))}"
             report("; ".join(filter(None, (problem, hint))), *keys, key)
         return value
 
@@ -357,7 +357,8 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     """
     if name and not is_label(name):
         raise ValueError(
-            "is no name for a backend: a letter, then up to 59 letters, digits, '.', '_' and '-'"
+            "is not a valid backend name: expected a letter, then up to 59 letters, "
+            "digits, '.', '_' and '-'"
         )
     backend = written.get("backend")
     if not isinstance(backend, str) or not backend:

@@ -6,7 +6,7 @@ means the same there:
 
 - its attributes, inputs and outputs exist in the older schema, with the same names and types;
 - attributes that it does not set have the same default; an attribute that the older schema lacks is
-  not set, or set to its default, and then left out;
+  not set, or set to its default and therefore removed;
 - the older schema admits the element types of its inputs and outputs;
 - no behaviour changed in between that the schemas do not show (:data:`BEHAVIOUR_CHANGES`).
 
@@ -133,8 +133,8 @@ def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> 
 
 
 def _same_attributes(node: onnx.NodeProto, new: OpSchema, old: OpSchema) -> bool:
-    given = {attribute.name: attribute for attribute in node.attribute}
-    for name, attribute in given.items():
+    set_attributes = {attribute.name: attribute for attribute in node.attribute}
+    for name, attribute in set_attributes.items():
         if name not in new.attributes:
             return False
         if name not in old.attributes:
@@ -145,10 +145,10 @@ def _same_attributes(node: onnx.NodeProto, new: OpSchema, old: OpSchema) -> bool
     return all(
         _default(declared) == _default(new.attributes[name])
         if name in new.attributes
-        # It became an input, which the node does not have: the comparison of inputs shows it.
+        # If the attribute became an input, the comparison of inputs shows that the node lacks it.
         else not (declared.required or declared.default_value.type)
         for name, declared in old.attributes.items()
-        if name not in given
+        if name not in set_attributes
     )
 
 
@@ -196,7 +196,7 @@ def _admits(
         old: the input or output in this schema.
         new: the input or output in the schema of the model.
         known: the type; empty if it is unknown.
-        bound: the types of the schema's type variables, so far.
+        bound: the types that earlier values give to the schema's type variables.
     """
     if not known:
         return new.types <= old.types and new.type_str == old.type_str
@@ -208,7 +208,7 @@ def _admits(
 def _leading(
     new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
 ) -> int:
-    """Return the number of leading values whose names may differ: those that both require."""
+    """Return the number of leading values that both schemas require, whose names may differ."""
     count = 0
     for new_role, old_role in zip(new, old, strict=False):
         single = OpSchema.FormalParameterOption.Single
@@ -226,10 +226,10 @@ def _role(roles: Sequence[OpSchema.FormalParameter], place: int) -> OpSchema.For
 
 
 def _known_types(model: onnx.ModelProto, version: int) -> _Types:
-    """Return the types of values by name, as schemas write them; of other values they are unknown.
+    """Return the known types of values by name, as schemas write them.
 
-    A value that is declared nowhere has the type of the inputs of its node, if its operator says
-    so.
+    A value without a declared type has that of its node's inputs if the operator's schema requires
+    this.
     """
     graphs = [model.graph]
     graphs += chain.from_iterable(map(subgraphs, nodes_within(model.graph.node)))
@@ -274,7 +274,7 @@ def _written(value: TypeProto) -> str:
 def _converted(
     model: onnx.ModelProto, version: int, schemas: list[OpSchema | None]
 ) -> onnx.ModelProto:
-    """Return the model with another version of the default domain and the IR version of that."""
+    """Return the model with another version of the default domain, and a fitting IR version."""
     older = deepcopy(model)
     for entry in older.opset_import:
         if entry.domain in _DEFAULT_DOMAIN:
@@ -282,9 +282,9 @@ def _converted(
     nodes = [node for node in all_nodes(older) if node.domain in _DEFAULT_DOMAIN]
     for node, schema in zip(nodes, schemas, strict=True):
         if schema is not None:
-            kept = [entry for entry in node.attribute if entry.name in schema.attributes]
+            attributes = [entry for entry in node.attribute if entry.name in schema.attributes]
             del node.attribute[:]
-            node.attribute.extend(kept)
+            node.attribute.extend(attributes)
     needed = helper.find_min_ir_version_for([*older.opset_import], ignore_unknown=True)
     older.ir_version = min(model.ir_version, max(needed, _FIRST_IR_WITH_INITIALIZERS))
     return older

@@ -290,5 +290,5 @@ def _import_module(backend: str, name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = "is it installed here? a file is written python:path/to/file.py:attribute"
-        description = f": there is no module {printable(error.name)}"
+        description = f": no module named {printable(error.name)}"
         raise unavailable(backend, description, hint) from error

@@ -152,7 +152,7 @@ def write_project_files(
 
 
 def _require_known(specification: Specification) -> None:
-    """Make sure that a backend which is given by its name exists.
+    """Require that a backend given by its name exists.
 
     Raises:
         UsageError: if it does not exist.
@@ -162,7 +162,7 @@ def _require_known(specification: Specification) -> None:
     if name and name not in backend_names:
         listed = f"{', '.join(backend_names)}, python:FILE:ATTRIBUTE or exec:COMMAND"
         hint = nearest(name, backend_names, listed)
-        raise UsageError(f"there is no backend {printable(repr(name))}", hint=hint)
+        raise UsageError(f"unknown backend {printable(repr(name))}", hint=hint)
 
 
 def _short_name(specification: Specification) -> str:
@@ -227,7 +227,7 @@ def _workflow(
             raise UsageError(f"{printable(repr(requirement))} is not a requirement for pip")
     inner = PurePath(os.path.relpath(folder.absolute(), root)).as_posix()
     is_root = inner == "."
-    # The suites are part of onnxopt, so that another version may have other cases.
+    # The suites are part of onnxopt, so another version may have other cases.
     extra = "[adapters]" * bool(specification.adapter) or "[ort]" * (
         specification.name == "onnxruntime"
     )

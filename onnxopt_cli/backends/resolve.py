@@ -146,7 +146,7 @@ def _backend(specification: Specification) -> Backend:
     kinds = "python:module:attribute, exec:COMMAND and adapter:NAME"
     listed = f"known are {', '.join(names)}, {kinds}"
     raise UsageError(
-        f"there is no backend {printable(repr(specification.name))}",
+        f"unknown backend {printable(repr(specification.name))}",
         hint=f"{nearest(specification.name, names)} {listed}".strip(),
     )
 
@@ -170,7 +170,7 @@ def known_adapters() -> list[KnownBackend]:
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
     from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
 
-    known = []
+    adapters = []
     for name in shipped_adapters():
         specification = parse_specification(f"{ADAPTER}{name}")
         adapter, problem = read_adapter(specification), ""
@@ -184,8 +184,8 @@ def known_adapters() -> list[KnownBackend]:
         except BackendUnavailable as error:
             installed, problem = False, error.message
         kind = "adapter, installed" if installed else "adapter"
-        known.append(KnownBackend(specification.text, kind, version, problem))
-    return known
+        adapters.append(KnownBackend(specification.text, kind, version, problem))
+    return adapters
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:
@@ -216,6 +216,6 @@ def _known_plugin(entry_point: EntryPoint) -> KnownBackend:
     distribution = entry_point.dist
     package_version = f"{distribution.name} {distribution.version}" if distribution else ""
     module = entry_point.module.partition(".")[0]
-    problem = "" if importlib.util.find_spec(module) else f"there is no module {module}"
+    problem = "" if importlib.util.find_spec(module) else f"no module named {module}"
     fields = entry_point.name, entry_point.value, "" if problem else package_version, problem
     return KnownBackend(*map(printable, fields))

@@ -105,8 +105,8 @@ def complete_backend(context: click.Context) -> Iterable[str]:
         configuration = configuration_here(context)
         configured = configuration.backends if configuration else ()
     adapters = [f"{ADAPTER}{name}" for name in shipped_adapters()]
-    known = [backend.name for backend in known_backends()]
-    return [*configured, *known, *adapters, "python:", "exec:", ADAPTER]
+    names = [backend.name for backend in known_backends()]
+    return [*configured, *names, *adapters, "python:", "exec:", ADAPTER]
 
 
 @_offering

@@ -121,16 +121,16 @@ def _failing_case(
     for result in record.results:
         if result.failing and result.case not in OUTSIDE_IDS:
             failing.setdefault(result.case, []).append(result)
-    shown = printable(str(saved))
+    path = printable(str(saved))
     if not failing:
-        raise UsageError(f"{shown} has no failing case")
+        raise UsageError(f"{path} has no failing case")
     if case_id is None and len(failing) > 1:
         listed = some_of([*failing], _MAX_NAMED_CASES)
-        raise UsageError(f"{shown} has {len(failing)} failing cases; name one", hint=listed)
+        raise UsageError(f"{path} has {len(failing)} failing cases; name one", hint=listed)
     case_id = case_id or next(iter(failing))
     if case_id not in failing:
         listed = some_of([*failing], _MAX_NAMED_CASES)
-        message = f"{printable(case_id)} is not a failing case of {shown}"
+        message = f"{printable(case_id)} is not a failing case of {path}"
         raise UsageError(message, hint=nearest(case_id, failing, listed))
     results = failing[case_id]
     run_values = RunConfig.from_json(record.options).values()

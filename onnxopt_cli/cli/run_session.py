@@ -171,9 +171,9 @@ class Display:
 
     def _explained(self, view: RunView) -> Iterable[Text]:
         """Return lines for the explanations that the printed causes do not cover."""
-        whole = self._verbose or self._quiet
+        prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
-            view.record.explanations if whole else view.open_explanations
+            view.record.explanations if prints_all else view.open_explanations
         )
 
     def _failures(self, view: RunView) -> None:

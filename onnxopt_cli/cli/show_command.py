@@ -81,8 +81,8 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         except UsageError as error:
             names_of_operators = [operator.name for operator in registry().operators]
             fallback = f"operators are {', '.join(names_of_operators)}; {error.hint}"
-            known = [*names_of_operators, *(schema.name for schema in get_all_schemas())]
-            hint = nearest(name, known, fallback)
+            candidates = [*names_of_operators, *(schema.name for schema in get_all_schemas())]
+            hint = nearest(name, candidates, fallback)
             raise UsageError(error.message, hint=hint) from error
         if collection.problems:
             raise InvalidCase(collection.problems)

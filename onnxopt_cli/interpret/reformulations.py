@@ -82,11 +82,13 @@ def _with_scalars_in(
     """
 
     def convert_and_compute(call: Call[Array], dtype: np.dtype[Any]) -> list[Array]:
-        kept = set(call.operator.outputs.values())
+        output_types = set(call.operator.outputs.values())
         # If an output has the type of a scalar, as loss_new has that of loss, the scalar's digits
         # are part of the result, so it may be widened but not narrowed.
         scalars = tuple(
-            scalar.astype(np.result_type(dtype, scalar.dtype) if item.name in kept else dtype)
+            scalar.astype(
+                np.result_type(dtype, scalar.dtype) if item.name in output_types else dtype
+            )
             if scalar.dtype.kind == "f"
             else scalar
             for item, scalar in zip(call.operator.scalars, call.scalars, strict=True)

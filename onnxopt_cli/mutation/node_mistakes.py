@@ -1,7 +1,7 @@
 """Known mistakes of operators without a formula, by which failures are explained.
 
-Besides the mutants that follow from an operator's schema these are mistakes that implementations
-make in one operator or family: another rounding, another convention, another order of gates.
+They comprise the mutants that follow from an operator's schema, and mistakes that implementations
+make in one operator or family, such as another rounding, convention or order of gates.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
     kinds = {name: attribute_type(entry) for name, entry in sorted(schema.attributes.items())}
     for name, kind in kinds.items():
         options = choices(schema.name, name) if kind == "STRING" else ()
-        for given, read in permutations(options, 2):
+        for choice, read_choice in permutations(options, 2):
             yield NodeMutant(
-                f"{name} {given} read as {read}",
+                f"{name} {choice} read as {read_choice}",
                 MutantKind.ATTRIBUTE_VALUE,
-                f"The value {given} of the attribute {name} is read as {read}.",
-                partial(_read_as, name, given.encode(), read.encode()),
+                f"The value {choice} of the attribute {name} is read as {read_choice}.",
+                partial(_read_as, name, choice.encode(), read_choice.encode()),
             )
         if kind == "INT" and not schema.attributes[name].required:
             for value in (0, 1):
@@ -158,8 +158,8 @@ def _output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _first_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
-    first, *others = outputs
-    return [change(first) if isinstance(first, np.ndarray) else first, *others]
+    first, *further = outputs
+    return [change(first) if isinstance(first, np.ndarray) else first, *further]
 
 
 def _each_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
@@ -435,12 +435,12 @@ def _quantized(rounded: Callable[[Array, Array], Array], *, saturates: bool = Tr
         if scale.size > 1:
             shape[node.attribute("axis") % x.ndim] = scale.size
         quotient = (x / scale.reshape(shape)).astype(np.float64)
-        whole = rounded(quotient, zeros.reshape(shape))
+        quantized = rounded(quotient, zeros.reshape(shape))
         limits = np.iinfo(dtype)
         if saturates:
-            whole = np.clip(whole, limits.min, limits.max)
-            return [whole.astype(dtype)]
-        return [np.nan_to_num(whole).astype(np.int64).astype(dtype)]
+            quantized = np.clip(quantized, limits.min, limits.max)
+            return [quantized.astype(dtype)]
+        return [np.nan_to_num(quantized).astype(np.int64).astype(dtype)]
 
     return computation
 

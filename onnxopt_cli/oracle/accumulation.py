@@ -1,16 +1,17 @@
 """Systematic errors of sums of products: accumulators that truncate, or that are too short.
 
 Each element of a matrix product may be within its limit although the accumulator rounds toward zero
-or has few bits. The errors of many elements show it. With operands whose digits are random, each
-rounding of a right algorithm has an error between -u|s| and u|s| of mean 0, where s is a partial
-sum. In units of u sum|ab|, the error r of an element of n products is then sub-Gaussian with a
-variance of at most n + 2, whatever the order of the sum, with or without FMA. For T elements and a
-probability p,
+or has too few bits. The errors of many elements together reveal such a defect. If the digits of the
+operands are random, each rounding of a correct algorithm has an error of mean 0 between -u|s| and
+u|s|, where s is a partial sum. In units of u sum|ab|, the error r of an element of n products is
+then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without FMA.
+For T elements and a probability p,
 
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
 
-Terms that are small beside the sum are lost systematically; a bound of that is added to both.
+Terms that are small compared with the sum are lost systematically; a bound of this loss is added to
+both limits.
 Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
 becomes 2. TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
@@ -30,24 +31,25 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-#: Probability that a right algorithm fails one of the four tests of an output; below 1e-9 together.
+#: Probability that a correct algorithm fails one of the four tests of an output; together, the
+#: probability is below 1e-9.
 FALSE_ALARM = 1e-10
-#: The same for a finding that is reported without a failure.
+#: The probability of each test for a finding that is reported without a failure.
 FINDING_PROBABILITY = 1e-4
-#: With fewer elements, the tests are too weak.
+#: Smaller outputs are not examined: the tests would be too weak.
 MIN_ELEMENTS = 256
-# More products are not computed again.
+# Outputs with more products are not examined.
 _MAX_PRODUCTS = 1 << 24
-# Operands must be within these magnitudes, or 0, and this share of them have a nonzero last byte.
-_LEAST, _LARGEST, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
-# Elements of 16 bits in which more is cancelled are left out.
+# Nonzero operands must have magnitudes in this range, and this share of them a nonzero last byte.
+_MIN_MAGNITUDE, _MAX_MAGNITUDE, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
+# 16-bit elements whose terms cancel by a larger factor are left out.
 _MAX_CANCELLATION = 64.0
-# Terms below this many units of a sum are rounded systematically. Terms that are drawn.
+# Terms below this number of units of a sum are rounded systematically; number of terms drawn.
 _SMALL_TERM, _DRAWN_TERMS = 8.0, 4096
 _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _VARIANCE_OF_SUM = 1 / 9
-# A mean error is stated beside a large mean square if it exceeds this many standard errors.
+# A mean error is stated beside a large mean square if it exceeds this number of standard errors.
 _SIGNIFICANT = 7.0
 
 
@@ -57,7 +59,7 @@ class AccumulationFinding:
 
     Attributes:
         text: a description.
-        fails: whether a right algorithm has it with a probability below 1e-9.
+        fails: whether the probability of the finding for a correct algorithm is below 1e-9.
     """
 
     text: str
@@ -81,9 +83,9 @@ class _Sums:
     terms: Array
 
     def lost(self, roundoff: float) -> float:
-        """Return a bound of what sums lose of terms that are small beside them, in units.
+        """Return a bound of the systematic loss of small terms in a sum, in units.
 
-        A term below half a digit of the partial sum is lost altogether, which is no random error.
+        A term below half a digit of the partial sum is lost completely: the error is not random.
         """
         if not self.terms.size or not self.magnitudes.any():
             return 0.0
@@ -95,7 +97,7 @@ class _Sums:
 def accumulation_finding(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[Value]
 ) -> AccumulationFinding | None:
-    """Return a systematic error of the sums of a node; None without any.
+    """Return a systematic error of the sums of a node; None if the tests find no error.
 
     Args:
         model: a model, which is examined if it is a single node with operands of random digits.
@@ -148,8 +150,8 @@ def _tested(
     Args:
         errors: the errors.
         signs: the signs of the exact sums.
-        variance: the largest variance of a right algorithm.
-        lost: the largest systematic error of a right algorithm.
+        variance: the largest variance of a correct algorithm.
+        lost: the largest systematic error of a correct algorithm.
         count: the number of products in a sum.
         short: whether the sums are rounded to 16 bits.
     """
@@ -197,7 +199,7 @@ def _has_random_digits(array: Array) -> bool:
     """Return whether the last digits of operands appear random, without extreme magnitudes."""
     wide = np.abs(array.astype(np.float64))
     numbers = wide[wide > 0]
-    if not numbers.size or numbers.min() < _LEAST or numbers.max() > _LARGEST:
+    if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:
         return False
     # Equal terms are rounded in the same direction.
     if array.dtype != _SINGLE:
@@ -249,7 +251,7 @@ def _summed(equation: str, left: Array, right: Array) -> int:
 def _equation(
     node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
 ) -> str | None:
-    """Return the sums of a node as an equation of Einsum; None if there is none."""
+    """Return the sums of a node as an equation of Einsum; None if it is not a supported sum."""
     ranks = [array.ndim for array in arrays]
     match node.op_type:
         case "MatMul" if ranks == [2, 2]:
@@ -257,11 +259,11 @@ def _equation(
         case "MatMul" if ranks == [3, 3] and arrays[0].shape[0] == arrays[1].shape[0]:
             return "bik,bkj->bij"
         case "Gemm" if {attributes.get("alpha", 1.0), attributes.get("beta", 1.0)} == {1.0}:
-            left = "ki" if attributes.get("transA") else "ik"
-            right = "jk" if attributes.get("transB") else "kj"
-            return f"{left},{right}->ij"
+            first = "ki" if attributes.get("transA") else "ik"
+            second = "jk" if attributes.get("transB") else "kj"
+            return f"{first},{second}->ij"
         case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
-            # Larger kernels may be computed by a fast algorithm. Pads and strides are of no use.
+            # Fast algorithms compute larger kernels. Pads and strides are not supported.
             if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
                 return None
             spatial = "xyzw"[: ranks[0] - 2]
@@ -287,7 +289,7 @@ def _reduction(
     exact, magnitudes = (np.sum(array, axes, keepdims=keeps) for array in (x, np.abs(x)))
     count = round(x.size / max(1, exact.size))
     if node.op_type == "ReduceMean":
-        # The reciprocal of another number rounds in all means alike.
+        # The reciprocal of any other number has a rounding error that all means share.
         if count & (count - 1):
             return None
         exact, magnitudes, x = exact / count, magnitudes / count, x / count

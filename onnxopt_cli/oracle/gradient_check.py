@@ -1,4 +1,4 @@
-"""Checks derivatives that are computed in reverse mode against differences of the function itself.
+"""Confirm derivatives that were computed in reverse mode by differences of the function itself.
 
 The function that a Gradient node differentiates runs on onnx's reference in double, at points on
 both sides of the node's inputs, at distances h that become smaller. An element of a derivative is
@@ -32,7 +32,7 @@ from onnxopt_cli.oracle.patching import replaced, replacements
 
 # Distances in units of the element's magnitude.
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
-# A derivative that differs by a larger share from the difference is not confirmed.
+# A derivative is not confirmed if its relative distance to the difference quotient is larger.
 _AGREEMENT = 1e-6
 # A derivative much smaller than the largest of its tensor is lost in the roundings of the function.
 _SMALL_SHARE = 1e-6
@@ -46,7 +46,7 @@ _RANDOM_DIRECTIONS = 8
 
 
 def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Array]:
-    """Return which elements of derivatives differences do not confirm.
+    """Return the elements of derivatives that differences do not confirm, as masks.
 
     Args:
         model: a model with Gradient nodes.
@@ -79,7 +79,7 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
 def with_inconclusive_elements(
     right: Sequence[tuple[Array, Array]], unconfirmed: Array
 ) -> tuple[tuple[Array, Array], ...]:
-    """Return right values and their tolerances, which are infinite for unconfirmed elements."""
+    """Return correct values and their tolerances, which are infinite for unconfirmed elements."""
     return tuple((value, np.where(unconfirmed, np.inf, limit)) for value, limit in right)
 
 
@@ -93,7 +93,7 @@ def _depends_on_unconfirmed(model: onnx.ModelProto, name: str, masks: Mapping[st
 def _wide_values(
     model: onnx.ModelProto, inputs: Mapping[str, Value], functions: Sequence[_Function]
 ) -> dict[str, Any]:
-    """Return the tensors that functions and their derivatives consist of, in double."""
+    """Return the tensors of the functions and of their derivatives, in double."""
     names = list(dict.fromkeys(name for function in functions for name in function.tensors))
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
@@ -153,12 +153,12 @@ class _Function:
         return model
 
     def unconfirmed(self, gradient: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Array]:
-        """Return for each output of the Gradient node which elements are unconfirmed."""
+        """Return a mask of the unconfirmed elements of each output of the Gradient node."""
         nested = any(map(is_gradient, self._graph.nodes))
         point = {name: values[self._graph.substitutes.get(name, name)] for name in self._free}
         model = self._as_model()
         if nested:
-            # Derivatives of derivatives: the inner ones have been confirmed by themselves.
+            # The inner derivatives of derivatives have been confirmed separately.
             model = expand_gradients(model, point, native_outputs)
         function = ReferenceModel(model, wide=True)
         (y,) = function.run(point)
@@ -200,7 +200,7 @@ def _is_confirmed(
 ) -> bool:
     """Return whether differences along a direction confirm a derivative."""
     terms = derivative * direction.step
-    # The step is zero for the elements that do not move, whose derivative may be infinite.
+    # Elements that do not move have a step of zero; their derivative may be infinite.
     stated = float(np.sum(np.where(direction.step != 0, terms, 0.0)))
     if not np.isfinite(stated):
         return False
@@ -213,7 +213,7 @@ def _is_confirmed(
             moved = point[direction.name] + sign * distance * direction.step
             (moved_y,) = function.run({**point, direction.name: moved})
             moved_y = np.asarray(moved_y, np.float64)
-            # NaN and infinity that stay as they are do not depend on the direction.
+            # Values that remain NaN or infinite do not depend on the direction.
             same = (moved_y == y) | (np.isnan(moved_y) & np.isnan(y))
             change = np.where(same, 0.0, moved_y - y)
             slopes.append(float(change.sum()) * sign / distance)

@@ -242,12 +242,12 @@ def _result(
 def other_defect(result: Result) -> str:
     """Return the part of a failure's message that wrong outputs do not account for; may be empty.
 
-    That is a model which must be rejected, a changed input, or a leak.
+    Such a part reports a model that should have been rejected, a changed input, or a leak.
     """
     steps = tuple(result.curve)
-    rest = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
+    remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
     # The message of a trajectory has a summary of its wrong steps, too.
-    return rest if not steps or rest.startswith(_INPUTS_CHANGED) else ""
+    return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
 # The text that a backend prints is not kept with these outcomes.

@@ -122,7 +122,8 @@ def named_suite(
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
     A generated suite is limited to the operator whose file has the stem, and the gallery to the
-    runtime whose adapter has this name; if there is none, the suite is complete.
+    runtime whose adapter has this name. Without such an operator or adapter, all cases are
+    returned.
     """
     if name in CORPORA:
         return corpus(name, telling)

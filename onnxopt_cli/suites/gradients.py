@@ -33,7 +33,7 @@ GRADIENTS = "gradient"
 #: Incremented when a case is added, removed or changed.
 VERSION = "1"
 _OPSET = 17
-# Numbers have this many decimals, so that those of a tensor can differ in all elements.
+# Number of decimals, with which all elements of a tensor can differ.
 _DECIMALS = 3
 _Step: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Mapping[str, Any]]
 
@@ -76,8 +76,8 @@ class GradientCase:
         name: the name of the case.
         about: what the case tests, in one sentence.
         inputs: the inputs of the model.
-        steps: its nodes: operator, inputs, outputs, attributes. A constant is an input of the node
-            that begins with a sign: ``=1,2``.
+        steps: its nodes: operator, inputs, outputs, attributes. An input that begins with ``=``
+            is a constant, as in ``=1,2``.
         xs: tensors by which y is differentiated.
         zs: the other variables.
         feeds: the inputs of the Gradient node if they are not the tensors that it names.
@@ -154,7 +154,7 @@ class GradientCase:
 
 
 def _constant(name: str, text: str, dtype: str) -> onnx.TensorProto:
-    """Return an initializer: integers, or numbers of the case's type if one has a point."""
+    """Return an initializer: integers, or floats if a number has a decimal point."""
     scalar = text.endswith("!")
     numbers = [float(number) for number in text.rstrip("!").split(",") if number]
     array = np.array(numbers, dtype if "." in text else "int64")

@@ -137,7 +137,7 @@ def test_misspelt_backend_gets_a_suggestion(onnxopt):
         ("exec:./not-here", "is not there", 4),
         (plugin("Nothing"), "neither prepare", 4),
         (plugin("Misspelt"), "has no Misspelt", 4),
-        ("no-such-backend", "there is no backend", 2),
+        ("no-such-backend", "unknown backend", 2),
     ],
 )
 def test_backend_that_does_not_start_breaks_only_the_first_rule(backend, words, code, onnxopt):

@@ -84,7 +84,7 @@ def test_unknown_option_error_lists_options(name, hint):
     [("onnx-runtime", "onnxruntime"), ("Numpy", "numpy"), ("reference", "onnx-reference")],
 )
 def test_unknown_backend_error_suggests_and_lists_names(name, near):
-    with pytest.raises(UsageError, match=f"there is no backend '{name}'") as caught:
+    with pytest.raises(UsageError, match=f"unknown backend '{name}'") as caught:
         resolve_backend(name)
     assert near in caught.value.hint.partition("?")[0]
     assert "known are numpy, onnxruntime, onnx-reference" in caught.value.hint

@@ -109,11 +109,11 @@ def use_part(monkeypatch):
     """
 
     def add(name, step):
-        known = dict(catalogue.suites())
-        suite = known[name]
+        suites = dict(catalogue.suites())
+        suite = suites[name]
         part = suite._replace(templates=lambda operator: [*suite.templates(operator)][::step])
-        known[f"some_{name}"] = part
-        monkeypatch.setattr(catalogue, "suites", lambda: known)
+        suites[f"some_{name}"] = part
+        monkeypatch.setattr(catalogue, "suites", lambda: suites)
         return f"some_{name}"
 
     return add

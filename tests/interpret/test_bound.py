@@ -353,7 +353,7 @@ def test_double_output_beside_float32_tensors_has_double_precision():
 @pytest.mark.parametrize("size", [1e42, 1e100, -1e100])
 def test_doubles_beyond_float32_must_not_be_converted_to_it(name, size):
     operator = registry().named(name)
-    others = [np.float32([0.5, 0.25])] * (len(operator.tensors) - 1)
+    further_tensors = [np.float32([0.5, 0.25])] * (len(operator.tensors) - 1)
     attributes = {
         attribute.name: attribute.default if attribute.default is not None else 0.5
         for attribute in operator.attributes
@@ -362,7 +362,7 @@ def test_doubles_beyond_float32_must_not_be_converted_to_it(name, size):
     attributes |= {"mode": "standard"} if name == "Momentum" else {}
     attributes["norm_coefficient"] = 0.25
     X = np.float64([size, 1.0])
-    X_new, *_ = bound(call_of(name, 0.1, 3, X, *others, dtype=np.float32, **attributes))
+    X_new, *_ = bound(call_of(name, 0.1, 3, X, *further_tensors, dtype=np.float32, **attributes))
     assert X_new.expected.dtype == np.float64
     assert np.isfinite(X_new.expected).all()
     # Within the range of float32, its digits suffice.

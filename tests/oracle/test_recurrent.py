@@ -232,6 +232,6 @@ def test_states_of_shorter_sequences(direction):
     inputs = {"x": x, **weights, "b": bias, "lengths": np.array(lengths, np.int32)}
     (states,) = reference_outputs(model_of("RNN", inputs, **attributes), inputs)
     for place, length in enumerate(lengths):
-        alone = {"x": x[:length, place : place + 1], **weights}
-        (expected,) = reference_outputs(model_of("RNN", alone, **attributes), alone)
+        sequence = {"x": x[:length, place : place + 1], **weights}
+        (expected,) = reference_outputs(model_of("RNN", sequence, **attributes), sequence)
         np.testing.assert_allclose(states[:length, 0, place], expected[:, 0, 0], rtol=1e-6)

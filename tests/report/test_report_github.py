@@ -54,8 +54,8 @@ def test_every_failing_result_has_one_command():
 
 
 def test_notice_counts_expected_failures():
-    known = result("demo/adam/known", outcome=Outcome.FAIL, standing=Standing.EXPECTED)
-    assert rendered("github", record(result(), known)) == (
+    expected = result("demo/adam/known", outcome=Outcome.FAIL, standing=Standing.EXPECTED)
+    assert rendered("github", record(result(), expected)) == (
         "::notice title=onnxopt::1 pass, 1 expected failure\n"
     )
 

@@ -85,11 +85,11 @@ def test_each_failure_is_folded_and_shows_its_diff_and_command():
 
 
 def test_expected_failures_are_counted_and_grouped_apart_from_failures():
-    known = [
+    expected = [
         result(f"demo/{number}", outcome=Outcome.FAIL, standing=Standing.EXPECTED)
         for number in range(145)
     ]
-    text = markdown(record(result(), *known))
+    text = markdown(record(result(), *expected))
     assert text.startswith("# onnxopt fails only as expected\n\n1 pass, 145 expected failures\n")
     assert "## 145 expected failures, by cause\n\n- **145** `Adam: X_new off`, as `demo/0`" in text
     assert "<details><summary>fail" not in text
@@ -107,10 +107,10 @@ def test_unsupported_cases_are_grouped_by_reason_apart_from_failures():
 
 
 def test_hostile_text_is_shown_and_does_not_become_markup():
-    shown = RenderedMarkdown(markdown(hostile()))
-    assert shown.tags <= OUR_TAGS
-    assert not shown.open
-    rendered_text = "".join(data for _, data in shown.text)
+    rendered = RenderedMarkdown(markdown(hostile()))
+    assert rendered.tags <= OUR_TAGS
+    assert not rendered.open
+    rendered_text = "".join(data for _, data in rendered.text)
     for text in ("<script>document.title='owned'</script>", "a|b`c``d|e\\|f", "{{ 7 * 7 }}"):
         assert text in rendered_text
 
@@ -118,10 +118,10 @@ def test_hostile_text_is_shown_and_does_not_become_markup():
 @pytest.mark.parametrize("text", [*HOSTILE, "````\n# owned"])
 def test_hostile_message_stays_in_its_code_block(text):
     run = record(result(outcome=Outcome.ERROR, message=f"first\n{text}"))
-    shown = RenderedMarkdown(markdown(run))
-    headings = [data for tag, data in shown.text if tag in ("h1", "h2")]
+    rendered = RenderedMarkdown(markdown(run))
+    headings = [data for tag, data in rendered.text if tag in ("h1", "h2")]
     assert headings == ["onnxopt does not conform", "1 not as expected"]
-    assert shown.tags <= OUR_TAGS
+    assert rendered.tags <= OUR_TAGS
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -356,7 +356,7 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # The headline, and where the cause is no wrong value, the list of causes and the message.
+    # In the headline; also in the list of causes and the message unless the cause is a wrong value.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 

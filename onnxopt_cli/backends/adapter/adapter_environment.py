@@ -3,8 +3,8 @@
 An environment belongs to the adapter's requirements and lock, the version of the runtime and the
 interpreter: if one of them changes, another environment is used. It is created in a temporary
 folder beside its final place and renamed when it is complete. The process that creates it holds a
-lock on the parent folder, for which other processes wait; a temporary folder that remains of a
-killed process is removed by the next one.
+lock on the parent folder, for which other processes wait. The next process removes the temporary
+folder that a killed process left.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class AdapterEnvironment:
             telling: opens a progress display.
 
         Raises:
-            BackendUnavailable: if the packages cannot be installed, or the cache not be written.
+            BackendUnavailable: if the packages cannot be installed, or the cache cannot be written.
         """
         if self.packages() is not None:
             return
@@ -230,7 +230,7 @@ class AdapterEnvironment:
             place = self.folder / _ENVIRONMENT
             move_scripts(new, place)
             if os.path.lexists(place):
-                # It is not usable: its interpreter has been removed, or its manifest is damaged.
+                # An unusable environment: its interpreter was removed, or its manifest is damaged.
                 place.rename(work / "unusable")
             new.rename(place)
         finally:
@@ -290,7 +290,7 @@ class AdapterEnvironment:
 
     @property
     def system_hint(self) -> str:
-        """The packages of the operating system that the adapter needs; empty for none."""
+        """The packages of the operating system that the adapter needs, in words; may be empty."""
         listed = [
             f"{printable(system)}: {printable(' '.join(packages))}"
             for system, packages in self.adapter.system_packages.items()

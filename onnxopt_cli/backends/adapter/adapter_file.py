@@ -60,8 +60,8 @@ class Adapter:
         path: the file.
         dependencies: the packages that it needs.
         python: the versions of Python that it needs.
-        runtimes: the distributions whose versions identify the backend; the first one is what
-            ``@VERSION`` sets.
+        runtimes: the distributions whose versions identify the backend; ``@VERSION`` sets the
+            version of the first.
         unsupported: regular expressions that match errors about unsupported features.
         system_packages: packages of operating systems that it needs, by the system.
         lock: the content of the lock file; empty without one.
@@ -138,10 +138,10 @@ def shipped_adapters() -> list[str]:
 
 
 def adapter_source(specification: Specification) -> str:
-    """Return the path of an adapter's file: of a user's file, which need not exist, as written.
+    """Return the path of an adapter's file; a user's file need not exist, and is named as written.
 
     Raises:
-        UsageError: if there is no adapter of this name.
+        UsageError: if no adapter has this name.
     """
     name = specification.adapter
     if name.endswith(".py") or "/" in name or "\\" in name:
@@ -153,7 +153,7 @@ def adapter_source(specification: Specification) -> str:
             raise misused(specification.text, f": {printable(rest)!r} is not an option")
         listed = f"known are {', '.join(names)}; a file is written {ADAPTER}./file.py"
         hint = nearest(problem, names, listed)
-        raise misused(specification.text, f": there is no adapter {printable(name)!r}", hint)
+        raise misused(specification.text, f": unknown adapter {printable(name)!r}", hint)
     return str(SHIPPED / f"{name.replace('-', '_')}.py")
 
 
@@ -166,8 +166,7 @@ def read_adapter(specification: Specification) -> Adapter:
     """Read the adapter that a specification names.
 
     Raises:
-        UsageError: if there is no adapter of this name, its file or lock is malformed, or the
-            version is not one.
+        UsageError: if no adapter has this name, or its file, its lock or the version is malformed.
         BackendUnavailable: if the file does not exist or cannot be read.
     """
     path = Path(adapter_source(specification))

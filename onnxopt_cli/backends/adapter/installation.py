@@ -29,7 +29,7 @@ from onnxopt_cli.core.linux import end_with
 INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
 INSTALLERS = ("uv", "pip")
 
-# Output of uv and pip that shows that no package index was reached, or that none may be.
+# Output of uv and pip from which it follows that no package index was reached or allowed.
 _OFFLINE = re.compile(
     r"connection broken by|Failed to establish a new connection|error sending request|dns error"
     r"|Network is unreachable|Name or service not known|Temporary failure in name resolution"
@@ -41,7 +41,7 @@ _OFFLINE = re.compile(
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")
 # Variables of Python that would change what the installer or the environment imports.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-# A line of output that tells of one more package.
+# A line of output that reports progress by one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
 # uv's errors begin with a multiplication sign and continue as a tree.
 _ERROR = re.compile(r"ERROR|error|\u00d7|  ?[╰├]─▶|Caused by")
@@ -92,7 +92,7 @@ def install(
         interpreter: the interpreter of the environment.
         requirements: the packages.
         constraints: further requirements, on the packages that these need.
-        tick: called every second, with the number of packages that are known to be done.
+        tick: called every second, with the number of packages that are reported as processed.
 
     Raises:
         NotInstalled: if the installer fails.
@@ -127,7 +127,7 @@ def _chosen_uv() -> str:
     chosen = os.environ.get(INSTALLER_VARIABLE, "")
     if chosen not in {"", *INSTALLERS}:
         raise NotInstalled(
-            f"{INSTALLER_VARIABLE} is {chosen!r}; it is one of {', '.join(INSTALLERS)}"
+            f"{INSTALLER_VARIABLE} is {chosen!r}; expected one of {', '.join(INSTALLERS)}"
         )
     uv = "" if chosen == "pip" else find_uv()
     if chosen == "uv" and not uv:

@@ -69,14 +69,14 @@ def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
     if admitted.contains(present, prereleases=True):
         implementation = platform.python_implementation()
         return Interpreter(sys.executable, implementation, present, platform.machine())
-    other = _other_interpreter(str(admitted), os.environ.get("PATH", ""))
-    if other is None:
+    interpreter = _other_interpreter(str(admitted), os.environ.get("PATH", ""))
+    if interpreter is None:
         raise unavailable(
             backend,
-            f" needs Python {admitted}; this is Python {present}, and no other one is installed",
-            "install one that PATH leads to as python3.N, or with: uv python install 3.N",
+            f" needs Python {admitted}; this is Python {present}, and no other Python is installed",
+            "install one as python3.N on PATH, or with: uv python install 3.N",
         )
-    return other
+    return interpreter
 
 
 @cache

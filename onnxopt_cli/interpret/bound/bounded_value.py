@@ -270,7 +270,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     mixed = [
         operand
         for operand in operands
-        if isinstance(operand, Mixed) and any(operand.coarse is other for other in highest)
+        if isinstance(operand, Mixed) and any(operand.coarse is value for value in highest)
     ]
     if not mixed:
         return result

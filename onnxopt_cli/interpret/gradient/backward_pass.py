@@ -1,7 +1,7 @@
-"""The nodes that a backward pass consists of, and the node that a rule differentiates.
+"""The nodes of a backward pass, and the node that a rule differentiates.
 
-Shapes are known when the nodes are written, since a model is differentiated for given inputs. So
-the axes of sums, and the elements that a node moves, are constants of the backward pass.
+A model is differentiated for given inputs, so all shapes are known. The axes of sums, and the
+elements that a node moves, are therefore constants of the backward pass.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BackwardPass:
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
         """Append a Reshape."""
         if 0 in shape:
-            # Reshape copies a dimension where the shape has a zero, whose place may differ.
+            # Reshape replaces a zero in the shape by the input's dimension at its place.
             return self.node("Expand", self.reshaped_nonempty(name), self.integers(shape))
         return self.node("Reshape", name, self.integers(shape))
 
@@ -79,7 +79,7 @@ class BackwardPass:
         return self.summed(flat, [0], keepdims=False)
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
-        """Append a ReduceSum; the tensor itself without axes."""
+        """Append a ReduceSum; return the tensor itself if there are no axes."""
         if not axes:
             return name
         if self.opset < _AXES_INPUT_VERSION:
@@ -179,8 +179,8 @@ class DifferentiatedNode:
         """Append the sum over the axes along which an input was broadcast.
 
         Args:
-            gradient: the gradient by the broadcast input.
-            shape: its shape.
+            gradient: the gradient with respect to the broadcast input.
+            shape: the gradient's shape.
             name: the input.
         """
         own_shape = self.shape(name)
@@ -211,7 +211,7 @@ class DifferentiatedNode:
 
         Args:
             gradients: a vector of gradients, followed by a zero.
-            sources: the index of the element that each place holds; negative for none.
+            sources: the index of the element at each place; negative if it holds no element.
             name: the input.
         """
         table = places_of(sources, prod(self.shape(name)))
@@ -224,7 +224,7 @@ def places_of(sources: Array, count: int) -> Array:
     """Return the places that hold each element: one row per element.
 
     Args:
-        sources: the index of the element that each place holds; negative for none.
+        sources: the index of the element at each place; negative if it holds no element.
         count: number of elements.
 
     Returns:
@@ -241,7 +241,7 @@ def places_of(sources: Array, count: int) -> Array:
 
 
 def numbered(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Yield arrays of the same shapes that hold numbers from 1 on, without repetition."""
+    """Yield arrays of the same shapes that number all elements consecutively from 1."""
     first = 1
     for name, array in arrays.items():
         yield name, np.arange(first, first + array.size, dtype=np.float64).reshape(array.shape)

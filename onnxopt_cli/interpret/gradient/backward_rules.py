@@ -46,7 +46,7 @@ def _square(node: DifferentiatedNode, name: str) -> str:
 def _where_positive(
     node: DifferentiatedNode, x: str, positive: str, otherwise: str | None = None
 ) -> str:
-    """Append a choice by the sign of x; ``otherwise`` is zero by default."""
+    """Append a Where by the sign of x; ``otherwise`` is zero by default."""
     is_positive = node.call("Greater", x, node.like(0, x))
     return node.call("Where", is_positive, positive, otherwise or node.like(0, x))
 
@@ -160,7 +160,7 @@ def _cast_like(node: DifferentiatedNode) -> Sequence[str | None]:
 
 
 def _broadcast(node: DifferentiatedNode, gradients: Sequence[str | None]) -> list[str | None]:
-    """Sum gradients of the output's shape over the axes that each input was broadcast along."""
+    """Sum gradients of the output's shape over the axes along which each input was broadcast."""
     shape = node.shape(node.outputs[0])
     return [
         gradient and node.reduced(gradient, shape, name)
@@ -265,7 +265,7 @@ def _matmul(node: DifferentiatedNode) -> Sequence[str | None]:
     a, b = node.inputs
     a_shape, b_shape = node.shape(a), node.shape(b)
     backward, g = node.backward, node.gradient
-    # Vectors are matrices of one row or one column.
+    # Treat vectors as matrices of one row or one column.
     a_matrix = (1, *a_shape) if len(a_shape) == 1 else a_shape
     b_matrix = (*b_shape, 1) if len(b_shape) == 1 else b_shape
     batch = np.broadcast_shapes(a_matrix[:-2], b_matrix[:-2])
@@ -333,7 +333,7 @@ def _einsum(node: DifferentiatedNode) -> Sequence[str | None]:
         factors = [other for at, other in enumerate(node.inputs) if at != place]
         gradient = node.call("Einsum", node.gradient, *factors, equation=product)
         shape = node.shape(name)
-        # Letters of this operand alone are summed.
+        # Letters that occur in this operand only are summed.
         sizes = [
             size if letter in kept_letters else 1 for letter, size in zip(term, shape, strict=True)
         ]
@@ -367,7 +367,7 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs, given one that is equal along the reduced axes."""
+        """Return the gradients of the inputs, given one that is constant along the reduced axes."""
         return self.gradients(self.node.backward.expanded(name, self.shape))
 
     def gradients(self, name: str) -> list[str | None]:

@@ -25,7 +25,7 @@ def has_gradient(model: onnx.ModelProto) -> bool:
 
 
 def variables_of(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors by which a Gradient node differentiates."""
+    """Return the tensors with respect to which a Gradient node differentiates."""
     return [x.decode() for a in node.attribute if a.name == "xs" for x in a.strings]
 
 

@@ -1,7 +1,7 @@
 """Replace Gradient nodes by nodes that compute the derivatives in reverse mode.
 
-Gradient names tensors of its graph: the part between ``xs`` and ``zs`` on one side and ``y`` on the
-other is the function to differentiate, and its inputs are the values at which it is differentiated.
+Gradient names tensors of its graph. The part of the graph from ``xs`` and ``zs`` to ``y`` is the
+function to differentiate; the inputs of the node are the values at which it is differentiated.
 If y has several elements, their sum is differentiated.
 """
 
@@ -131,7 +131,7 @@ class _Expansion:
         return {output: node for node in nodes for output in node.output if output}
 
     def _is_next(self, node: onnx.NodeProto) -> bool:
-        """Return whether a Gradient node depends on no other one."""
+        """Return whether a Gradient node is independent of all other Gradient nodes."""
         producers = self._producers(*self._gradients)
         primitives = [node for node in producers.values() if not is_gradient(node)]
         everything = [*self._sources, *producers]
@@ -154,7 +154,9 @@ class _Expansion:
             if not output:
                 continue
             if values[name].dtype not in DIFFERENTIABLE:
-                raise NodeError("Gradient has an output by a tensor that is not floating-point")
+                raise NodeError(
+                    "Gradient differentiates with respect to a tensor that is not floating-point"
+                )
             source = gradients.get(name)
             if source is None:
                 zeros = np.zeros(values[name].shape)
@@ -175,7 +177,7 @@ class _Expansion:
             The nodes, the tensor to differentiate, and the tensor of each of ``xs``.
         """
         renamed: dict[str, str] = {}
-        # Each variable gets a tensor of its own, as one value may take the place of several.
+        # Each variable gets its own tensor, since one value may replace several variables.
         for name, substitute in function.substitutes.items():
             if name != substitute:
                 renamed[name] = self._names(f"{name}_substitute")
@@ -229,7 +231,7 @@ class _Expansion:
         return result
 
     def _values(self, names: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> dict[str, Any]:
-        """Return the values of tensors, and of all that the nodes read and compute."""
+        """Return the values of tensors, and of all tensors that the nodes read and compute."""
         names_to_compute = [*names]
         for node in nodes:
             names_to_compute += [*node_inputs(node), *filter(None, node.output)]
@@ -252,7 +254,7 @@ class _Expansion:
         variables: Sequence[str],
         values: Mapping[str, Any],
     ) -> dict[str, str]:
-        """Write the backward pass; return the gradient by each tensor that has one."""
+        """Write the backward pass; return the gradients by the names of their tensors."""
         active = active_tensors(nodes, variables, values)
         gradients = {y: backward.constant(np.ones(values[y].shape), values[y].dtype)}
         for node in reversed(nodes):

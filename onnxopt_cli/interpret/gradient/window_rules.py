@@ -75,7 +75,7 @@ class _Windows:
         return self.node.call("Gather", padded, backward.integers(self.table), axis=2)
 
     def scattered(self, columns: str) -> str:
-        """Append the sum of the gradients of all windows that an element lies in.
+        """Append, for each element, the sum of its gradients in all windows that contain it.
 
         Args:
             columns: gradients of the elements in each window, (N, C, offsets, windows).

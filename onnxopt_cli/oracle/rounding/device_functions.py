@@ -1,9 +1,9 @@
-"""The accuracy of elementary functions that graphics devices document for float32.
+"""Documented errors of the float32 elementary functions of graphics devices.
 
 A backend declares a table with the option ``math``. Each entry returns the largest absolute error
-of a function, given its operands and its exact result; u is the unit roundoff, and an ulp 2u|y|.
-Functions that are not listed, and operands for which a source states no accuracy, are judged as
-usual.
+of a function, given its exact result and its operands. An ulp is taken as 2u|y|, where u is the
+unit roundoff. Functions that are not listed, and operands for which the source states no accuracy,
+keep their usual tolerance.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
 
 
 def _logarithm(near_one: float, ulps: float) -> ErrorOf:
-    """Return an error that is absolute in [0.5, 2], and in ulps elsewhere."""
+    """Return an error that is absolute in [0.5, 2] and in ulps outside."""
     return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
 
 
@@ -38,7 +38,7 @@ def _periodic(error: float) -> ErrorOf:
 
 
 def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
-    """Return the error of a quotient of sine and cosine; 1 / |cos| is sqrt(1 + tan^2)."""
+    """Return the error of the quotient of sine and cosine, with 1 / |cos x| = sqrt(1 + tan^2 x)."""
     return lambda y, x: np.where(
         np.abs(x) <= _PI,
         (sine + np.abs(y) * cosine) * np.sqrt(1 + y * y) + ulps * _ULP * np.abs(y),
@@ -47,7 +47,7 @@ def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
 
 
 def _power(log2_error: Callable[[Array, Array], Array], ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the error of exp2(exponent log2(base)), by the errors of both functions."""
+    """Return the error of exp2(exponent log2(base)), given the errors of exp2 and log2."""
 
     def error(y: Array, base: Array, exponent: Array) -> Array:
         logarithm = np.log2(np.abs(base))
@@ -66,9 +66,10 @@ def _vulkan_exp_ulps(x: Array) -> Array:
     return 3 + 2 * np.abs(x)
 
 
-#: Vulkan 1.4, "Precision of GLSL.std.450 Instructions": exp, log, sin, cos, atan; tan is sin / cos,
-#: sinh and cosh are sums of exp, tanh is sinh / cosh, asin and acos are those of atan2, pow(x, y)
-#: is exp2(y log2(x)); a division has 2.5 ulp.
+#: Vulkan specification, "Precision of GLSL.std.450 Instructions". It states the errors of exp, log,
+#: sin, cos, atan and atan2. Other functions inherit theirs: tan from sin / cos, sinh and cosh from
+#: sums of exp, tanh from sinh / cosh, asin and acos from atan2, and pow(x, y) from exp2(y log2(x)).
+#: A division has an error of 2.5 ulp.
 _VULKAN: Mapping[str, ErrorOf] = {
     "Exp": _relative(_vulkan_exp_ulps),
     "Log": _logarithm(2.0**-21, 3.0),
@@ -83,8 +84,9 @@ _VULKAN: Mapping[str, ErrorOf] = {
     "Tanh": lambda y, x: (_vulkan_exp_ulps(x) * (1 + np.abs(y)) + 2.5 * np.abs(y)) * _ULP,
     "Pow": _power(_log2_error(2.0**-21, 3.0), _vulkan_exp_ulps),
 }
-#: CUDA C++ Programming Guide, "Intrinsic Functions": __expf, __logf, __sinf, __cosf, __tanf,
-#: __powf, __tanhf, to which -use_fast_math maps the functions.
+#: CUDA C++ Programming Guide, "Intrinsic Functions": the errors of __expf, __logf, __sinf, __cosf,
+#: __tanf, __powf, __tanhf and __log2f. The compiler option -use_fast_math maps the standard
+#: functions to these.
 _CUDA_FAST: Mapping[str, ErrorOf] = {
     "Exp": _relative(lambda x: 2 + np.floor(np.abs(1.173 * x))),
     "Log": _logarithm(2.0**-21.41, 3.0),

@@ -201,9 +201,11 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
     adapters = [runtime.adapter for runtime in runtimes() if runtime.adapter in tested]
     limited: list[str] = []
     for target in targets:
-        whole = target.partition("@")[0] == GALLERY
+        is_complete = target.partition("@")[0] == GALLERY
         limited += (
-            [f"{target}/{adapter}" for adapter in adapters] if whole and adapters else [target]
+            [f"{target}/{adapter}" for adapter in adapters]
+            if is_complete and adapters
+            else [target]
         )
     return tuple(limited)
 

@@ -351,7 +351,7 @@ inline std::string quoted(const std::string &text) {
 // hello: the fields of the answer to "hello", without the braces; "name" and "version" at least.
 // run: takes a Node and returns a std::vector<Tensor>, the outputs that are wanted, in order.
 template <class Run> int serve(const std::string &hello, Run run) {
-    // Standard output belongs to the protocol: what a library prints goes to standard error.
+    // Standard output belongs to the protocol, so the output of libraries goes to standard error.
     std::FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
     if (!answers || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
     std::ios::sync_with_stdio(false);
