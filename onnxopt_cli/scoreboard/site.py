@@ -15,7 +15,6 @@ content security policy of each page admits only the style and the script of the
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections import Counter
@@ -72,10 +71,8 @@ def check_available(site: Path) -> None:
     """Make sure that the site can be written.
 
     Raises:
-        UsageError: if Jinja is not installed, or the folder has files of others.
+        UsageError: if the folder has files of others.
     """
-    if importlib.util.find_spec("jinja2") is None:
-        raise UsageError("a scoreboard needs jinja2", hint="pip install 'onnxopt[html]'")
     make_folder(site)
     if not (site / _LIST).is_file() and any(site.iterdir()):
         raise UsageError(
