@@ -4,9 +4,9 @@
     python scripts/check_adapters.py openvino tract@0.22.0  # these, also in other versions
     python scripts/check_adapters.py openvino --lock        # and write locks/openvino.txt
 
-Each adapter runs the node cases of a few common operators. The columns: the runtime, the seconds of
-the installation and of the start, and the number of cases by outcome. Exits with 1 if an adapter
-cannot be installed, does not start, or passes no case.
+Each adapter runs the node cases of a few common operators. The columns are the runtime, the seconds
+of the installation and of the start, and the number of cases by outcome. The script exits with 1 if
+an adapter cannot be installed, does not start, or passes no case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run the rows of the gallery on their runtimes: is each defect reproduced?
+"""Run the rows of the gallery on their runtimes, and report whether each defect is reproduced.
 
 ``python scripts/check_gallery.py openvino tract`` checks the rows of two runtimes, each through its
 adapter; without names, all runtimes are checked. A row is
@@ -34,8 +34,8 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
     runtimes,
 )
 
-# A value counts as the wrong one if it is this near to it, in parts of the distance to the right
-# one: other processors round differently.
+# A returned value counts as the wrong value if their distance is at most this share of the distance
+# between the wrong and the right value, because other processors round differently.
 _MAX_DISTANCE = 0.1
 _MAX_MESSAGE_CHARS = 100
 
@@ -94,7 +94,7 @@ def _observed(row: Defect, result: Result) -> Observation | None:
 
 
 def is_near(row: Defect, observed: Observation) -> bool:
-    """Return whether an observation is the wrong one of a row."""
+    """Return whether an observation is the wrong value of a row."""
     wrong, right = row.wrong, row.right
     if isinstance(wrong, Mapping) or isinstance(right, Mapping) or isinstance(observed, Mapping):
         return observed == wrong

@@ -4,8 +4,8 @@
 
 Every model that ``opset=auto`` would offer to a backend is computed with onnx's reference and, if
 installed, with ONNX Runtime, in its own opset and in the older ones. Kernels of different versions
-may round differently. Prints the number of cases that have an older model, and each difference that
-is larger. Exits with 1 if there is one.
+may round differently. The script prints the number of cases that have an older model and each
+larger difference, and exits with 1 if it finds one.
 """
 
 from __future__ import annotations

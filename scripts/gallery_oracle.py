@@ -1,8 +1,8 @@
 """Compute the right values of the gallery's own cases from the text of ONNX's specification.
 
 The functions compute in double with NumPy. They share no code with the package or onnx's reference,
-so they decide which value is right where no published output does. A row of the gallery whose case
-is one of ``onnx-node`` is decided by the output that ONNX publishes.
+so their results are independent evidence where ONNX publishes no output. For a row whose case is
+in ``onnx-node``, the published output gives the right value.
 
 The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
 the rounding of the output's type.
@@ -30,7 +30,7 @@ Attributes: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
 #: The suite of the rows whose cases have no published output.
 CONFORMANCE = "conformance/"
-# Differences that the rounding to the output's type and of a few double operations explain.
+# Differences of this size are due to rounding to the output's type and in a few double operations.
 _MAX_ULPS = 1.0
 _FIRST_VERSION_OF_ONE_AXIS = 13
 
@@ -182,7 +182,7 @@ def lp_normalization(operands: Operands, attributes: Attributes, version: int) -
 
 
 def _along_axis(function: Callable[[Tensor], Tensor]) -> Function:
-    """Return Softmax or a similar operator: before version 13, all axes from ``axis`` on are one.
+    """Return Softmax or a similar operator; before version 13, it merges all axes from ``axis`` on.
 
     Args:
         function: maps a matrix to the result along its rows.
@@ -340,7 +340,7 @@ def integer_range(operands: Operands, attributes: Attributes, version: int) -> S
 
 
 def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Which elements are infinite with a sign that is to be detected."""
+    """Return a mask of the elements that are infinite with a sign that is to be detected."""
     del version
     positive = attributes.get("detect_positive", 1) * (operands[0] == math.inf)
     negative = attributes.get("detect_negative", 1) * (operands[0] == -math.inf)

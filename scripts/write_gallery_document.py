@@ -31,24 +31,24 @@ from ONNX's specification, with a case that shows it. {features} more rows are f
 opset that a runtime accepts and ignores. They are counted and listed
 [apart](#ignored-features-of-recent-opsets).
 
-The rows state facts about versions, and do not rank runtimes: these support different operators,
-and some were tested more than others. A later version may have corrected a defect.
+The rows state facts about versions. They do not rank runtimes, which support different operators
+and were tested to different extents. Later versions may have corrected a defect.
 
-- `onnxopt run gallery -b adapter:openvino` runs the cases of OpenVINO's rows, and exits with 1
-  while the defects exist. A backend without rows runs the cases of all rows.
+- `onnxopt run gallery -b adapter:openvino` runs the cases of OpenVINO's rows, and exits with 1 if
+  any of the defects exists. A backend without rows runs the cases of all rows.
 - `onnxopt run gallery/openvino -b BACKEND` runs OpenVINO's rows on any backend, and
-  `gallery/openvino/topk_equal_values` is a single row. `onnxopt list gallery` lists all.
+  `gallery/openvino/topk_equal_values` is a single row. `onnxopt list gallery` lists all rows.
 - `python scripts/check_gallery.py openvino` compares the outputs of a runtime with its rows: each
   defect is reproduced, fixed, or different. The column *checked* of the [summary](#summary) is the
-  date on which it reproduced every row of a runtime (Linux, x86_64). WebGPU has no adapter; its row
-  was checked by hand.
+  date on which the script reproduced every row of a runtime (Linux, x86_64). WebGPU has no adapter;
+  its row was checked by hand.
 
 ## How the right values were decided
 
 No right value is taken from `onnxopt` itself. If the case is `onnx-node/...`, the right value is
-that of the output which ONNX publishes. For all other cases, `scripts/gallery_oracle.py` computes
-it in double from the text of the specification, and shares no code with `onnxopt` or onnx's
-reference. A test compares every row with one or the other.
+taken from the output that ONNX publishes. For all other cases, `scripts/gallery_oracle.py` computes
+it in double from the text of the specification. The script shares no code with `onnxopt` or onnx's
+reference. A test compares the right value of every row with its source.
 
 The gallery omits three kinds of differences:
 

@@ -15,8 +15,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, bound
-from onnxopt_cli.interpret.evaluate import WIDE as WIDEST
-from onnxopt_cli.interpret.evaluate import is_elementwise, nonnegative_tensors
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, is_elementwise, nonnegative_tensors
 from onnxopt_cli.interpret.vocabulary import Joining
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes
 from onnxopt_cli.operators.call import (
@@ -34,7 +33,7 @@ Shapes = Sequence[tuple[int, ...]]
 #: The default T and R of a case template, and the wider of the two floating-point types.
 COUNT = 3
 RATE = 0.4
-WIDE = "float64"
+WIDE_TYPE = "float64"
 # Number of calls that must return equal values before a formula counts as deterministic.
 _CALLS = 20
 
@@ -66,7 +65,7 @@ class Author:
         self.required = {name: value for name, value in self.ordinary.items() if name in required}
         self.settings = _settings(operator)
         self.turn = cycle(self.settings)
-        self.double = dict.fromkeys(operator.tensors, WIDE)
+        self.double = dict.fromkeys(operator.tensors, WIDE_TYPE)
         floats = (item.name for item in operator.scalars if "int64" not in item.dtypes)
         self.rate = next(floats, "")
         self.carried = any(map(operator.carries, operator.outputs))
@@ -187,7 +186,7 @@ class Author:
             rank: the ranks of the scalars, repeated in turn.
         """
         if wide:
-            types, rate = self.double, WIDE
+            types, rate = self.double, WIDE_TYPE
         inputs: list[TemplateInput] = [*self.scalars(count, rate_value, rate, rank)]
         for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes)):
             place = tensor, group
@@ -310,7 +309,7 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]
-    operands = {name: WIDEST.type(1 + place / 8) for place, name in enumerate(names)} | setting
+    operands = {name: WIDEST_TYPE.type(1 + place / 8) for place, name in enumerate(names)} | setting
 
     def called(formula: Formula) -> tuple[Any, ...]:
         with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import (
     Array,
     random_state,
 )
-from onnxopt_cli.interpret.evaluate import WIDE, undefined_at
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, undefined_at
 from onnxopt_cli.operators.operator import (
     Attribute,
     AttributeValue,
@@ -196,14 +196,16 @@ def has_result(
     """
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
-        number = value.reshape(()).astype(WIDE)[()]
+        number = value.reshape(()).astype(WIDEST_TYPE)[()]
         # NaN makes everything NaN, in any order.
-        operands[item.name] = WIDE.type(1) if np.isnan(number) else number
+        operands[item.name] = WIDEST_TYPE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         setting = attributes.get(attribute.name, attribute.default)
         first = setting[0] if isinstance(setting, tuple) else setting
-        operands[attribute.name] = first if isinstance(first, str) else WIDE.type(np.float32(first))
-    trials = [dict.fromkeys(operator.tensors, WIDE.type(value)) for value in _TRIAL_ELEMENTS]
+        operands[attribute.name] = (
+            first if isinstance(first, str) else WIDEST_TYPE.type(np.float32(first))
+        )
+    trials = [dict.fromkeys(operator.tensors, WIDEST_TYPE.type(value)) for value in _TRIAL_ELEMENTS]
     with np.errstate(all="ignore"):
         return any(np.isfinite(operator.formula(**operands, **tensors)).all() for tensors in trials)
 

@@ -1,8 +1,8 @@
-"""Random graphs of common ONNX operators, for defects of optimizers and fusions.
+"""Random graphs of common ONNX operators, which reveal defects of optimizers and fusions.
 
 Nodes prefer the latest values, constants are often neutral elements, and some nodes come in the
 chains that runtimes fuse. Inputs have zeros of both signs, subnormal numbers, infinities and NaN
-among ordinary numbers. The condition of the whole graph gives the tolerances.
+among ordinary numbers. The tolerances are condition estimates of the whole graph.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RandomGraph:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Operators, edges, and operators with special operands, which distinguish the graph."""
+        """The operators, edges, and operators with special operands that characterize the graph."""
         values = {**self.inputs, **self.constants, **self._values()}
         producers = {output: node.op_type for node in self.nodes for output in node.output}
         edges = {
@@ -188,9 +188,9 @@ def _special_kinds(value: Array) -> Iterator[str]:
 
 
 def draw_random_graph(source: Source) -> RandomGraph:
-    """Draw a valid graph with a single choice, its seed.
+    """Draw a valid graph by a single choice of Hypothesis, the seed of the graph.
 
-    Hypothesis prefers simple choices, which rarely make the chains that optimizers change.
+    Hypothesis prefers simple choices, which rarely result in chains that optimizers change.
     """
     try:
         return seeded_graph(source.integer(0, _SEEDS))

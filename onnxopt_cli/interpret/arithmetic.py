@@ -20,7 +20,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.interpret.evaluate import WIDE, rounded
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, rounded
 from onnxopt_cli.interpret.lower.lower_call import GraphTensor, lower_call
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET
 from onnxopt_cli.interpret.vocabulary import OF_NOTHING, power_by_squaring
@@ -163,7 +163,9 @@ def reciprocal_quotient(a: Any, b: Any) -> Any:
 
 def power_rounded_once(a: Any, b: Any) -> Any:
     """Round the exact power."""
-    return np.power(np.asarray(a, WIDE), np.asarray(b, WIDE)).astype(np.result_type(a, b))
+    return np.power(np.asarray(a, WIDEST_TYPE), np.asarray(b, WIDEST_TYPE)).astype(
+        np.result_type(a, b)
+    )
 
 
 def power_squared(a: Any, b: Any) -> Any:
@@ -178,14 +180,14 @@ def power_squared(a: Any, b: Any) -> Any:
 def root_by_reciprocal(a: Any) -> Any:
     """Multiply by the correctly rounded reciprocal root."""
     dtype = np.asarray(a).dtype
-    return _root(a, (1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+    return _root(a, (1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
 
 
 def root_by_newton(a: Any) -> Any:
     """Multiply by a reciprocal root that one Newton step made of one with half the digits."""
     dtype = np.asarray(a).dtype
     digits = np.finfo(dtype).nmant // 2 + 3
-    fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDE))).astype(dtype))
+    fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
     estimate = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
     half = dtype.type(0.5)
     step = (dtype.type(1.5) - (half * a * estimate) * estimate) * estimate
@@ -222,7 +224,7 @@ def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
 
 def _widened(value: Any) -> Any:
     narrow = np.asarray(value).dtype == np.float32
-    return np.asarray(value, np.float64 if narrow else WIDE)
+    return np.asarray(value, np.float64 if narrow else WIDEST_TYPE)
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:

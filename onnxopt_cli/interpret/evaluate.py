@@ -50,18 +50,18 @@ def _widest() -> np.dtype[Any]:
 
 
 #: Type of expected values: long double, or quads where that is not wider than double.
-WIDE = _widest()
+WIDEST_TYPE = _widest()
 
 
 def evaluate(
-    call: Call[Array], dtype: np.dtype[Any] = WIDE, attributes: np.dtype[Any] | None = None
+    call: Call[Array], dtype: np.dtype[Any] = WIDEST_TYPE, attributes: np.dtype[Any] | None = None
 ) -> list[Array]:
     """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
 
-    Inputs and float32 attributes enter exactly, every operation is performed in :data:`WIDE`, and
-    only the result is rounded. With another ``dtype`` or other types of attributes, the function is
-    an implementation rather than the reference. Most elements of large tensors of narrow types are
-    computed in double, see :func:`_mostly_in_double`.
+    Inputs and float32 attributes enter exactly, every operation is performed in
+    :data:`WIDEST_TYPE`, and only the result is rounded. With another ``dtype`` or other types of
+    attributes, the function is an implementation rather than the reference. Most elements of large
+    tensors of narrow types are computed in double, see :func:`_mostly_in_double`.
     """
 
     def exact(number: float) -> Any:
@@ -80,7 +80,7 @@ def evaluate(
 
     if not has_blocks(call):
         return compute(call)
-    reference = dtype == WIDE != enough_for(call) and attributes is None
+    reference = dtype == WIDEST_TYPE != enough_for(call) and attributes is None
     # Rounding to double might change the comparison of an element with a reduction.
     reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
@@ -158,10 +158,10 @@ def enough_for(call: Call[Array]) -> np.dtype[Any]:
     """Return the narrowest type in which the error bounds of a call's outputs can be computed."""
     double = np.dtype(np.float64)
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
-    return double if all(dtype.itemsize < double.itemsize for dtype in floats) else WIDE
+    return double if all(dtype.itemsize < double.itemsize for dtype in floats) else WIDEST_TYPE
 
 
-def widen(tensor: Array, dtype: np.dtype[Any] = WIDE) -> Array:
+def widen(tensor: Array, dtype: np.dtype[Any] = WIDEST_TYPE) -> Array:
     """Return the tensor in the wide type, or in another type of the computation."""
     wide = tensor.astype(dtype)
     return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.probes import (
     Probe,
@@ -104,7 +104,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     if np.all(agrees):
         return np.zeros(expected.shape)
     with np.errstate(all="ignore"):
-        distance = np.abs(output.astype(WIDE) - expected.astype(WIDE))
+        distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
     # A value that is finite on one side only counts as a wrong sign.
     relative = np.where(np.isfinite(relative), relative, 2)

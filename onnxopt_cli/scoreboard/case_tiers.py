@@ -42,7 +42,7 @@ def tier_cases(cases: Sequence[Case], tier: Tier, rows: dict[str, str]) -> list[
 
     The quick tier has a case of each suite and operator, then a second one of each, and so on up
     to :data:`QUICK_CASES`. A hash of the id decides which one comes first. The choice therefore
-    depends on nothing but the ids, and a new case displaces few others.
+    depends only on the ids, and a new case displaces few others.
 
     Args:
         cases: all cases.

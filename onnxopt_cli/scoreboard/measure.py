@@ -159,7 +159,7 @@ class _BackendRuns:
         except BackendUnavailable:
             raise
         except OnnxoptError as error:
-            # A name or package may be missing on this machine only; the other backends run.
+            # A name or package may be missing on this machine; the other backends can still run.
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:

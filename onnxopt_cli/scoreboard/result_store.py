@@ -5,8 +5,8 @@
     results/openvino/openvino-2026.4.1/onnx-node/2026-11-27.jsonl
 
 The logs are those of ``onnxopt run --log``; a log may hold the results of a part of a suite. A
-result counts as long as everything it depends on is the same: the backend's specification,
-version and files, the processor, the version of onnxopt, and the content of the cases.
+result is valid until one of these changes: the backend's specification, version and files, the
+processor, the version of onnxopt, or the content of the case.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ResultStore:
         yield from sorted(filter(None, logs), key=lambda log: log.header.started)
 
     def _suite_folder(self, key: ResultKey, suite: str) -> Path:
-        # Different texts may share a folder: the key of a log is that of its header.
+        # Different names may share a folder, so the header of a log decides its key.
         return self._folder.joinpath(*map(base_name, (key.version or "unknown", suite)))
 
     def _log(self, path: Path) -> Log | None:
@@ -190,7 +190,7 @@ def ran_cases(log: Log) -> list[str]:
 
 
 def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
-    """Return whether the cases of a finished log are the same as now.
+    """Return whether the cases of a finished log are unchanged.
 
     Args:
         log: the log.
@@ -204,7 +204,7 @@ def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bo
 
 
 def missing_cases(logs: Iterable[Log], cases: Sequence[Case]) -> list[Case]:
-    """Return the cases without a result in logs that hold for them."""
+    """Return the cases without a result in the logs that are valid for them."""
     ran = {
         case
         for log in logs

@@ -8,7 +8,7 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# A name of this form might be that of another text with its digest.
+# A name of this form could also result from another text with its digest appended.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Windows reserves these names, with any suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")

@@ -136,7 +136,7 @@ class Column:
         specification: the specification of the current version.
         version: the version that it reported; empty if it did not start.
         problem: why it could not be started; empty if it could.
-        failed_starts: likewise for other specifications, each with the reason.
+        failed_starts: other specifications that could not be started, each with the reason.
         record: the results of the chosen cases in the current version.
         history: the results by version, the newest version first.
     """
@@ -170,8 +170,8 @@ class BitsLost:
     """The accuracy of the floating-point outputs of some cases, as bits of the significand.
 
     Attributes:
-        typical: the bits that all but 1 % of the elements lose at most; inf if more of them are
-            finite on one side only.
+        typical: the most bits that an element loses, not counting the worst 1 % of the elements;
+            inf if more than these are finite on one side only.
         most: the bits that the worst element loses.
         elements: number of elements.
     """
@@ -339,7 +339,7 @@ class _Reader:
         return next((key for key in reversed(keys) if key.specification == current), None)
 
     def _record(self, logs: Sequence[Log], specification: str, version: str) -> RunRecord:
-        """Merge the results of logs; later ones precede."""
+        """Merge the results of logs; later logs take precedence."""
         results: dict[str, Result] = {}
         explanations: list[Explanation] = []
         for log in logs:

@@ -51,7 +51,7 @@ _DEFAULT_SUITES = ("onnx-node", "operators")
 
 
 class Tier(StrEnum):
-    """Which cases of the suites are run."""
+    """The part of the cases that is run."""
 
     FULL = "full"
     QUICK = "quick"
@@ -253,7 +253,7 @@ class _Reader:
         if version:
             adapter, comma, options = str(named["backend"]).partition(",")
             named["backend"] = f"{adapter}@{version}{comma}{options}"
-        # The label plays no part: it is not typed after -b.
+        # The label is not part of the specification: it is not written after -b.
         specification = backend_of_table("", named, self._path.parent)
         # The label precedes a name within the specification, as in acme=python:...
         return parse_specification(specification.strip()).text

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _PAGES = files("onnxopt_cli.scoreboard") / "pages"
 _ASSETS = ("scoreboard.css", "scoreboard.js")
-# The list of the site's files, by which a later site removes those that it does not replace.
+# The list of the site's files, from which a later site removes those that it does not replace.
 _LIST = "scoreboard-files.json"
 _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
@@ -61,7 +61,7 @@ _MAX_MESSAGE_CHARS = 300
 _MAX_BRIEF_CHARS = 150
 _MAX_VALUE_CHARS = 80
 _MAX_CONTENT_CHARS = 500
-# Shares of passes from which on a badge has a color.
+# Smallest shares of passes for the colors of a badge.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # The values of environment variables may be secrets.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
@@ -71,7 +71,7 @@ def check_available(site: Path) -> None:
     """Make sure that the site can be written.
 
     Raises:
-        UsageError: if the folder has files of others.
+        UsageError: if the folder has files that are not those of a site.
     """
     make_folder(site)
     if not (site / _LIST).is_file() and any(site.iterdir()):
@@ -240,7 +240,7 @@ class _Site:
         )
 
     def _agreements(self) -> list[tuple[tuple[str, ...], list[str]]]:
-        """Return each set of labels that agree with each other, and the cases."""
+        """Return each set of labels that agree with each other, with the cases."""
         cases: dict[tuple[str, ...], list[str]] = {}
         for (label, case), others in self._scores.agreements.items():
             labels = tuple(
@@ -383,7 +383,7 @@ def _reasons(view: RunView) -> list[CauseView]:
 
 
 def _is_plain_pass(result: Result) -> bool:
-    """Return whether a result is a pass without anything to add."""
+    """Return whether a result is a pass without a note."""
     qualified = result.note or result.lowered or result.opset
     return result.outcome is Outcome.PASS and not qualified
 

@@ -20,7 +20,7 @@ import numpy as np
 from onnxopt_cli.cases.case_template import (
     COUNT,
     RATE,
-    WIDE,
+    WIDE_TYPE,
     Attributes,
     Author,
     Shapes,
@@ -199,7 +199,7 @@ class _ConformanceTemplates(Author):
             shapes: Shapes = [(4,), (2, 3), (5,)]
             yield self.template(f"{name}_each", about, changed={name: numbers}, shapes=shapes)
             about = f"{name} for each, a double between floats: detects numbers assigned by type."
-            types = {(tensor, 1): WIDE for tensor in self.operator.tensors}
+            types = {(tensor, 1): WIDE_TYPE for tensor in self.operator.tensors}
             yield self.template(
                 f"{name}_each_type", about, changed={name: numbers}, shapes=[(5,)] * 3, types=types
             )
@@ -237,30 +237,30 @@ class _ConformanceTemplates(Author):
             )  # fmt: skip
         if self.rate:
             about = f"in double, the tensors in float: detects outputs of {self.rate}'s type."
-            yield self.template(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE)
+            yield self.template(f"{self.rate}_double", f"{self.rate} {about}", rate=WIDE_TYPE)
             about = (
                 f"in float, the tensors in double: detects a step rounded to {self.rate}'s type."
             )
             yield self.template(f"{self.rate}_float", f"{self.rate} {about}", types=self.double)
         about = "A different tensor in double in each group: detects outputs of a wrong type."
         names = self.operator.tensors
-        types = {(name, group): WIDE for group, name in enumerate(names)}
+        types = {(name, group): WIDE_TYPE for group, name in enumerate(names)}
         yield self.template("one_double_each", about, shapes=[(3,)] * len(names), types=types)
         zero = min(2, len(names) - 1) or 1
         still = {name: np.zeros(4) for name in names[:zero]}
-        state = dict.fromkeys(names[zero:], WIDE)
+        state = dict.fromkeys(names[zero:], WIDE_TYPE)
         if state:
             about = f"{' and '.join(still)} zero, the rest in double: detects results of one type."
             yield self.template("double_state", about, types=state, tensors=still)
         if self.stepped:
             about = f"All but {self.first} in double: detects arithmetic in {self.first}'s type."
-            steps = dict.fromkeys(self.stepped, WIDE)
+            steps = dict.fromkeys(self.stepped, WIDE_TYPE)
             yield self.template(f"float_{self.first}", about, types=steps)
             if self.rate:
                 name = f"float_{self.first}_double_{self.rate}"
-                yield self.template(name, about, types=steps, rate=WIDE, turn=False)
+                yield self.template(name, about, types=steps, rate=WIDE_TYPE, turn=False)
         about = "A double tensor between two floats: detects one type for the whole node."
-        middle = {(name, 1): WIDE for name in names}
+        middle = {(name, 1): WIDE_TYPE for name in names}
         yield self.template("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
 
     def structures(self) -> Iterator[CaseTemplate]:

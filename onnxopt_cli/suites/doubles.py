@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxopt_cli.cases.case_template import (
     RATE,
-    WIDE,
+    WIDE_TYPE,
     Author,
     Shapes,
 )
@@ -91,7 +91,7 @@ def _all_doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTemplate:
     """Return a template with doubles of these shapes; large tensors are random."""
     drawn: dict[tuple[str, int], TemplateInput] = {
-        (tensor, group): author.drawn(tensor, shape, WIDE, group)
+        (tensor, group): author.drawn(tensor, shape, WIDE_TYPE, group)
         for tensor, (group, shape) in product(author.operator.tensors, enumerate(shapes))
         if prod(shape) > _LITERAL or len(shapes) > 1
     }
@@ -162,7 +162,10 @@ def _beyond(author: Author) -> Iterator[CaseTemplate]:
                 f"Doubles outside float32's range in {', '.join(sorted(wide))}: detects clipping."
             )
             yield author.template(
-                f"beyond_{word}_{name}", about, types=dict.fromkeys(wide, WIDE), tensors=tensors
+                f"beyond_{word}_{name}",
+                about,
+                types=dict.fromkeys(wide, WIDE_TYPE),
+                tensors=tensors,
             )
 
 
@@ -177,7 +180,7 @@ def _dominant(author: Author) -> Iterator[CaseTemplate]:
         about = f"A large double {name} beside small floats: detects rounding to float32."
         changed = dict.fromkeys(author.unlimited, _SMALL_SCALE)
         yield author.template(
-            f"large_double_{name}", about, types={name: WIDE}, tensors=tensors, changed=changed
+            f"large_double_{name}", about, types={name: WIDE_TYPE}, tensors=tensors, changed=changed
         )
 
 
@@ -199,11 +202,11 @@ def _carried(author: Author) -> Iterator[CaseTemplate]:
         return
     zero = {name: np.zeros(3) for name in author.operator.tensors}
     mixtures: dict[str, Mapping[str, str]] = {"all": {}}
-    mixtures |= {name: {name: WIDE} for name in author.operator.tensors}
+    mixtures |= {name: {name: WIDE_TYPE} for name in author.operator.tensors}
     for word, types in mixtures.items():
         about = f"A double {author.rate} beside zeros, some in float: detects rounding to float32."
         yield author.template(
-            f"carried_double_{word}", about, tensors=zero, types=types, rate=WIDE,
+            f"carried_double_{word}", about, tensors=zero, types=types, rate=WIDE_TYPE,
             rate_value=_LARGE_FLOAT + 1 + RATE,
         )  # fmt: skip
     about = f"A large float {author.rate}, {_TERMS} small double terms: detects sums in float32."

@@ -15,7 +15,7 @@ import numpy as np
 from onnxopt_cli.cases.case_template import (
     COUNT,
     RATE,
-    WIDE,
+    WIDE_TYPE,
     Author,
     Shapes,
 )
@@ -265,9 +265,9 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
         name: np.abs(array) if name in author.nonnegative else array
         for name, array in nearly.items()
     }
-    mixed = {f"double_{name}": {name: WIDE} for name in names}
+    mixed = {f"double_{name}": {name: WIDE_TYPE} for name in names}
     if len(names) > 1:
-        mixed |= {f"float_{name}": dict.fromkeys(set(names) - {name}, WIDE) for name in names}
+        mixed |= {f"float_{name}": dict.fromkeys(set(names) - {name}, WIDE_TYPE) for name in names}
     mixed["double_all"] = author.double
     if author.carried:
         # The difference of a float and a double may be rounded to float32, which makes it zero.
@@ -276,7 +276,7 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
             name: 1 + 2.0**-28 * (place + np.arange(3) / 7) for place, name in enumerate(names)
         }
         nearly[names[-1]] = nearly[names[-1]] - 1
-    rates = ("float32", WIDE) if author.rate and thorough else ("float32",)
+    rates = ("float32", WIDE_TYPE) if author.rate and thorough else ("float32",)
     for (word, types), rate in product(mixed.items(), rates):
         about = "Operands of mixed types that nearly cancel: detects an operand rounded too early."
         ending = f"_{rate}_{author.rate}" if author.rate else ""

@@ -21,7 +21,7 @@ import numpy as np
 
 from onnxopt_cli.cases.case_template import (
     COUNT,
-    WIDE,
+    WIDE_TYPE,
     Author,
     Shapes,
 )
@@ -211,7 +211,7 @@ def whole_ranks(author: Author) -> Iterator[CaseTemplate]:
     """
     operator, random = author.operator, np.random.RandomState(_SEED)
     for name, (length, word) in product(author.limits, _RANKED):
-        dtype = np.dtype(WIDE if word == "double" else "float32")
+        dtype = np.dtype(WIDE_TYPE if word == "double" else "float32")
         indices = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
         shares = [
             share
@@ -252,7 +252,7 @@ class _Design:
         if operator.counts:
             node["T"] = _COUNTS
         if author.rate:
-            node |= {author.rate: _RATES, "type of scalars": ("float32", WIDE)}
+            node |= {author.rate: _RATES, "type of scalars": ("float32", WIDE_TYPE)}
         if operator.scalars:
             node["rank of scalars"] = _RANKS
         plain = dict(zip(author.numeric, cycle(_PLAIN_VALUES), strict=False))
@@ -392,7 +392,7 @@ class _Design:
         )
         inputs: list[TemplateInput] = []
         if operator.scalars:
-            rate, dtype = chosen.get(author.rate, 0.0), chosen.get("type of scalars", WIDE)
+            rate, dtype = chosen.get(author.rate, 0.0), chosen.get("type of scalars", WIDE_TYPE)
             inputs += author.scalars(chosen.get("T", 0), rate, dtype, [chosen["rank of scalars"]])
         for name in operator.tensors:
             inputs += [
@@ -433,7 +433,7 @@ class _Design:
     ) -> TemplateInput:
         """Return a tensor of a group: literal if it is small, else random."""
         shape = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
-        dtype = np.dtype(WIDE if name in group["double"] else "float32")
+        dtype = np.dtype(WIDE_TYPE if name in group["double"] else "float32")
         style = _DISTRIBUTIONS.index(group[f"values of {name}"])
         nonnegative = name in self._author.nonnegative
         # Random tensors have no infinite elements.
@@ -446,14 +446,14 @@ class _Design:
             ]
             # A result that depends on all elements overflows if any operand is float32.
             separate = self._author.elementwise or self._author.limits
-            if dtype == WIDE and kind == "lognormal" and separate:
+            if dtype == WIDE_TYPE and kind == "lognormal" and separate:
                 # Some elements exceed the range of float32, and some underflow in it.
                 parameters = {"mean": parameters["mean"] * 1.5, "scale": 85.0}
             return RandomTensor(kind, int(self.random.randint(_SEEDS)), shape, dtype, parameters)
         values = self._mixed(shape, dtype, style, nonnegative=nonnegative)
         if infinite:
             # Doubles include a number that is infinite in float32 only.
-            largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE else np.inf]
+            largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE_TYPE else np.inf]
             # Where elements are ranked, one NaN makes the whole tensor inconclusive.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
@@ -477,10 +477,10 @@ class _Design:
     def _pool(self, dtype: np.dtype[Any], style: int, nonnegative: bool) -> Array:
         random, shape = self.random, (_POOL,)
         values = np.round(random.normal(size=shape) * 2, 2)
-        special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE else ()))
+        special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE_TYPE else ()))
         if not (self._author.elementwise or self._author.limits):
             # In a sum, large numbers hide the other terms, and the squares of larger ones overflow.
-            limit = (1, 1e12, 1e12, 1e60 if dtype == WIDE else 1e12)[style]
+            limit = (1, 1e12, 1e12, 1e60 if dtype == WIDE_TYPE else 1e12)[style]
             special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from onnxopt_cli.interpret.evaluate import WIDE, evaluate
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.operators.registry import registry
@@ -77,7 +77,7 @@ def shares(derived_output, output):
         np.isnan(output) & np.isnan(derived_output.expected)
     )
     with np.errstate(all="ignore"):
-        share = np.abs(output.astype(WIDE) - derived_output.value) / derived_output.error
+        share = np.abs(output.astype(WIDEST_TYPE) - derived_output.value) / derived_output.error
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
     exact = met & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
     used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
@@ -106,6 +106,6 @@ def _nearly_cancelled(call):
     groups = []
     for group, moved in zip(call.groups, evaluate(call), strict=False):
         with np.errstate(all="ignore"):
-            step = (group[0].astype(WIDE) - moved).astype(group[0].dtype)
+            step = (group[0].astype(WIDEST_TYPE) - moved).astype(group[0].dtype)
         groups.append((np.where(np.isfinite(step), step, group[0]), *group[1:]))
     return replace(call, groups=tuple(groups))

@@ -14,7 +14,7 @@ from numpy_quaddtype import QuadPrecDType
 from training_calls import calls, each_training_operator, shares
 
 from onnxopt_cli.interpret.bound.error_bound import bound
-from onnxopt_cli.interpret.evaluate import WIDE, evaluate
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, evaluate
 from onnxopt_cli.interpret.reformulations import reformulations
 
 
@@ -48,7 +48,7 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
         assert derived_output.expected.tobytes() == expected.tobytes()
 
 
-@pytest.mark.skipif(np.finfo(WIDE).eps >= np.finfo(np.float64).eps, reason="no wider type")
+@pytest.mark.skipif(np.finfo(WIDEST_TYPE).eps >= np.finfo(np.float64).eps, reason="no wider type")
 @each_training_operator
 @given(data=st.data())
 def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
@@ -57,7 +57,7 @@ def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
     call = data.draw(
         calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
     )
-    ratio = Fraction(float(np.finfo(WIDE).eps)) / Fraction(float(np.finfo(np.float64).eps))
+    ratio = Fraction(float(np.finfo(WIDEST_TYPE).eps)) / Fraction(float(np.finfo(np.float64).eps))
     for derived_output, exact in zip(bound(call), exact_outputs(call), strict=True):
         for value, error, truth in zip(
             derived_output.value.flat, derived_output.error.flat, exact, strict=True
@@ -74,7 +74,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):
             # A limit as large as the value includes intermediate roundings of long doubles.
-            lost = float(np.finfo(WIDE).eps / np.finfo(np.float64).eps) * wide.error
+            lost = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps) * wide.error
             allowed = wide.limit * (1e-9 + lost / np.abs(wide.expected))
             alike = np.abs(quad.limit - wide.limit) <= allowed
             assert np.all(alike | (quad.limit == wide.limit))

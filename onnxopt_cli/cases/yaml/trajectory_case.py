@@ -52,7 +52,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 from onnxopt_cli.core.trajectory import Derived, Trajectory
 from onnxopt_cli.core.values import DTYPES, Array, dtype_name
 from onnxopt_cli.interpret.bound.chained_bound import first_inputs
-from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.interpret.lower.symbol import (
     Recorder,
@@ -460,7 +460,7 @@ def _derived(
         values |= {key: made(parameter) for key, parameter in parameters.items()}
         if name == "rosenbrock":
             values["elements"] = np.eye(base.shape[0])
-        wide = {key: value.astype(WIDE) for key, value in values.items()}
+        wide = {key: value.astype(WIDEST_TYPE) for key, value in values.items()}
         return Derived(variable, lambda X: gradient.formula(X, **wide), base.dtype)
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))

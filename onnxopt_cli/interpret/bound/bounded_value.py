@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxopt_cli.core.blocks import joined
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
 from onnxopt_cli.interpret.vocabulary import (
     CHOSEN,
     UNTYPED,
@@ -186,7 +186,7 @@ class Either(_Operand):
 Result: TypeAlias = Bounded | Mixed | Either
 
 
-def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bounded:
+def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
     """Return the operand of an input, which an implementation may convert to a narrower type.
 
     Args:
@@ -205,7 +205,7 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDE) -> Bo
     return Bounded(value, _in_range(value, error, precision, magnitude), precision=precision)
 
 
-def number(value: float, wide: np.dtype[Any] = WIDE) -> Bounded:
+def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
     """Return the operand of an attribute, which is exact."""
     return Bounded(wide.type(value), np.float64(0.0))
 

@@ -36,7 +36,7 @@ from onnxopt_cli.interpret.bound.error_bound import (
     judged,
 )
 from onnxopt_cli.interpret.evaluate import (
-    WIDE,
+    WIDEST_TYPE,
     evaluate,
     widen,
 )
@@ -222,6 +222,6 @@ def _inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
     for accepted, like, first in bounded_outputs(call, InexactTensor.operand):
         bounded = covering(*accepted)
         # The formula may yield a mask of integers, or a single number for a tensor.
-        value = np.broadcast_to(np.asarray(bounded.value, WIDE), first.shape)
+        value = np.broadcast_to(np.asarray(bounded.value, WIDEST_TYPE), first.shape)
         outputs.append(InexactTensor(like.dtype, first.shape, replace(bounded, value=value)))
     return outputs

@@ -30,7 +30,7 @@ from onnxopt_cli.interpret.bound.bounded_value import (
     output,
 )
 from onnxopt_cli.interpret.evaluate import (
-    WIDE,
+    WIDEST_TYPE,
     evaluate,
     is_elementwise,
     rounded,
@@ -130,7 +130,7 @@ class DerivedOutput:
 
 
 def bound(
-    call: Call[Array], factor: float = FACTOR, wide: np.dtype[Any] = WIDE
+    call: Call[Array], factor: float = FACTOR, wide: np.dtype[Any] = WIDEST_TYPE
 ) -> list[DerivedOutput]:
     """Return the expected outputs of a node with their error bounds, in the node's order.
 
@@ -321,7 +321,7 @@ def judged(
     factor: float,
 ) -> DerivedOutput:
     """Return the derived output of a bounded value, in its dtype and shape."""
-    wide = np.broadcast_to(np.asarray(bounded.value, WIDE), shape)
+    wide = np.broadcast_to(np.asarray(bounded.value, WIDEST_TYPE), shape)
     error = np.broadcast_to(bounded.error, shape)
     expected = rounded(bounded.value, dtype, shape)
     return DerivedOutput(expected, wide, error, factor)

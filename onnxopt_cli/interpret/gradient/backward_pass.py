@@ -79,7 +79,7 @@ class BackwardPass:
         return self.summed(flat, [0], keepdims=False)
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
-        """Append a ReduceSum; return the tensor itself if there are no axes."""
+        """Append a ReduceSum; without axes, return the tensor itself."""
         if not axes:
             return name
         if self.opset < _AXES_INPUT_VERSION:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxopt_cli.interpret.evaluate import WIDE
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
 from onnxopt_cli.interpret.lower.symbol import (
     Recorder,
     Symbol,
@@ -51,7 +51,7 @@ def lower_call(
         symbol, empty_shape = tensor(operand), recorder.constant(np.zeros(0, dtype=np.int64))
         return recorder.node("Reshape", symbol, empty_shape, shape=(), weak=symbol.weak)
 
-    results = call.apply(scalar, tensor, WIDE.type)
+    results = call.apply(scalar, tensor, WIDEST_TYPE.type)
     return recorder.finish(
         {
             name: _shaped_like(as_dtype(recorder, result, like.dtype), tensor(first)).name

@@ -80,7 +80,7 @@ class Accuracy:
         return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
 
     def ulp_within(self, share: float) -> int | None:
-        """Return a distance that this share of the elements does not exceed; None without one.
+        """Return a distance that this share of the elements does not exceed, or None.
 
         The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`.
         """

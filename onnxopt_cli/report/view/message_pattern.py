@@ -26,7 +26,7 @@ _IDENTIFIER = re.compile(
 )
 _TYPE_NAME = re.compile(r"^[\w.]+(?=:\s)")
 _WORD = re.compile(r"\w+")
-# Tensors are often called X or y; no English word but these has one letter.
+# Tensors are often called X or y; these are the only English words of one letter.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{PLACEHOLDER}(?:[\s,;x:]*{PLACEHOLDER})+")
 # Words at one place of otherwise equal patterns count as names if there are this many of them, or
@@ -38,9 +38,9 @@ _TYPES = frozenset({"bool", "double", "float", "string", "Bool", "Double", "Floa
 
 
 def message_pattern(message: str, operators: Collection[str] = ()) -> str:
-    """Return one line of a message with a placeholder for each part that names one case's own.
+    """Return one line of a message with a placeholder for each part that is specific to a case.
 
-    Those are quoted text, text in brackets, paths, numbers, identifiers, element types and
+    These parts are quoted text, text in brackets, paths, numbers, identifiers, element types and
     operators. The type of an exception at the beginning stays.
 
     Args:
@@ -70,7 +70,7 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
 
 
 def merged_patterns(patterns: Iterable[str]) -> dict[str, str]:
-    """Return for each pattern one that stands for all which differ from it by a name alone.
+    """Return, for each pattern, a common pattern of all that differ from it only by a name.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
     one word are merged where at least three different words stand in its place, or a placeholder.

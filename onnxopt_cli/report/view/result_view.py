@@ -23,7 +23,7 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.report.view.repeat_command import repeat_command
 
-#: Refers to the reports that leave nothing out.
+#: Refers to the reports that are complete.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
 # Characters of a line of a shortened message, and of each of two lines joined in one.
 _MAX_LINE_CHARS = 500
@@ -128,7 +128,7 @@ class ResultView:
 
     @property
     def notes(self) -> list[str]:
-        """Why the outcome is not reliable, the expectation, and a qualification."""
+        """Remarks on the outcome: why it is unreliable, the expectation, and a qualification."""
         result = self.result
         return [note for note in (result.flaky, result.expectation, result.note) if note]
 

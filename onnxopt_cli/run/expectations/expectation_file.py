@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: :func:`onnxopt_cli.run.reproduce.unlike_mistakes`.
 UnlikeMistakes: TypeAlias = Callable[[Result, Sequence[str]], str]
 
-#: The word for an unstable outcome.
+#: The word for the expectation of an unstable outcome.
 FLAKY = "flaky"
 
 _GLOB = frozenset("*?[")

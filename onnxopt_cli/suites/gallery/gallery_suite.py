@@ -1,7 +1,7 @@
 """Read ``gallery.yaml``, and turn its rows into cases.
 
 A row is a defect of one runtime: a sentence, the case that shows it, and one element, shape or type
-of an output with its wrong and its right value. The case is one of another suite, or one of
+of an output with its wrong and its right value. The case comes from another suite or from
 ``cases.yaml``. The case of a row has the id ``gallery/<adapter>/<name of the row>``.
 """
 
@@ -30,7 +30,7 @@ GALLERY = "gallery"
 VERSION = "1"
 #: An element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
-#: Returns the cases of a suite, limited to one operator's file if that has the stem.
+#: Returns the cases of a suite; a stem limits them to one operator's file.
 FindCases: TypeAlias = Callable[[str, str], tuple[list[Case], list[Fault]]]
 
 
@@ -41,8 +41,8 @@ class Defect:
     Attributes:
         name: the name of the row, unique within its runtime.
         operator: the operator.
-        defect: what the runtime does, in one sentence.
-        case: id of the case that shows it; without a slash, the name of one in ``cases.yaml``.
+        defect: the behaviour of the runtime, in one sentence.
+        case: id of the case that shows it; without a slash, the name of a case in ``cases.yaml``.
         output: the name of the output.
         wrong: what the runtime returns.
         right: what the specification requires.
