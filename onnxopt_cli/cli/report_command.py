@@ -139,5 +139,5 @@ def diff(
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:
         word = run_verdict(after[0].exit_code, after[0].results)
-        stdout().print_line(f"{printable(str(new))} {word}; it lacks cases")
+        stdout().print_line(f"{printable(str(new))} {word}; it is incomplete")
     return int(unfinished or any(is_regression(change, accuracy=accuracy) for change in changes))

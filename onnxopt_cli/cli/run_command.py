@@ -102,7 +102,7 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
         for backend in header.backends:
             if (backend.specification or backend.name) not in BUILT_IN:
                 raise UsageError(
-                    f"the log is of the backend {printable(backend.text)}, which runs code that a "
+                    f"the log names the backend {printable(backend.text)}, which runs code that a "
                     "log must not choose",
                     hint="if you trust the backend, name it: -b BACKEND",
                 )

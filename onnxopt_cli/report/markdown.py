@@ -19,10 +19,10 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
-#: GitHub takes a comment of 65,536 characters, and of a step's summary 1 MiB, of all together.
+#: GitHub accepts comments of up to 65,536 characters, and 1 MiB for the summary of a step.
 _MAX_REPORT_CHARS = 60_000
-#: Of these, the most that causes, counts and problems of files may take each, that lists of
-#: expected failures and of reasons may take each, and the share reserved for what follows failures.
+#: Largest number of characters for each of causes, counts and problems of files, then for each list
+#: of expected failures and of reasons, and the number reserved for the parts after the failures.
 _MAX_PART_CHARS = 8_000
 _MAX_LIST_CHARS = 3_000
 _REST_CHARS = 2_500
@@ -102,7 +102,7 @@ def _changes(view: RunView) -> list[str]:
 
 
 def _causes(view: RunView) -> list[str]:
-    """Return a list of the causes of failures, and one of explanations that leave some open."""
+    """Return lists of the causes of failures and of explanations that leave failures open."""
     lines = _cause_lines(view.causes, several=len(view.backends) > 1)
     explanations = [
         f"- {_code(explanation.backend)}, {_code(explanation.operator)}: "
