@@ -364,7 +364,7 @@ def explain_session(
     plan = session.plan
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
-    with open_model_runner(plan.interruption, session.config.execution, session.cluster) as ask:
+    with open_model_runner(plan, session.config.execution, session.cluster) as ask:
         explanations = explain(
             results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )

@@ -121,6 +121,8 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.report.view.result_view import headline
     from onnxopt_cli.workers.interruption import interruptible
 
+    if not options["backend"]:
+        raise UsageError("no backend to test", hint="name one: -b onnxruntime")
     if options["graphs"]:
         if operators or excluded or options["single_nodes"]:
             raise UsageError(

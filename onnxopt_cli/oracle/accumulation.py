@@ -10,16 +10,19 @@ For T elements and a probability p,
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
 
-Terms that are small compared with the sum are lost systematically; a bound of this loss is added to
-both limits.
+Terms that are small compared with the sum are lost systematically, also those of an addend such as
+Gemm's C; a bound of this loss is added to both limits. Equal sums, as of repeated rows, have equal
+errors. T is therefore an effective number of elements: (sum c)^2 / sum c^2, where c elements have
+the same significand.
 Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
-becomes 2. TOSA's conformance tests examine the mean and the variance of dot products in this way.
+becomes 2. Subnormal outputs are left out, since their errors are not in proportion to them. TOSA's
+conformance tests examine the mean and the variance of dot products in this way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log, log2, sqrt
 
 import numpy as np
@@ -48,6 +51,7 @@ _MAX_CANCELLATION = 64.0
 _SMALL_TERM, _DRAWN_TERMS = 8.0, 4096
 _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
+_SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
 # A mean error is stated beside a large mean square if it exceeds this number of standard errors.
 _SIGNIFICANT = 7.0
@@ -75,12 +79,14 @@ class _Sums:
         magnitudes: the sums of the magnitudes.
         count: the number of products in each sum.
         terms: magnitudes of some of the products, drawn at random.
+        addend: magnitudes of the terms that are added to sums of products.
     """
 
     exact: Array
     magnitudes: Array
     count: int
     terms: Array
+    addend: Array = field(default_factory=lambda: np.zeros(0))
 
     def lost(self, roundoff: float) -> float:
         """Return a bound of the systematic loss of small terms in a sum, in units.
@@ -90,8 +96,12 @@ class _Sums:
         if not self.terms.size or not self.magnitudes.any():
             return 0.0
         unit = roundoff * float(np.median(self.magnitudes[self.magnitudes > 0]))
-        small = self.terms < _SMALL_TERM * unit
-        return self.count * float(np.mean(np.minimum(self.terms, unit) * small)) / unit
+
+        def mean_loss(terms: Array) -> float:
+            small = terms < _SMALL_TERM * unit
+            return float(np.mean(np.minimum(terms, unit) * small)) / unit if terms.size else 0.0
+
+        return self.count * mean_loss(self.terms) + mean_loss(self.addend)
 
 
 def accumulation_finding(
@@ -134,31 +144,61 @@ def accumulation_finding(
     unit, variance = roundoff * sums.magnitudes, sums.count + 2.0
     if is_short:
         usable &= np.abs(sums.exact) * _MAX_CANCELLATION > sums.magnitudes
+        usable &= np.abs(sums.exact) >= _SMALLEST_NORMAL[dtype.name]
         unit, variance = roundoff * np.abs(sums.exact), 2.0
-    errors = (wide - sums.exact)[usable] / unit[usable]
-    if errors.size < MIN_ELEMENTS:
+    exact = sums.exact[usable]
+    errors = (wide[usable] - exact) / unit[usable]
+    independent = _effective_count(exact)
+    if independent < MIN_ELEMENTS:
         return None
     lost = 0.0 if is_short else sums.lost(roundoff)
-    return _tested(errors, np.sign(sums.exact[usable]), variance, lost, sums.count, short=is_short)
+    sample = _Sample(errors, np.sign(exact), independent, sums.count)
+    return _tested(sample, variance, lost, short=is_short)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The errors of sums, in units.
+
+    Attributes:
+        errors: the errors.
+        signs: the signs of the exact sums.
+        independent: the effective number of independent errors.
+        count: the number of products in a sum.
+    """
+
+    errors: Array
+    signs: Array
+    independent: int
+    count: int
+
+
+def _effective_count(exact: Array) -> int:
+    """Return the number of independent errors among those of some sums.
+
+    Sums that differ in sign or by a power of two alone have the same relative error.
+    """
+    significands = np.abs(np.frexp(exact)[0]).astype(np.float32)
+    counts = np.unique(significands, return_counts=True)[1].astype(np.float64)
+    return int(counts.sum() ** 2 / np.sum(counts**2)) if counts.size else 0
 
 
 def _tested(
-    errors: Array, signs: Array, variance: float, lost: float, count: int, *, short: bool
+    sample: _Sample, variance: float, lost: float, *, short: bool
 ) -> AccumulationFinding | None:
-    """Test the errors of sums, in units.
+    """Test the errors of sums.
 
     Args:
-        errors: the errors.
-        signs: the signs of the exact sums.
+        sample: the errors.
         variance: the largest variance of a correct algorithm.
         lost: the largest systematic error of a correct algorithm.
-        count: the number of products in a sum.
         short: whether the sums are rounded to 16 bits.
     """
+    errors, signs, independent = sample.errors, sample.signs, sample.independent
     mean, toward = float(errors.mean()), float((errors * signs).mean())
     largest, square = max(abs(mean), abs(toward)), float((errors**2).mean())
     certain, likely = (
-        lost + sqrt(2 * log(2 / probability) * variance / errors.size)
+        lost + sqrt(2 * log(2 / probability) * variance / independent)
         for probability in (FALSE_ALARM, FINDING_PROBABILITY)
     )
     direction = "away from zero"
@@ -168,16 +208,16 @@ def _tested(
         direction = "toward zero"
     bias = f"rounds {direction}: mean error {largest:.2g} roundings"
     of_elements = f"over {errors.size} elements"
-    most_square = (sqrt(_largest_ratio(errors.size) * variance) + lost) ** 2
+    most_square = (sqrt(_largest_ratio(independent) * variance) + lost) ** 2
     if square > most_square:
         # A sequential sum of positive terms has a variance of n / 9.
-        typical = 1 / 3 if short else max(1.0, _VARIANCE_OF_SUM * count)
+        typical = 1 / 3 if short else max(1.0, _VARIANCE_OF_SUM * sample.count)
         deviation = sqrt(max(0.0, square - largest**2))
         bits = max(1, round(_SINGLE_BITS - log2(sqrt(square / typical))))
         precision = "rounds coarsely" if short else f"accumulates in about {bits} bits"
         text = f"{precision}: root mean square error {sqrt(square):.2g} roundings {of_elements}, "
         text += f"at most {sqrt(most_square):.2g} by chance"
-        if largest > _SIGNIFICANT * deviation / sqrt(errors.size):
+        if largest > _SIGNIFICANT * deviation / sqrt(independent):
             text = f"{bias}; {text}"
         return AccumulationFinding(text, fails=True)
     if largest <= likely:
@@ -232,12 +272,15 @@ def _sums(node: onnx.NodeProto, operands: Sequence[Value]) -> _Sums | None:
     count = _summed(equation, left, right)
     if exact.size * count > _MAX_PRODUCTS:
         return None
+    addend = np.zeros(0)
     if further:
         bias = further[0]
         if node.op_type == "Conv":
             bias = bias.reshape(-1, *[1] * (left.ndim - 2))
-        exact, magnitudes = exact + bias, magnitudes + np.abs(bias)
-    return _Sums(exact, magnitudes, count + len(further), _drawn(left, 1) * _drawn(right, 2))
+        addend = np.abs(bias)
+        exact, magnitudes = exact + bias, magnitudes + addend
+    terms = _drawn(left, 1) * _drawn(right, 2)
+    return _Sums(exact, magnitudes, count + len(further), terms, addend)
 
 
 def _summed(equation: str, left: Array, right: Array) -> int:

@@ -31,7 +31,6 @@ from onnxopt_cli.run.runner import (
     open_plan,
     run_case,
 )
-from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
@@ -55,24 +54,35 @@ ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Arr
 
 @contextmanager
 def open_model_runner(
-    interruption: Interruption, execution: Execution, cluster: Cluster | None
+    plan: Plan, execution: Execution, cluster: Cluster | None
 ) -> Iterator[ModelRunner]:
-    """Yield a function that runs models; it starts each backend again on first use."""
+    """Yield a function that runs models on backends of a plan.
+
+    It starts each backend again on first use, and does not try a second time if that fails.
+    """
+    given = {backend.name: backend.text for backend in plan.backends}
     with ExitStack() as stack:
 
         @cache
-        def executor(backend: str) -> Executor:
+        def executor(backend: str) -> Executor | None:
             one_worker = replace(execution, jobs=1)
-            opened = open_executors([backend], one_worker, interruption, cluster=cluster)
-            (started,) = stack.enter_context(opened)
-            started.ready()
-            return started
+            with suppress(OnnxoptError):
+                opened = open_executors(
+                    [given[backend]], one_worker, plan.interruption, cluster=cluster
+                )
+                (started,) = stack.enter_context(opened)
+                started.ready()
+                return started
+            return None
 
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
         ) -> Sequence[Array] | None:
+            started = executor(backend)
+            if started is None:
+                return None
             with suppress(OnnxoptError):
-                response = executor(backend).submit(Request(model, inputs))()
+                response = started.submit(Request(model, inputs))()
                 outputs = None if isinstance(response, str) else response.outputs
                 arrays = [value for value in outputs or () if isinstance(value, np.ndarray)]
                 return arrays if outputs and len(arrays) == len(outputs) else None

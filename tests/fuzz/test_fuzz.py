@@ -92,6 +92,13 @@ def test_explanations_can_be_disabled(fuzz):
         assert "consistent" not in answer.out
 
 
+@pytest.mark.parametrize("options", [(), ("--graphs",)])
+def test_missing_backend_is_a_usage_error(onnxopt, workplace, options):
+    answer = onnxopt("fuzz", *options, "--examples", "3")
+    assert answer.code == 2
+    assert "no backend to test" in answer.err
+
+
 def test_operators_can_be_excluded(onnxopt, workplace):
     run = ("fuzz", "-b", injected("WrongType"), "--isolation", "none", "--examples", "40")
     names = ["Adagrad", "AdmmPenalty", "AdmmGradient", "AdmmUpdate", "MagnitudePrune"]

@@ -131,3 +131,36 @@ def test_output_of_16_bits_must_be_rounded_to_nearest(dtype):
 def test_operands_with_few_digits_are_not_examined():
     a = np.ones((32, 64), F)
     assert found(a, a.T.copy(), np.zeros((32, 32), F)) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_correctly_rounded_outputs_of_repeated_rows_have_no_finding(dtype):
+    random = np.random.default_rng(1)
+    a = random.standard_normal((4, 64))[random.integers(0, 4, 200)].astype(dtype)
+    b = random.standard_normal((64, 4))[:, random.integers(0, 4, 200)].astype(dtype)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert (
+        accumulation_finding(product_model(a, b), {"a": a, "b": b}, [exact.astype(dtype)]) is None
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-3, 1e-4])
+def test_correctly_rounded_subnormal_outputs_have_no_finding(scale):
+    random = np.random.default_rng(2)
+    a, b = (scale * random.standard_normal((64, 64)) for _ in range(2))
+    a, b = a.astype(np.float16), b.astype(np.float16)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    right = exact.astype(np.float16)
+    assert accumulation_finding(product_model(a, b), {"a": a, "b": b}, [right]) is None
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-6, -1e-6, 1e-7])
+def test_small_addend_that_is_added_last_has_no_finding(scale):
+    random = np.random.default_rng(3)
+    a, b = random.random((200, 64)).astype(F), random.random((64, 200)).astype(F)
+    c = (scale * random.random((200, 200))).astype(F)
+    right = (a.astype(np.float64) @ b.astype(np.float64)).astype(F) + c
+    model = product_model(a, b)
+    model.graph.node[0].CopyFrom(helper.make_node("Gemm", ["a", "b", "c"], ["y"]))
+    model.graph.input.append(helper.make_tensor_value_info("c", 1, c.shape))
+    assert accumulation_finding(model, {"a": a, "b": b, "c": c}, [right]) is None

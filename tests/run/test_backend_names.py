@@ -8,6 +8,12 @@ import re
 import pytest
 from demo import backend, records, write_demo
 
+ABSOLUTE = """
+class Backend:
+    def run(self, model, inputs):
+        return list(inputs.values())
+"""
+
 ACME = f"acme={backend('OffAtC')}"
 OFF = ("--isolation", "none", "--no-explain")
 
@@ -109,3 +115,13 @@ def test_hostile_name_of_a_saved_run_is_escaped(demo, onnxopt):
     text = (demo / "out.html").read_text(encoding="utf-8")
     assert "<b>::error" not in text
     assert "\u202e" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["acme", "numpy"])
+def test_failures_of_a_named_backend_are_explained_with_that_backend(workplace, onnxopt, name):
+    (workplace / "plugin.py").write_text(ABSOLUTE)
+    options = ("-b", f"{name}=python:plugin.py:Backend", "--explain-time", "3600")
+    answer = onnxopt("run", "onnx-node/test_abs/0", *options)
+    assert answer.code == 1
+    assert "wherever X has a negative value" in " ".join(answer.out.split())
