@@ -61,8 +61,8 @@ class LocatedNode:
         node: its name.
         operator: its operator.
         output: the output with the largest error.
-        error_over_tolerance: the largest error, as a multiple of its tolerance; infinite if an
-            output has another structure, or is missing.
+        error_over_tolerance: the largest error, as a multiple of its tolerance; infinite if no
+            error is allowed, None if an output has another structure or is missing.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
         problem: the case that reproduces the failure.
@@ -72,7 +72,7 @@ class LocatedNode:
     node: str
     operator: str
     output: str
-    error_over_tolerance: float
+    error_over_tolerance: float | None
     cause: str
     backend: str
     problem: Problem
@@ -353,7 +353,7 @@ class _Search:
             key=lambda diff: math.inf if diff.structure else diff.tolerance_used,
             default=None,
         )
-        share = math.inf if worst is None or worst.structure else worst.tolerance_used
+        share = None if worst is None or worst.structure else worst.tolerance_used
         problem = self._problem_of([node_run], stored=True)
         return LocatedNode(
             node_run.name,

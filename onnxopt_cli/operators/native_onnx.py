@@ -128,6 +128,14 @@ def die_with_models() -> None:
     _HELPER.needless = True
 
 
+def leave_helper() -> None:
+    """Close the connection to the helper of the process that forked this one.
+
+    Call it before other descriptors are closed: a closed descriptor may already be another file.
+    """
+    _HELPER.end()
+
+
 def renew() -> None:
     """Start a new helper for the next model, which knows all operators registered until then."""
     _refusals.clear()

@@ -41,9 +41,11 @@ from onnxopt_cli.core.values import (
     structure_of,
 )
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.gradient.gradient_node import has_gradient
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
+from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import all_nodes, operator_names
 from onnxopt_cli.oracle.contributions import Contribution, contributions
@@ -261,9 +263,18 @@ def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> Conditio
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
+    A node with a formula is not lowered, which old opsets do not allow: the formula computes it.
+
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
     """
+    try:
+        call = sole_call(model, inputs)
+    except NodeError as error:
+        raise NoReferenceError(error.message) from error
+    if call is not None:
+        outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
+        return [outputs[info.name] for info in model.graph.output]
     model = _prepared(model, inputs)
     with np.errstate(all="ignore"), replaced(*replacements()):
         try:

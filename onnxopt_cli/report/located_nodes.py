@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,31 +16,34 @@ from onnxopt_cli.analysis.locate import Located, LocatedNode
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
+from onnxopt_cli.core import numbers
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.record_json import number_to_json
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome
 from onnxopt_cli.core.text import command_line, printable
+from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
 
 _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
+_RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 #: The folder of each finding by node and backend; that of a subgraph has the node "".
 Folders = Mapping[tuple[str, str], Path]
 
 
 def exit_code(located: Located) -> int:
-    """Return 0 if every node is right, or the model is; 1 if something is wrong.
+    """Return 0 if every node is right, or the model is; 1 if something is wrong or fails.
 
     The code is 2 if nothing is wrong, but neither all nodes nor the model can be judged.
     """
-    outcomes = {result.outcome for result in located.whole.values()}
-    if located.wrong or located.subgraph or outcomes & {Outcome.FAIL, Outcome.CRASH}:
+    if located.wrong or located.subgraph:
         return 1
-    if not located.not_judged:
-        return 0
-    if outcomes and outcomes <= {Outcome.PASS, Outcome.VACUOUS}:
-        return 0
-    return 2 if outcomes <= {Outcome.INVALID} else 1
+    outcomes = {result.outcome for result in located.whole.values()}
+    if outcomes - _RIGHT - NOT_ITS_FAULT:
+        return 1
+    is_right = bool(outcomes) and outcomes <= _RIGHT
+    return 0 if is_right or not located.not_judged else 2
 
 
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
@@ -91,13 +93,11 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
 
 
 def _finding_json(finding: LocatedNode, folders: Folders) -> dict[str, Any]:
-    share = finding.error_over_tolerance
     return {
         "node": finding.node,
         "operator": finding.operator,
         "output": finding.output,
-        # JSON has no infinity: the structure of an output is wrong, or the output is missing.
-        "error_over_tolerance": share if math.isfinite(share) else None,
+        "error_over_tolerance": number_to_json(finding.error_over_tolerance),
         "cause": finding.cause,
         "case": str(folders[finding.node, finding.backend]),
         "backend": finding.backend,
@@ -128,11 +128,10 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
     several = len(backends) > 1
     texts = {backend_name(text): text for text in backends}
     for finding in located.wrong:
-        share = finding.error_over_tolerance
         on = f" on {printable(finding.backend)}" if several else ""
-        ratio = f"error / tolerance {share:.3g}" if math.isfinite(share) else "no such output"
         yield Text.assemble(
-            ("wrong ", "bold red"), f"{printable(finding.node)} ({finding.operator}){on}: {ratio}"
+            ("wrong ", "bold red"),
+            f"{printable(finding.node)} ({finding.operator}){on}: {_error(finding)}",
         )
         yield Text(f"  {printable(finding.cause, lines=True)}")
         yield _again(folders[finding.node, finding.backend], texts[finding.backend])
@@ -150,9 +149,26 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
             f"{printable(entry.node)} ({entry.operator}){on}: {printable(entry.reason)}",
         )
     if (hidden := len(located.not_judged) - _MAX_LISTED) > 0:
-        yield Text(f"{hidden} more nodes are not judged; --json lists all", "dim")
+        more = "1 more node is" if hidden == 1 else f"{hidden} more nodes are"
+        yield Text(f"{more} not judged; --json lists all", "dim")
     yield from _differences(located)
     yield from _summary(located)
+
+
+def _error(finding: LocatedNode) -> str:
+    """Return the error of a node in words."""
+    share = finding.error_over_tolerance
+    if share is None:
+        return "no output of the expected type and shape"
+    exact = any(
+        diff.tolerance is None
+        or (isinstance(diff.tolerance, ErrorBound) and not diff.tolerance.factor)
+        for diff in finding.result.wrong
+        if diff.name == finding.output
+    )
+    if exact:
+        return "error where none is allowed"
+    return f"error / tolerance {numbers.error(share)}"
 
 
 def _differences(located: Located) -> Iterator[Text]:
@@ -181,7 +197,8 @@ def _again(folder: Path, backend: str) -> Text:
 
 def _summary(located: Located) -> Iterator[Text]:
     not_judged = {(entry.node, entry.backend) for entry in located.not_judged}
-    text = f"{located.nodes} nodes: {len(located.wrong)} wrong, {len(not_judged)} not judged"
+    nodes = "1 node" if located.nodes == 1 else f"{located.nodes} nodes"
+    text = f"{nodes}: {len(located.wrong)} wrong, {len(not_judged)} not judged"
     for backend, result in located.whole.items():
         text += f"; the whole model on {printable(backend)}: {result.outcome}"
     yield Text(f"interrupted; {text}" if located.interrupted else text, "bold")

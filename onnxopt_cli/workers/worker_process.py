@@ -20,6 +20,7 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.helper_process import STARTED, claimed
 from onnxopt_cli.core.linux import become_subreaper, close_to_others
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.operators.native_onnx import leave_helper
 from onnxopt_cli.workers.private_folder import name_folder, remove_folder
 from onnxopt_cli.workers.processes import (
     can_mark,
@@ -187,6 +188,7 @@ def _serve_forked(channel: int, input_file: int, output_file: int, *settings: An
     code = 1
     try:
         gc.freeze()
+        leave_helper()
         open_descriptors = sorted({2, channel, input_file, output_file} - {-1})
         for before, after in pairwise([*open_descriptors, os.sysconf("SC_OPEN_MAX")]):
             os.closerange(before + 1, after)

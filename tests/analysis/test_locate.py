@@ -67,6 +67,20 @@ class NearlyRight:
     def run(self, model, inputs):
         return [np.nextafter(y, np.float32(9)) for y in _run(model, inputs)]
 
+class OneNodeOnly:
+    def run(self, model, inputs):
+        if len(model.graph.node) > 1:
+            raise RuntimeError("too many nodes")
+        return _run(model, inputs)
+
+class Shifted:
+    def run(self, model, inputs):
+        return [y + np.float32(1) for y in _run(model, inputs)]
+
+class Flat:
+    def run(self, model, inputs):
+        return [y.ravel() for y in _run(model, inputs)]
+
 class TorchAdam:
     def run(self, model, inputs):
         def adam(r, t, x, g, v, h, a):
@@ -377,6 +391,57 @@ def test_training_operator_in_a_model_is_judged_by_our_formula(locate):
     assert ran.code == 1
     assert [item["node"] for item in found["wrong"]] == ["step"]
     assert "epsilon added after bias correction" in found["wrong"][0]["cause"]
+
+
+STEP = """
+onnxopt: 1
+suite: mine
+operator: Adam
+cases:
+  - name: third_step
+    attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}
+    inputs: {R: 0.1, T: 3, X: [1.2, 2.8], G: [-0.94, -2.5], V: [1.7, 3.6], H: [0.1, 0.1]}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="starts workers")
+def test_command_judges_a_case_of_a_training_operator(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    (tmp_path / "step.yaml").write_text(STEP)
+    command = [sys.executable, "-m", "onnxopt_cli", "locate", "step.yaml", "-b"]
+    # Workers of a command are forked from it.
+    ran = {
+        backend: subprocess.run([*command, backend], capture_output=True, text=True, check=False)
+        for backend in ("numpy", "python:backend.py:TorchAdam")
+    }
+    right, wrong = ran.values()
+    assert (right.returncode, right.stdout) == (
+        0,
+        "1 node: 0 wrong, 0 not judged; the whole model on numpy: pass\n",
+    )
+    assert wrong.returncode == 1
+    assert "wrong X_new (ai.onnx.preview.training.Adam): error / tolerance" in wrong.stdout
+    assert "epsilon added after bias correction" in wrong.stdout
+    assert "1 node: 1 wrong, 0 not judged" in wrong.stdout
+
+
+def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
+    ran, found = locate(model_of([node("Abs", "x", "a"), node("Exp", "a", "y")]), "OneNodeOnly")
+    assert (ran.code, found["wrong"], found["not_judged"]) == (1, [], [])
+    assert found["whole"] == {"python:backend.py:OneNodeOnly": "error"}
+
+
+def test_error_of_an_exact_output_is_distinct_from_a_missing_output(locate):
+    ran, found = locate(model_of([node("Abs", "x", "y")]), "Shifted")
+    assert ran.code == 1
+    assert [item["error_over_tolerance"] for item in found["wrong"]] == ["inf"]
+    assert "wrong the_y (Abs): error where none is allowed" in ran.out
+    ran, found = locate(model_of([node("Abs", "x", "y")]), "Flat")
+    assert ran.code == 1
+    assert [item["error_over_tolerance"] for item in found["wrong"]] == [None]
+    assert "wrong the_y (Abs): no output of the expected type and shape" in ran.out
 
 
 def test_nodes_around_an_unknown_operator_are_judged_with_values_of_the_backend(locate):
