@@ -697,7 +697,7 @@ def _sequential_algorithms(sites: Sequence[RoundingSite]) -> list[AbstractContex
     if not any(map(has_long_sums, sites)):
         return []
     operators = {site.op_type for site in sites}
-    algorithms = [sequential_sums()]
+    algorithms = [sequential_sums(), sequential_sums(from_last=True)]
     if not operators.isdisjoint(_MEANS):
         algorithms.append(sequential_sums(scaled=True))
     if not operators.isdisjoint(OPERATORS):

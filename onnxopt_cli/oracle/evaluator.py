@@ -155,7 +155,9 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
         return ReferenceModel(model).run(inputs)
 
 
-def sequential_sums(*, scaled: bool = False) -> AbstractContextManager[None]:
+def sequential_sums(
+    *, scaled: bool = False, from_last: bool = False
+) -> AbstractContextManager[None]:
     """Let NumPy's sums and products of float32 and float64 be sequential in a block.
 
     NumPy sums pairwise, which is far more accurate than the sums of most runtimes. A
@@ -164,7 +166,9 @@ def sequential_sums(*, scaled: bool = False) -> AbstractContextManager[None]:
     Args:
         scaled: whether each term of a mean is multiplied by the reciprocal of their number, instead
             of dividing the sum.
+        from_last: whether sums begin with the last term.
     """
+    step = -1 if from_last else 1
 
     def reduced(pairwise: Any, cumulate: Any, array: Any, axis: Any = None, **kwargs: Any) -> Any:
         numbers = np.asarray(array)
@@ -178,7 +182,7 @@ def sequential_sums(*, scaled: bool = False) -> AbstractContextManager[None]:
         count = numbers.dtype.type(terms.shape[-1])
         if pairwise in means and scaled:
             terms = terms * (1 / count)
-        result = cumulate(terms, axis=-1)[..., -1]
+        result = cumulate(terms[..., ::step], axis=-1)[..., -1]
         result = result / count if pairwise in means and not scaled else result
         return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
 
@@ -190,7 +194,7 @@ def sequential_sums(*, scaled: bool = False) -> AbstractContextManager[None]:
             return blocked(a, b)
         if not 0 < a.size * b.shape[-1] < _MAX_SEQUENTIAL_PRODUCTS:
             return blocked(a, b)
-        terms = (a[..., k, None] * b[..., k, None, :] for k in range(a.shape[-1]))
+        terms = (a[..., k, None] * b[..., k, None, :] for k in range(a.shape[-1])[::step])
         return reduce(operator.add, terms)
 
     means, matmul = {np.mean, np.average}, np.matmul

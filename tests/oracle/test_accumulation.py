@@ -164,3 +164,19 @@ def test_small_addend_that_is_added_last_has_no_finding(scale):
     model.graph.node[0].CopyFrom(helper.make_node("Gemm", ["a", "b", "c"], ["y"]))
     model.graph.input.append(helper.make_tensor_value_info("c", 1, c.shape))
     assert accumulation_finding(model, {"a": a, "b": b, "c": c}, [right]) is None
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_sums_of_arithmetic_progressions_have_no_finding(step):
+    random = np.random.default_rng(4)
+    x = (random.random((600, 1)) + step * np.arange(1000)).astype(F)
+    info = helper.make_tensor_value_info("x", 1, x.shape)
+    axes = np.array([1])
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    infos = [info, helper.make_tensor_value_info("axes", 7, axes.shape)]
+    output = helper.make_tensor_value_info("y", 1, None)
+    graph = helper.make_graph([node], "g", infos, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+    for order in (1, -1):
+        right = x[:, ::order].cumsum(axis=1)[:, -1]
+        assert accumulation_finding(model, {"x": x, "axes": axes}, [right]) is None
