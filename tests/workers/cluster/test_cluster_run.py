@@ -57,7 +57,7 @@ cases:
     inputs: {R: 0.5, T: 1, X: [1.0], G: [0.5], V: [0.25], H: [0.5]}
 """
 #: Fields of a report that differ from run to run.
-VARYING_KEYS = {"seconds", "started", "hostname", "cluster", "reports", "log", "resume"}
+VARYING_KEYS = {"seconds", "started", "ended", "hostname", "cluster", "reports", "log", "resume"}
 
 
 def without_varying_keys(report):
@@ -136,7 +136,7 @@ def test_file_that_changes_during_a_run_yields_no_artifact(two, tmp_path):
     write_cases(tmp_path, {"fine": 0.1})
     plugin = tmp_path / "mine.py"
     plugin.write_text(f"OTHER = [{str(tmp_path / 'many' / 'first.yaml')!r}]\n{WRONG}")
-    words = ("many", "-j", "2", "--artifacts", "artifacts", "--cluster", two.address)
+    words = ("many", "-j", "2", "--explain", "--artifacts", "artifacts", "--cluster", two.address)
     run = run_to_end(tmp_path, f"python:{plugin}:Mine", *words)
     assert run.code == 1, run.out + run.err
     assert "2 fail" in run.out
