@@ -33,11 +33,12 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
     for request in requests:
         name, equals, target = request.partition("=")
         if not equals or not target or name not in REPORT_FORMATS:
-            formats = f"FORMAT is {', '.join(REPORT_FORMATS)}, as in --report json=run.json"
-            raise UsageError(
-                f"--report takes FORMAT=PATH, not {request!r}",
-                hint=nearest(name, REPORT_FORMATS, formats),
-            )
+            hint = f"FORMAT is {', '.join(REPORT_FORMATS)}, as in --report json=run.json"
+            if name in REPORT_FORMATS:
+                hint = f"name the file: --report {name}=run.{name}"
+            elif equals and target:
+                hint = nearest(name, REPORT_FORMATS, hint)
+            raise UsageError(f"--report takes FORMAT=PATH, not {request!r}", hint=hint)
         path = Path(target)
         require_place("--report", path)
         reports.append((name, path))

@@ -64,7 +64,7 @@ def test_configuration_file_is_read_only_on_request(tmp_path, monkeypatch):
     (tmp_path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
     monkeypatch.chdir(tmp_path)
     case = onnxopt.load_cases("spec/adam/adam_multiple")[0]
-    with pytest.raises(onnxopt.OnnxoptError, match="no backend 'mine'"):
+    with pytest.raises(onnxopt.OnnxoptError, match="unknown backend 'mine'"):
         onnxopt.check(case, "mine", execution=IN_PROCESS)
     with pytest.raises(onnxopt.NotConformingError):
         onnxopt.check(case, onnxopt.load_configuration().backend("mine"), execution=IN_PROCESS)
