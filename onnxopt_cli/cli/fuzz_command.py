@@ -173,7 +173,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             incidents = search.outside()
             for incident in incidents:
                 display.outside(incident)
-    display.finish(search.tried, options)
+    display.finish(search.tried, options, interrupted=bool(interruption.signal))
     failed = interruption.exit_code or int(bool(search.findings.all or incidents))
     # A shard may be empty if there are few examples.
     if not (failed or search.tried or shard):

@@ -84,10 +84,17 @@ class FuzzDisplay:
         head = Text.assemble((f"{incident.outcome} ", "bold red"), (place, "bold"))
         self._console.print_line(head.append(f"  {printable(incident.message)}"))
 
-    def finish(self, tried: int, options: Mapping[str, Any]) -> None:
-        """Print the summary, and the command that runs the failures again."""
+    def finish(self, tried: int, options: Mapping[str, Any], *, interrupted: bool) -> None:
+        """Print the summary, and the command that runs the failures again.
+
+        Args:
+            tried: number of examples.
+            options: the options of the command.
+            interrupted: whether a signal has ended the search.
+        """
         seconds = monotonic() - self._began
-        summary = f"{self._found} distinct failure{'s' * (self._found != 1)}"
+        summary = "interrupted; " if interrupted else ""
+        summary += f"{self._found} distinct failure{'s' * (self._found != 1)}"
         pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
         summary += f" in {tried} examples, seed {options['seed']}, {seconds:.1f} s ({pace})"
         self._console.print_line(Text(summary, "bold red" if self._found else "bold green"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -363,12 +363,12 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     if interruption.signal or not config.explain or seconds == 0:
         return
     found: list[tuple[Result, str]] = []
-    with (
-        suppress(KeyboardInterrupt),
-        interruption.at_once(),
-        stderr().status("looking for the first wrong node"),
-    ):
-        found += api.first_wrong_nodes(session, seconds)
+    try:
+        with interruption.at_once(), stderr().status("looking for the first wrong node"):
+            for pair in api.first_wrong_nodes(session, seconds):
+                found.append(pair)  # noqa: PERF402 - keeps what precedes an interruption
+    except KeyboardInterrupt:
+        note("interrupted while looking for the first wrong node")
     for result, node in found:
         yield Text(f"first wrong node of {printable(result.case)}: {printable(node)}", "yellow")
         command = view.result(result).again.replace("onnxopt run", "onnxopt locate", 1)

@@ -305,7 +305,7 @@ def test_ctrl_c_ends_the_search_and_keeps_findings(workplace):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "1 distinct failure in" in out
+    assert "interrupted; 1 distinct failure in" in out
     assert list(kept_cases("fuzz")) == ["momentum_float64_for_float32"]
 
 
