@@ -180,7 +180,7 @@ def failure_panel(
     brief: bool = False,
     note: str = "",
     more: str = "",
-) -> Panel:
+) -> RenderableType:
     """Return a panel with the details of a failure.
 
     Args:
@@ -225,14 +225,26 @@ def failure_panel(
     title = Text.assemble(outcome_text(result), f" {printable(result.case)}")
     if result.outcome is not Outcome.INVALID:
         title.append(f" on {printable(result.backend)}")
-    return Panel(
-        Group(*parts),
-        title=title,
-        title_align="left",
-        subtitle=Text(note) if note else None,
-        subtitle_align="left",
-        border_style="red",
-    )
+    return _FailurePanel(title, parts, note)
+
+
+class _FailurePanel:
+    """A panel that begins with its title if that does not fit into the border."""
+
+    def __init__(self, title: Text, parts: Sequence[RenderableType], note: str) -> None:
+        self._title, self._parts, self._note = title, parts, note
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the panel; see rich."""
+        fits = self._title.cell_len <= options.max_width - _BORDER_COLUMNS
+        yield Panel(
+            Group(*self._parts) if fits else Group(self._title, *self._parts),
+            title=self._title if fits else None,
+            title_align="left",
+            subtitle=Text(self._note) if self._note else None,
+            subtitle_align="left",
+            border_style="red",
+        )
 
 
 def failing_lines(view: RunView) -> Iterable[Text]:
@@ -450,6 +462,8 @@ _MAX_ELEMENTS = 3
 _MAX_PRINTED_LINES = 3
 _MAX_NAMES = 6
 _MAX_ABOUT_CHARS = 200
+#: The part of a panel's border that its title cannot occupy.
+_BORDER_COLUMNS = 6
 #: Wider than any terminal.
 _WIDE_COLUMNS = 10_000
 #: The verdict mentions the time of the search for explanations above this.
