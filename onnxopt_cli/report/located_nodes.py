@@ -124,6 +124,9 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         located: the result.
         folders: the folder of each finding.
         backends: the backends as they are given to ``-b``.
+
+    Yields:
+        Lines that may be wrapped, and commands, which have :attr:`rich.text.Text.no_wrap` set.
     """
     several = len(backends) > 1
     texts = {backend_name(text): text for text in backends}
@@ -192,7 +195,8 @@ def _differences(located: Located) -> Iterator[Text]:
 
 
 def _again(folder: Path, backend: str) -> Text:
-    return Text(f"  again: {command_line(['onnxopt', 'run', str(folder), '-b', backend])}", "dim")
+    command = command_line(["onnxopt", "run", str(folder), "-b", backend])
+    return Text(f"  again: {command}", "dim", no_wrap=True, overflow="ignore")
 
 
 def _summary(located: Located) -> Iterator[Text]:
