@@ -48,7 +48,7 @@ def command(
     from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
     from onnxopt_cli.cli.environment import silence_output
     from onnxopt_cli.core.text import printable
-    from onnxopt_cli.errors import InvalidCase
+    from onnxopt_cli.errors import InvalidCase, UsageError
     from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
     from onnxopt_cli.scoreboard.measure import Conditions, measure
     from onnxopt_cli.scoreboard.score_model import read_scores
@@ -62,7 +62,10 @@ def command(
     silence_output()
     execution = Execution.of(options)
     machines = ClusterConfig.of(options)
-    collection = collect(scoreboard.suites, execution.limits.memory, telling=ticking)
+    try:
+        collection = collect(scoreboard.suites, execution.limits.memory, telling=ticking)
+    except UsageError as error:
+        raise UsageError(f"{scoreboard.suites_place}: {error.message}", hint=error.hint) from error
     tell_problems(collection.problems)
     if not collection.cases:
         raise InvalidCase(collection.problems)
@@ -87,9 +90,7 @@ def command(
     write_site(scoreboard, scores)
     console = stdout()
     for column in scores.columns:
-        counts = scores.total(column).words
-        words = f"could not be started: {column.problem}" if column.problem else counts
-        console.print_line(f"{printable(column.label)}: {printable(words)}")
+        console.print_line(f"{printable(column.label)}: {scores.total(column).words}")
     console.print_line(f"site: {printable(str(scoreboard.site / 'index.html'))}")
     if collection.problems:
         return 2

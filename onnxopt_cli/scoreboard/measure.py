@@ -133,7 +133,9 @@ class _BackendRuns:
         except BackendUnavailable as error:
             message = "\n".join(filter(None, (error.message, error.hint)))
             self._store.keep_failed_start(specification, message)
-            self._conditions.tell(f"{label} could not be started: {error.message}")
+            # The label already names the backend.
+            reason = error.message.removeprefix(f"backend {specification}: ")
+            self._conditions.tell(f"{label} could not be started: {reason}")
             return None
         return version
 

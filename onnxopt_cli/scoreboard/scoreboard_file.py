@@ -79,6 +79,7 @@ class ScoreboardFile:
         path: the file.
         title: the title of the site.
         suites: paths, suites and ids of cases.
+        suites_place: the file and line that name the suites.
         tier: which of their cases are run.
         results: the folder of the logs.
         site: the folder of the pages.
@@ -88,6 +89,7 @@ class ScoreboardFile:
     path: Path
     title: str
     suites: tuple[str, ...]
+    suites_place: str
     tier: Tier
     results: Path
     site: Path
@@ -110,7 +112,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
         message = printable(str(error))
         line = _AT_LINE.search(message)
         place = f"{name}:{line[1]}" if line else name
-        raise UsageError(f"{place}: {_AT_LINE.sub('', message)}") from None
+        raise UsageError(f"{place}: not valid TOML: {_AT_LINE.sub('', message)}") from None
     reader = _Reader(path, text)
     scoreboard = reader.scoreboard(document)
     if reader.problems:
@@ -159,6 +161,7 @@ class _Reader:
             path=self._path,
             title=self._text_of(document, "title", "ONNX conformance"),
             suites=self._suites(document),
+            suites_place=self._place("suites"),
             tier=Tier(written_tier),
             results=folder / self._text_of(document, "results", "results"),
             site=folder / self._text_of(document, "site", "site"),
@@ -175,7 +178,11 @@ class _Reader:
         )
 
     def _report(self, problem: str, *keys: str) -> None:
-        self.problems.append(f"{printable(place_of_key(self._path, self._text, *keys))}: {problem}")
+        self.problems.append(f"{self._place(*keys)}: {problem}")
+
+    def _place(self, *keys: str) -> str:
+        """Return the file and the line of a key."""
+        return printable(place_of_key(self._path, self._text, *keys))
 
     def _text_of(self, table: Mapping[str, Any], key: str, default: str) -> str:
         value = table.get(key, default)

@@ -12,7 +12,7 @@ from onnxopt_cli.scoreboard.scoreboard_file import read_scoreboard_file
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = \n", "board.toml:1: "),
+        ("title = \n", "board.toml:1: not valid TOML: "),
         ('[backends]\nnumpy = "numpy"\n\n[x\n', "board.toml:4: "),
         ('titel = "x"\n[backends]\na = "numpy"\n', "board.toml:1: unknown field 'titel'; did"),
         ('suites = ["cases.yaml"]\n[backends]\na = "numpy"\n', None),
@@ -21,6 +21,7 @@ from onnxopt_cli.scoreboard.scoreboard_file import read_scoreboard_file
         ('tier = "fast"\n[backends]\na = "numpy"\n', "board.toml:1: tier is 'fast', expected full"),
         ('suites = "spec"\n[backends]\na = "numpy"\n', "board.toml:1: suites is not a list"),
         ('suites = [""]\n[backends]\na = "numpy"\n', "board.toml:1: suites has ''"),
+        ('suites = ["spek"]\n[backends]\na = "numpy"\n', "board.toml:1: no such path, suite or"),
         ('suites = ["spec", "spec"]\n[backends]\na = "numpy"\n', "board.toml:1: suites has an"),
         ('site = 4\n[backends]\na = "numpy"\n', "board.toml:1: site is 4"),
         ('older-opsets = 1\n[backends]\na = "numpy"\n', "board.toml:1: older-opsets is 1"),

@@ -150,8 +150,9 @@ def test_backend_that_does_not_start_is_explained_and_the_others_run(onnxopt, bo
     answer = onnxopt("scoreboard", file)
     assert answer.code == 4
     assert "numpy: 2 pass" in answer.out
-    assert "gone: could not be started: " in answer.out
-    assert "lost: could not be started: unknown backend 'no-such-backend'" in answer.out
+    assert "gone could not be started: " in answer.err
+    assert "lost could not be started: unknown backend 'no-such-backend'" in answer.err
+    assert "gone: not started\nlost: not started\n" in answer.out
     index = text_of(workplace / "site" / "index.html")
     assert "gone.py does not exist" in index
     assert index.count("not started") == 2
