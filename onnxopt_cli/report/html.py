@@ -1,8 +1,7 @@
 """Report a run as a single HTML file, which needs neither a network nor scripts to be read.
 
-Untrusted text passes two safeguards that a template cannot bypass: Jinja escapes it, and invisible
-or harmful characters become visible escapes. In addition, the page's content security policy admits
-only the script and the style with the stated hashes.
+Untrusted text is escaped, see :mod:`onnxopt_cli.report.page_templates`. In addition, the page's
+content security policy admits only the script and the style with the stated hashes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from onnxopt_cli.core import numbers
@@ -29,6 +28,7 @@ from onnxopt_cli.report.charts import (
     spread_chart,
     tolerance_chart,
 )
+from onnxopt_cli.report.page_templates import template_environment
 from onnxopt_cli.report.view.accuracy import Accuracy
 from onnxopt_cli.report.view.run_view import RunView, operator_of
 from onnxopt_cli.report.view.verdict import (
@@ -116,17 +116,8 @@ def page_parts() -> dict[str, Markup]:
 
 
 def page_environment() -> Environment:
-    """Return the environment of the page's templates, in which no text is trusted."""
-    environment = Environment(
-        loader=PackageLoader("onnxopt_cli.report", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Markup, a subclass of str, is trusted.
-        finalize=lambda value: printable(value) if type(value) is str else value,
-    )
-    environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
+    """Return the environment of the templates of a report and of the page of ``locate``."""
+    environment = template_environment("onnxopt_cli.report", "page")
     environment.globals.update(
         anchor=anchor,
         label=label,

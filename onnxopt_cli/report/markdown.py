@@ -16,7 +16,7 @@ from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.view.causes import FailureGroup
 from onnxopt_cli.report.view.comparison import Direction
 from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
-from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.report.view.run_view import NEUTRAL_SUBJECT, RunView
 from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
 #: GitHub accepts comments of up to 65,536 characters, and 1 MiB for the summary of a step.
@@ -39,7 +39,7 @@ def markdown_report(view: RunView) -> str:
     failures left out and, if it fits, the accuracy.
     """
     parts = [
-        f"# onnxopt {view.verdict}",
+        _title(view),
         in_words(view.counts),
         _code(view.scope, _MAX_CAUSE_CHARS),
     ]
@@ -55,6 +55,12 @@ def markdown_report(view: RunView) -> str:
         accuracy_part = f"The table of accuracy does not fit in here; {ELSEWHERE}."
     parts += [accuracy_part, last]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _title(view: RunView) -> str:
+    """Return the heading of a report: its verdict, about a backend if it has a single one."""
+    subject = view.subject
+    return f"# {subject if subject == NEUTRAL_SUBJECT else _code(subject)} {view.verdict}"
 
 
 def _room(parts: Sequence[str]) -> int:

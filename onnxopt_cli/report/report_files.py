@@ -125,7 +125,8 @@ def _append_summary(path: Path, view: RunView) -> None:
     Raises:
         UsageError: if the file cannot be written.
     """
-    data = "".join(render("markdown", view)).encode()
+    report = "".join(render("markdown", view))
+    data = report.encode()
     if path.is_fifo():
         # path.open() would block until the pipe has a reader.
         write_atomically(path, data)
@@ -133,7 +134,8 @@ def _append_summary(path: Path, view: RunView) -> None:
     try:
         with path.open("ab") as file:
             if file.tell() + len(data) > _MAX_SUMMARY_BYTES:
-                brief = f"# onnxopt {view.verdict}\n\nThis summary is full; {ELSEWHERE}.\n"
+                title, _, _ = report.partition("\n")
+                brief = f"{title}\n\nThis summary is full; {ELSEWHERE}.\n"
                 data = brief.encode()
             file.write(data)
     except OSError as error:

@@ -9,8 +9,8 @@
     cases/NAME.html#CASE      the cases of an operator; the address selects one
     badges/NAME.json          shields.io endpoints
 
-Untrusted text is escaped by Jinja, and invisible characters are replaced by visible escapes. The
-content security policy of each page admits only the style and the script of the site.
+Untrusted text is escaped, see :mod:`onnxopt_cli.report.page_templates`. The content security policy
+of each page admits only the style and the script of the site.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+from jinja2 import Environment
 
 from onnxopt_cli import __version__
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import FreeNames, clipped, printable
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.page_templates import template_environment
 from onnxopt_cli.report.view.causes import FailureGroup
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import Reason, RunView
@@ -44,9 +47,6 @@ from onnxopt_cli.scoreboard.score_model import (
     is_contested,
 )
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _PAGES = files("onnxopt_cli.scoreboard") / "pages"
 _ASSETS = ("scoreboard.css", "scoreboard.js")
@@ -161,18 +161,7 @@ class _Site:
         self._environment = self._make_environment()
 
     def _make_environment(self) -> Environment:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
-
-        environment = Environment(
-            loader=PackageLoader("onnxopt_cli.scoreboard", "pages"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            # Markup, a subclass of str, is trusted.
-            finalize=lambda value: printable(value) if type(value) is str else value,
-        )
+        environment = template_environment("onnxopt_cli.scoreboard", "pages")
         environment.globals |= {
             "title": self._title,
             "scores": self._scores,
@@ -190,7 +179,6 @@ class _Site:
         environment.filters |= {
             "clip": _clip,
             "public": _public,
-            "lines": lambda text: Markup("{}").format(printable(text, lines=True)),
             "bits": _bits,
         }
         return environment

@@ -208,7 +208,7 @@ def test_elements_fit_on_a_narrow_screen(browser):
 
 def test_hostile_names_are_inert(browser):
     page = browser(hostile()).open("#text=<script>document.title='owned'</script>")
-    assert "<title>onnxopt does not conform</title>" in page.dom
+    assert "<title>onnxopt report: does not conform</title>" in page.dom
     assert page.console == []
     assert page.requested_urls == set()
     assert len(re.findall("<script", page.dom)) == 1

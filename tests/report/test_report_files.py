@@ -31,7 +31,7 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         "{",
         "<?xml",
         "<?xml",
-        "# onnxopt does not conform",
+        "# `python:vendor.py:Off` does not conform",
         "::error file=demo.yaml,line=5",
         "{",
     ]
@@ -184,7 +184,7 @@ def test_summary_of_a_step_grows_with_each_run(demo, onnxopt, monkeypatch):
     lines = summary.read_text(encoding="utf-8").splitlines()
     titles = [line for line in lines if line.startswith("# ")]
     assert lines[0] == "before"
-    assert titles == ["# onnxopt conforms", "# onnxopt does not conform"]
+    assert titles == ["# `numpy` conforms", "# `python:vendor.py:Off` does not conform"]
 
 
 def test_report_states_time_and_host_of_the_run(demo, onnxopt):
@@ -205,7 +205,9 @@ def test_summary_of_a_step_stays_below_the_limit_of_github(demo, onnxopt, monkey
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     onnxopt("run", "demo.yaml", "-q", *OFF)
     assert summary.stat().st_size <= 1 << 20
-    assert "# onnxopt does not conform\n\nThis summary is full" in summary.read_text()
+    assert (
+        "# `python:vendor.py:Off` does not conform\n\nThis summary is full" in summary.read_text()
+    )
 
 
 def test_error_for_an_unwritable_summary_follows_the_verdict(demo, onnxopt, monkeypatch):

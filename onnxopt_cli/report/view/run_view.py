@@ -39,6 +39,8 @@ from onnxopt_cli.report.view.verdict import (
     run_verdict,
 )
 
+#: Begins the title of a report whose verdict is not about a single backend.
+NEUTRAL_SUBJECT = "onnxopt report:"
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 200
 # Qualifications of passes, and the mark of each in the note of a result.
@@ -153,6 +155,13 @@ class RunView:
     def verdict(self) -> str:
         """The verdict on the run: ``conforms``, ``does not conform``, ``was interrupted``."""
         return run_verdict(self.record.exit_code, self.record.results)
+
+    @property
+    def subject(self) -> str:
+        """The only backend, if the verdict is about it; otherwise :data:`NEUTRAL_SUBJECT`."""
+        backends = self.record.backends
+        is_about_backend = self.verdict in list(Conformity)
+        return backends[0].name if is_about_backend and len(backends) == 1 else NEUTRAL_SUBJECT
 
     @cached_property
     def backends(self) -> tuple[BackendView, ...]:
