@@ -70,13 +70,10 @@ class BackwardPass:
         """Append a Reshape."""
         if 0 in shape:
             # Reshape replaces a zero in the shape by the input's dimension at its place.
-            return self.node("Expand", self.reshaped_nonempty(name), self.integers(shape))
+            flat = self.node("Reshape", name, self.integers([-1]))
+            zero = self.summed(flat, [0], keepdims=False)
+            return self.expanded(zero, shape)
         return self.node("Reshape", name, self.integers(shape))
-
-    def reshaped_nonempty(self, name: str) -> str:
-        """Append nodes that turn an empty tensor into a scalar zero of its type."""
-        flat = self.node("Reshape", name, self.integers([-1]))
-        return self.summed(flat, [0], keepdims=False)
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
         """Append a ReduceSum; without axes, return the tensor itself."""
@@ -186,12 +183,7 @@ class DifferentiatedNode:
         own_shape = self.shape(name)
         if tuple(shape) == own_shape:
             return gradient
-        leading = len(shape) - len(own_shape)
-        axes = [
-            axis
-            for axis, size in enumerate(shape)
-            if axis < leading or (own_shape[axis - leading] == 1 and size != 1)
-        ]
+        axes = broadcast_axes(own_shape, shape)
         summed = self.backward.summed(gradient, axes, keepdims=True)
         return self.backward.reshaped(summed, own_shape)
 
@@ -218,6 +210,16 @@ class DifferentiatedNode:
         gradients_of_places = self.call("Gather", gradients, self.backward.integers(table), axis=0)
         summed = self.backward.summed(gradients_of_places, [1], keepdims=False)
         return self.backward.reshaped(summed, self.shape(name))
+
+
+def broadcast_axes(own_shape: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the axes of a shape along which a tensor with its own shape is broadcast."""
+    leading = len(shape) - len(own_shape)
+    return [
+        axis
+        for axis, size in enumerate(shape)
+        if axis < leading or (own_shape[axis - leading] == 1 and size != 1)
+    ]
 
 
 def places_of(sources: Array, count: int) -> Array:

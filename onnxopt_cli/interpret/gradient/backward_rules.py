@@ -7,6 +7,7 @@ the output, x and y are the operator's first input and its output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from math import pi, prod, sqrt
 from typing import TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.gradient.backward_pass import (
     DifferentiatedNode,
+    broadcast_axes,
     numbered,
     unsupported,
 )
@@ -281,12 +283,7 @@ def _matmul(node: DifferentiatedNode) -> Sequence[str | None]:
     ):
         batched_shape = (*batch, *matrix[-2:])
         gradient = node.call(*product)
-        axes = [
-            axis
-            for axis, size in enumerate(batched_shape[:-2])
-            if axis < len(batched_shape) - len(matrix)
-            or (matrix[axis - len(batched_shape) + len(matrix)] == 1 and size != 1)
-        ]
+        axes = broadcast_axes(matrix[:-2], batch)
         summed = backward.summed(gradient, axes, keepdims=True)
         own_shape = node.shape(name)
         gradients.append(
@@ -355,15 +352,25 @@ def _reduced_axes(node: DifferentiatedNode) -> list[int]:
 
 
 class _Reduction:
-    """A reduction, its output and its gradient with the reduced axes kept."""
+    """A reduction, its output and its gradient with the reduced axes kept.
+
+    Attributes:
+        x: the input.
+        axes: the reduced axes.
+        shape: the input's shape.
+        y: the output; each reduced axis has length 1.
+        g: the gradient of the output, with the shape of y.
+        count: the number of elements that each element of y is computed from.
+    """
 
     def __init__(self, node: DifferentiatedNode) -> None:
         self.node, self.x, self.axes = node, node.inputs[0], _reduced_axes(node)
         self.shape = node.shape(self.x)
         kept_shape = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
-        reshape = not node.attributes.get("keepdims", 1) and bool(self.axes)
-        place = node.backward.reshaped if reshape else lambda name, _: name
-        self.g, self.y = place(node.gradient, kept_shape), place(node.outputs[0], kept_shape)
+        self.g, self.y = node.gradient, node.outputs[0]
+        if self.axes and not node.attributes.get("keepdims", 1):
+            self.g = node.backward.reshaped(self.g, kept_shape)
+            self.y = node.backward.reshaped(self.y, kept_shape)
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
@@ -371,6 +378,7 @@ class _Reduction:
         return self.gradients(self.node.backward.expanded(name, self.shape))
 
     def gradients(self, name: str) -> list[str | None]:
+        """Return the gradients of the inputs, given that of x; axes have no gradient."""
         return [name] + [None] * (len(self.node.inputs) - 1)
 
 
@@ -487,8 +495,7 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
 
 def _numbered_outputs(node: DifferentiatedNode, operands: Mapping[str, Array]) -> Array:
     """Return the elements that a node moves to its outputs, all outputs as one vector."""
-    copy = type(node.node)()
-    copy.CopyFrom(node.node)
+    copy = deepcopy(node.node)
     copy.input[:] = [f"input_{place}" if name else "" for place, name in enumerate(node.inputs)]
     outputs = node.backward.run(copy, operands, node.backward.opset)
     parts = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NodeError
@@ -26,7 +25,18 @@ def has_gradient(model: onnx.ModelProto) -> bool:
 
 def variables_of(node: onnx.NodeProto) -> list[str]:
     """Return the tensors with respect to which a Gradient node differentiates."""
-    return [x.decode() for a in node.attribute if a.name == "xs" for x in a.strings]
+    return _named_tensors(node, "xs")
+
+
+def _named_tensors(node: onnx.NodeProto, attribute_name: str) -> list[str]:
+    """Return the tensors that an attribute of a Gradient node names."""
+    names: list[bytes] = []
+    for attribute in node.attribute:
+        if attribute.name == attribute_name:
+            is_list = attribute.type == onnx.AttributeProto.STRINGS
+            names += attribute.strings if is_list else [attribute.s]
+    # The file may be hostile. Invalid UTF-8 becomes the name of an unknown tensor.
+    return [name.decode("utf-8", "replace") for name in names]
 
 
 class DifferentiatedGraph:
@@ -49,10 +59,8 @@ class DifferentiatedGraph:
     def __init__(
         self, node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto], names: Sequence[str]
     ) -> None:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        self.xs = [name.decode() for name in attributes.get("xs", [])]
-        self.zs = [name.decode() for name in attributes.get("zs", [])]
-        self.y = attributes.get("y", b"").decode()
+        self.xs, self.zs = variables_of(node), _named_tensors(node, "zs")
+        self.y = "".join(_named_tensors(node, "y")[:1])
         variables = [*self.xs, *self.zs]
         if not self.xs or not self.y:
             raise NodeError("Gradient lacks the attribute xs or y")
@@ -76,7 +84,7 @@ def node_inputs(node: onnx.NodeProto) -> list[str]:
     """Return the tensors that a node depends on: its inputs, those of its subgraphs, and y."""
     names = [name for name in node.input if name]
     if is_gradient(node):
-        names += [a.s.decode() for a in node.attribute if a.name == "y"]
+        names += _named_tensors(node, "y")
     for graph in subgraphs(node):
         for inner in graph.node:
             names += node_inputs(inner)

@@ -52,7 +52,7 @@ def operator_body(
     if plain_domain(node.domain):
         raise unsupported(node)
     if node.op_type in _BODIES:
-        if len(list(filter(None, node.output))) > 1:
+        if any(node.output[1:]):
             raise unsupported(node, "with several outputs")
         writer = BackwardPass(version, free_name, lambda *_: [])
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -120,8 +120,9 @@ def _batch_normalization(
     scale, bias, mean, variance = (
         _per_channel(writer, name, values[x].ndim) for name in parameters
     )
-    epsilon = np.float32(attributes.get("epsilon", 1e-5))
-    shifted = writer.node("Add", variance, writer.constant(epsilon, values[parameters[3]].dtype))
+    variance_type = values[node.input[4]].dtype
+    epsilon = writer.constant(np.float32(attributes.get("epsilon", 1e-5)), variance_type)
+    shifted = writer.node("Add", variance, epsilon)
     centered = writer.node("Sub", x, mean)
     y = writer.node("Div", centered, writer.node("Sqrt", shifted))
     return writer.node("Add", writer.node("Mul", y, scale), bias)
@@ -144,8 +145,7 @@ def _group_normalization(
     x, scale, bias = node.input
     shape, dtype = values[x].shape, values[x].dtype
     groups = attributes["num_groups"]
-    per_group = values[scale].shape[0] == groups != shape[1]
-    if per_group:
+    if values[scale].shape[0] != shape[1]:
         raise unsupported(node, "with a scale for each group")
     grouped = writer.node("Reshape", x, writer.integers([shape[0], groups, -1]))
     y = _normalized(writer, grouped, [2], attributes.get("epsilon", 1e-5), dtype)

@@ -133,9 +133,8 @@ class _Expansion:
     def _is_next(self, node: onnx.NodeProto) -> bool:
         """Return whether a Gradient node is independent of all other Gradient nodes."""
         producers = self._producers(*self._gradients)
-        primitives = [node for node in producers.values() if not is_gradient(node)]
         everything = [*self._sources, *producers]
-        graph = DifferentiatedGraph(node, [*primitives, *self._gradients], everything)
+        graph = DifferentiatedGraph(node, [*self._nodes, *self._gradients], everything)
         before = [*graph.nodes, *nodes_before([*node.input], producers)]
         return not any(map(is_gradient, before))
 

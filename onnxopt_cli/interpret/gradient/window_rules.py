@@ -15,7 +15,7 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
     unsupported,
 )
 
-_MAX_POOL_OUTPUTS = 1
+
 
 
 class _Windows:
@@ -33,7 +33,8 @@ class _Windows:
         windows: number of windows in a channel.
         table: for each offset and window, the index of an element in its channel; ``positions`` for
             an element of the padding.
-        padded: for each offset and window, whether it lies in the tensor or its padding.
+        inside: for each offset and window, whether its element lies in the tensor.
+        padded: for each offset and window, whether its element lies in the tensor or its padding.
     """
 
     def __init__(self, node: DifferentiatedNode, kernel: Sequence[int]) -> None:
@@ -51,20 +52,19 @@ class _Windows:
         self.positions = prod(spatial)
         self.offsets, self.windows = prod(kernel), prod(output)
         table = np.zeros((self.offsets, self.windows), np.int64)
-        inside = np.ones(table.shape, bool)
+        self.inside = np.ones(table.shape, bool)
         self.padded = np.ones(table.shape, bool)
         for row, offset in enumerate(product(*map(range, kernel))):
             for column, window in enumerate(product(*map(range, output))):
                 place = [axes[axis][offset[axis], window[axis]] for axis in range(rank)]
                 limits = zip(place, spatial, after, strict=True)
                 self.padded[row, column] = all(at < size + end for at, size, end in limits)
-                inside[row, column] = all(
+                self.inside[row, column] = all(
                     0 <= at < size for at, size in zip(place, spatial, strict=True)
                 )
-                if inside[row, column]:
+                if self.inside[row, column]:
                     table[row, column] = np.ravel_multi_index(place, spatial)
-        self.inside = inside
-        self.table = np.where(inside, table, self.positions)
+        self.table = np.where(self.inside, table, self.positions)
 
     def columns(self) -> str:
         """Append the elements in each window, (N, C, offsets, windows)."""
@@ -153,7 +153,7 @@ def _average_pool(node: DifferentiatedNode) -> Sequence[str | None]:
 
 
 def _max_pool(node: DifferentiatedNode) -> Sequence[str | None]:
-    if len(list(filter(None, node.outputs))) > _MAX_POOL_OUTPUTS:
+    if any(node.outputs[1:]):
         raise unsupported(node.node, "with its indices")
     windows = _Windows(node, node.attributes["kernel_shape"])
     x = node.value(windows.x)
