@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from random import Random
@@ -76,13 +75,14 @@ class GradientCase:
         name: the name of the case.
         about: what the case tests, in one sentence.
         inputs: the inputs of the model.
-        steps: its nodes: operator, inputs, outputs, attributes. An input that begins with ``=``
-            is a constant, as in ``=1,2``.
+        steps: its nodes: operator, inputs, outputs, attributes. An input that begins with ``=`` is
+            a constant of one axis, or with a final ``!`` a scalar, as in ``=1,2`` and ``=0.5!``.
+            Numbers with a decimal point have the type ``dtype``, others are int64.
         xs: tensors by which y is differentiated.
         zs: the other variables.
         feeds: the inputs of the Gradient node if they are not the tensors that it names.
         omitted: outputs of the Gradient node that are omitted.
-        dtype: element type of all tensors.
+        dtype: element type of the inputs.
         opset: version of ai.onnx.
     """
 
@@ -126,7 +126,7 @@ class GradientCase:
                 if source.startswith("="):
                     name = f"constant_{number}_{place}"
                     constants.append(_constant(name, source[1:], self.dtype))
-                names.append("" if source == "-" else name)
+                names.append(name)
             attributes: Mapping[str, Any] = rest[0] if rest else {}
             nodes.append(
                 helper.make_node(
@@ -154,9 +154,9 @@ class GradientCase:
 
 
 def _constant(name: str, text: str, dtype: str) -> onnx.TensorProto:
-    """Return an initializer: integers, or floats if a number has a decimal point."""
+    """Return the initializer that a constant of a step describes."""
     scalar = text.endswith("!")
-    numbers = [float(number) for number in text.rstrip("!").split(",") if number]
+    numbers = [float(number) for number in text.rstrip("!").split(",")]
     array = np.array(numbers, dtype if "." in text else "int64")
     return onnx.numpy_helper.from_array(array.reshape(()) if scalar else array, name)
 
@@ -169,16 +169,24 @@ def _weighted(
     weight: tuple[int, ...],
     attributes: Mapping[str, Any] | None = None,
     sources: str = "",
-    **settings: Any,
 ) -> GradientCase:
-    """Return the case of one operator whose output is multiplied by a weight."""
+    """Return the case of one operator whose output is multiplied by a weight.
+
+    Args:
+        name: the name of the case.
+        about: what the case tests, in one sentence.
+        op_type: the operator.
+        inputs: its inputs, by which y is differentiated.
+        weight: the shape of the weight.
+        attributes: its attributes.
+        sources: its inputs as in a step; by default the names of ``inputs``.
+    """
     steps: list[_Step] = [
         (op_type, sources or " ".join(inputs), "h", attributes or {}),
         ("Mul", "h w", "y"),
     ]
     everything = {**inputs, "w": any_of(*weight)}
-    xs = settings.pop("xs", tuple(inputs))
-    return GradientCase(name, about, everything, steps, xs, ("w",), **settings)
+    return GradientCase(name, about, everything, steps, tuple(inputs), ("w",))
 
 
 def _elementwise() -> Iterator[GradientCase]:
@@ -275,9 +283,7 @@ def _reductions() -> Iterator[GradientCase]:
         sources = "X =1" if op_type == "ReduceSum" else "X"
         if op_type != "ReduceSum":
             attributes["axes"] = [1]
-        yield _weighted(
-            name, about, op_type, {"X": any_of(2, 3, 2)}, (2, 2), attributes, sources, xs=("X",)
-        )
+        yield _weighted(name, about, op_type, {"X": any_of(2, 3, 2)}, (2, 2), attributes, sources)
     about = "ReduceSum over all axes."
     yield GradientCase(
         "reducesum_all",
@@ -514,7 +520,7 @@ def gradient_cases() -> list[Case]:
         Case(
             id=f"{GRADIENTS}/{template.name}",
             location=Location(Path(GRADIENTS, template.name)),
-            load=partial(_problem, template),
+            load=template.problem,
             operators=(*dict.fromkeys([*(step[0] for step in template.steps), NAME]),),
             about=template.about,
             tags=(template.dtype,),
@@ -522,10 +528,6 @@ def gradient_cases() -> list[Case]:
         )
         for template in gradient_templates()
     ]
-
-
-def _problem(template: GradientCase) -> Problem:
-    return template.problem()
 
 
 def gradient_directories() -> tuple[list[tuple[str, bytes]], int]:

@@ -162,6 +162,19 @@ def test_node_that_breaks_the_specification_is_refused(fault):
         expand_gradients(problem.model, problem.inputs, native_outputs)
 
 
+@pytest.mark.parametrize("attribute", ["xs", "zs", "y"])
+def test_name_that_is_not_utf_8_is_an_unknown_tensor(attribute):
+    steps = [("Mul", "X W", "y")]
+    problem = GradientCase("case", "", OPERANDS, steps, ("X",), ("W",)).problem()
+    named = next(a for a in problem.model.graph.node[-1].attribute if a.name == attribute)
+    if named.strings:
+        named.strings[0] = b"\xff"
+    else:
+        named.s = b"\xff"
+    with pytest.raises(NodeError, match="names an unknown tensor"):
+        expand_gradients(problem.model, problem.inputs, native_outputs)
+
+
 def test_operator_without_a_rule_is_unsupported():
     steps = [("Det", "X", "y")]
     case = GradientCase("case", "", {"X": any_of(2, 2)}, steps)

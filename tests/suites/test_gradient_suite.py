@@ -110,7 +110,7 @@ def with_attributes(**attributes):
 #: Wrong rules: the operator, the change of its rule, and a case that rejects it.
 WRONG_RULES = {
     "Sub adds": ("Sub", negative_second, "sub"),
-    "Mul by its own_shape operand": ("Mul", exchanged, "mul"),
+    "Mul by its own operand": ("Mul", exchanged, "mul"),
     "Div has a positive second gradient": ("Div", negative_second, "div"),
     "Pow exchanges operands": ("Pow", exchanged, "pow"),
     "Max to both": ("Max", lambda _: RULES["Add"], "max"),

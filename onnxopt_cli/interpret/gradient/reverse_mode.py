@@ -94,12 +94,10 @@ class _Expansion:
         graph = self._model.graph
         self._nodes = [node for node in graph.node if not is_gradient(node)]
         self._gradients = [node for node in graph.node if is_gradient(node)]
-        self._names = FreeNames("{}_{}")
         self._sources = [value.name for value in (*graph.input, *graph.initializer)]
         self._sources += [value.values.name for value in graph.sparse_initializer]
         computed = [name for node in graph.node for name in node.output]
-        for name in {*self._sources, *computed} - {""}:
-            self._names(name)
+        self._names = FreeNames("{}_{}", [*self._sources, *computed])
 
     def result(self) -> onnx.ModelProto:
         while self._gradients:

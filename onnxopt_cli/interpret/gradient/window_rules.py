@@ -16,8 +16,6 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
 )
 
 
-
-
 class _Windows:
     """The elements of a tensor (N, C, ...) in each window of a convolution or pool.
 
