@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -78,28 +77,20 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 def _holds(path: Path, example: Example) -> bool:
     """Return whether a case file or directory has this example, disregarding its description."""
-    if path.is_dir():
-        return _same_directory(path, example)
-    cases, _ = read_yaml_file(path)
-    if len(cases) != 1:
+    if path.is_dir() != isinstance(example, RandomGraph):
         return False
-    files = example.files(path.stem, cases[0].about, cases[0].source)
+    if path.is_dir():
+        try:
+            model = onnx.load_model(path / "model.onnx", load_external_data=False)
+        except (OSError, DecodeError):
+            return False
+        files = example.files(path.name.removeprefix("test_"), model.doc_string, "")
+    else:
+        cases, _ = read_yaml_file(path)
+        if len(cases) != 1:
+            return False
+        files = example.files(path.stem, cases[0].about, cases[0].source)
     return all(
         file.is_file() and file.stat().st_size == len(data) and file.read_bytes() == data
-        for file, data in ((path.parent / name, data) for name, data in files.items())
-    )
-
-
-def _same_directory(path: Path, example: Example) -> bool:
-    """Return whether a test directory has the files of an example, except for its description."""
-    if not isinstance(example, RandomGraph):
-        return False
-    stem = path.name.removeprefix("test_")
-    model = onnx.ModelProto()
-    with suppress(OSError, DecodeError):
-        model.ParseFromString((path / "model.onnx").read_bytes())
-    files = example.files(stem, model.doc_string, "")
-    return all(
-        file.is_file() and file.read_bytes() == data
         for file, data in ((path.parent / name, data) for name, data in files.items())
     )

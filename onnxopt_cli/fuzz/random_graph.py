@@ -212,7 +212,8 @@ def seeded_graph(seed: int) -> RandomGraph:
         step = drawing.choice(_STEPS)
         while len(drawing.nodes) < count:
             # Optimizers often change two nodes of one operator in a row.
-            step = step if drawing.rarely(4) else drawing.choice(_STEPS)
+            if not drawing.rarely(4):
+                step = drawing.choice(_STEPS)
             step(drawing)
     example = drawing.example()
     try:
@@ -255,6 +256,7 @@ class _Drawing:
         return options[self.integer(0, len(options) - 1)]
 
     def rarely(self, times: int) -> bool:
+        """Return True once in this number of times on average."""
         return self.integer(0, times - 1) == 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -385,7 +387,7 @@ def _gemm(drawing: _Drawing) -> None:
 
 def _convolution(drawing: _Drawing) -> None:
     x = drawing.tensor(4, 4)
-    if x is None or min(drawing.shape(x)[1:]) < 1:
+    if x is None:
         return
     _, channels, *spatial = drawing.shape(x)
     maps = drawing.integer(1, 3)
