@@ -142,12 +142,12 @@ def test_crash_is_shrunk_to_its_cause(fuzz, onnxopt):
 @pytest.mark.isolated
 def test_hang_is_shrunk_with_a_timeout_for_each_attempt(fuzz, onnxopt):
     backend = injected("HangsAtThree")
-    answer = fuzz(backend, "--examples", "60", "--timeout", "1")
+    answer = fuzz(backend, "--examples", "60", "--timeout", "0.5")
     assert answer.code == 1
     assert "timeout Momentum" in answer.out
     (case,) = kept_cases("fuzz").values()
     assert case["inputs"] == {"R": 1.0, "T": 3, "X": 0.0, "G": 0.0, "V": 0.0}
-    assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "1", "--no-explain").code == 1
+    assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "0.5", "--no-explain").code == 1
 
 
 @pytest.mark.isolated
