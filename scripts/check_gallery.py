@@ -149,6 +149,7 @@ def lines(runtime: TestedRuntime, version: str, checked: Sequence[CheckedRow]) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the runtimes that are named; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
+    adapters = [runtime.adapter for runtime in runtimes()]
     parser.add_argument("adapters", nargs="*", metavar="ADAPTER")
     parser.add_argument(
         "--backend",
@@ -158,7 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the backend to use for the rows of an adapter, as after -b",
     )
     options = parser.parse_args(arguments)
-    backends = dict(text.partition("=")[::2] for text in options.backend)
+    if unknown := set(options.adapters).difference(adapters):
+        parser.error(f"no rows of {', '.join(sorted(unknown))}: expected {', '.join(adapters)}")
+    backends: dict[str, str] = {}
+    for text in options.backend:
+        adapter, _, backend = text.partition("=")
+        if adapter not in adapters or not backend:
+            parser.error(f"argument --backend: expected ADAPTER=BACKEND, got {text!r}")
+        backends[adapter] = backend
     totals: Counter[str] = Counter()
     for runtime in runtimes():
         if options.adapters and runtime.adapter not in options.adapters:

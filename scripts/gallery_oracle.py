@@ -324,7 +324,7 @@ def _pixel_weights(position: float, length: int, attributes: Attributes) -> dict
 
 
 def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The largest elements of an axis; of equal ones, those with the lower index first."""
+    """The largest elements of an axis; equal elements are in the order of their indices."""
     del version
     _require({"largest": 1, "sorted": 1, **attributes}, largest=1, sorted=1)
     source, axis = operands[0], attributes.get("axis", -1)
@@ -355,7 +355,7 @@ def shape(operands: Operands, attributes: Attributes, version: int) -> Sequence[
 
 
 def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The sum of magnitudes; without axes that of each element, if noop_with_empty_axes is set."""
+    """The sum of magnitudes; the magnitudes without axes if noop_with_empty_axes is set."""
     del version
     magnitudes = np.abs(_exact(operands[0]))
     axes = tuple(int(axis) for tensor in operands[1:] for axis in tensor)

@@ -47,8 +47,8 @@ and were tested to different extents. Later versions may have corrected a defect
 
 No right value is taken from `onnxopt` itself. If the case is `onnx-node/...`, the right value is
 taken from the output that ONNX publishes. For all other cases, `scripts/gallery_oracle.py` computes
-it in double from the text of the specification. The script shares no code with `onnxopt` or onnx's
-reference. A test compares the right value of every row with its source.
+it in double from the text of the specification. Its functions share no code with `onnxopt` or
+onnx's reference. A test compares the right value of every row with its source.
 
 The gallery omits three kinds of differences:
 
@@ -161,12 +161,12 @@ def features() -> Iterator[str]:
     yield "| row | opset | defect | case | wrong | right | upstream |"
     yield "|---|---|---|---|---|---|---|"
     rows = [
-        (row.operator, runtime.title, runtime, row)
-        for runtime in runtimes()
+        (runtime, row)
+        for runtime in by_title()
         for row in runtime.defects
         if row.feature is not None
     ]
-    for _, _, runtime, row in sorted(rows, key=lambda sorted_row: sorted_row[:2]):
+    for runtime, row in sorted(rows, key=lambda pair: pair[1].operator):
         yield line(
             f"`{runtime.adapter}/{row.name}`",
             str(row.feature),

@@ -113,11 +113,11 @@ def runtimes() -> tuple[TestedRuntime, ...]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     # The C loader is as safe as SafeLoader and ten times as fast.
     document = yaml.load(_text("gallery.yaml"), Loader=loader)  # noqa: S506
-    return tuple(
-        TestedRuntime(adapter=adapter, **fields | {"defects": tuple(map(_defect, defects))})
-        for adapter, fields in document.items()
-        for defects in [fields["defects"]]
-    )
+    tested: list[TestedRuntime] = []
+    for adapter, fields in document.items():
+        defects = tuple(map(_defect, fields.pop("defects")))
+        tested.append(TestedRuntime(adapter=adapter, defects=defects, **fields))
+    return tuple(tested)
 
 
 def _defect(fields: Mapping[str, Any]) -> Defect:
@@ -172,14 +172,16 @@ def _suite_and_stem(case: str) -> tuple[str, str]:
 
 
 def _row_case(path: Path, row: Defect, shown_by: Case) -> Case:
-    tags = tuple(dict.fromkeys((*shown_by.tags, *(["feature"] if row.feature else []))))
+    tags = dict.fromkeys(shown_by.tags)
+    if row.feature is not None:
+        tags["feature"] = None
     return replace(
         shown_by,
         id=f"{path.parent}/{path.stem}/{row.name}",
         location=Location(path),
         about=row.defect,
         source=shown_by.id,
-        tags=tags,
+        tags=tuple(tags),
         suite_version=VERSION,
     )
 
@@ -202,11 +204,10 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
     limited: list[str] = []
     for target in targets:
         is_complete = target.partition("@")[0] == GALLERY
-        limited += (
-            [f"{target}/{adapter}" for adapter in adapters]
-            if is_complete and adapters
-            else [target]
-        )
+        if is_complete and adapters:
+            limited += [f"{target}/{adapter}" for adapter in adapters]
+        else:
+            limited.append(target)
     return tuple(limited)
 
 

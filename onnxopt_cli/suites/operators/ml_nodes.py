@@ -132,16 +132,16 @@ def _normalizer(draft: NodeDraft) -> None:
 
 
 def _one_hot_encoder(draft: NodeDraft) -> None:
-    # An unknown category is an error with zeros=0.
-    unknown = int(draft.attribute("zeros", (None, 1, 0)) != 0 and "zeros" in draft.attributes)
+    # The fourth category is unknown, which is an error with zeros=0.
+    count = 4 if draft.attribute("zeros", (None, 1, 0)) == 1 else 3
     if draft.maybe():
         draft.set("cats_int64s", [5, -1, 9])
-        places = draft.state().randint(0, 3 + unknown, draft.shape(1, 2))
+        places = draft.state().randint(0, count, draft.shape(1, 2))
         categories = np.array([5, -1, 9, 4])[places]
         draft.add(categories.astype(draft.dtype(0, ("int64", "float32", "int32", "float64"))))
     else:
         draft.set("cats_strings", ["onnx", "a", "ab"])
-        places = draft.state().randint(0, 3 + unknown, draft.shape(1, 2))
+        places = draft.state().randint(0, count, draft.shape(1, 2))
         draft.add(np.array(["onnx", "a", "ab", "A"], object)[places])
 
 
