@@ -108,13 +108,18 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
+    # The type of a second derivative follows from that of the first.
     for _ in gradients:
         declared = _declared_types(model)
-        for gradient in gradients:
-            for x, output in zip(variables_of(gradient), gradient.output, strict=False):
-                if output and output not in declared and x in declared:
-                    info = onnx.ValueInfoProto(name=output, type=declared[x])
-                    model.graph.value_info.append(info)
+        derivatives = [
+            onnx.ValueInfoProto(name=output, type=declared[x])
+            for gradient in gradients
+            for x, output in zip(variables_of(gradient), gradient.output, strict=False)
+            if output and output not in declared and x in declared
+        ]
+        if not derivatives:
+            break
+        model.graph.value_info.extend(derivatives)
 
 
 def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
