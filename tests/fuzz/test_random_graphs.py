@@ -13,6 +13,8 @@ from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.compare import largest_share
+from onnxopt_cli.fuzz.findings import VALUES, FailureKind, Finding, Trial
+from onnxopt_cli.fuzz.kept_cases import keep
 from onnxopt_cli.fuzz.random_graph import RandomGraph, seeded_graph
 from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
@@ -105,6 +107,19 @@ def test_single_node_behind_another_one_has_the_same_cause():
     finding = RandomGraph(smallest, {"v1": nan}, {}, ("v2",))
     assert finding.traits <= graph.traits
     assert not graph.traits <= finding.traits
+
+
+def test_graph_is_kept_once(tmp_path):
+    def kept(graph, headline):
+        trial = Trial(graph, case=None, result=None)
+        return keep(Finding(FailureKind(graph.subject, VALUES), trial), tmp_path, headline, "")
+
+    first, second = (next(iter(graph.smaller())) for graph in graphs(2))
+    folder = kept(first, "a value is wrong")
+    assert kept(first, "another headline") == folder
+    assert kept(second, "a value is wrong") != folder
+    (folder / "model.onnx").write_bytes(b"damaged")
+    assert kept(first, "a value is wrong") != folder
 
 
 def test_graphs_and_operators_exclude_each_other(onnxopt):
