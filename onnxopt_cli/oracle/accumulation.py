@@ -14,27 +14,30 @@ Terms that are small compared with the sum are lost systematically, also those o
 Gemm's C; a bound of this loss is added to both limits. Equal sums, as of repeated rows, have equal
 errors. T is therefore an effective number of elements: (sum c)^2 / sum c^2, where c elements have
 the same significand.
-Digits that are related, as in an arithmetic progression, make the errors of right algorithms
-systematic. A finding is therefore dropped if sequential sums, or correctly rounded outputs of 16
-bits, yield one for the same operands.
+
 Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
-becomes 2. Subnormal outputs are left out, since their errors are not in proportion to them. TOSA's
-conformance tests examine the mean and the variance of dot products in this way.
+becomes 2. Subnormal outputs are left out, since their errors are not in proportion to them.
+
+Digits that are related, as in an arithmetic progression, make the errors of correct algorithms
+systematic. A finding is therefore dropped if sequential sums in float32, or correctly rounded
+outputs of 16 bits, yield one for the same operands.
+
+TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import log, log2, sqrt
+from dataclasses import dataclass, replace
+from math import log, log2, prod, sqrt
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.oracle.evaluator import ReferenceModel, sequential_sums
 from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
@@ -76,37 +79,110 @@ class AccumulationFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class _Operation:
+    """The sums of products that a node computes.
+
+    Attributes:
+        equation: the sums as an equation of Einsum.
+        factors: the operands of the equation in double.
+        addend: an operand in double that is added to the sums; None if there is none.
+    """
+
+    equation: str
+    factors: Sequence[Array]
+    addend: Array | None = None
+
+    @property
+    def lengths(self) -> dict[str, int] | None:
+        """The lengths of the axes by letter; None if they contradict each other."""
+        lengths: dict[str, int] = {}
+        terms = self.equation.partition("->")[0].split(",")
+        if [len(term) for term in terms] != [factor.ndim for factor in self.factors]:
+            return None
+        shapes = [length for factor in self.factors for length in factor.shape]
+        for letter, length in zip("".join(terms), shapes, strict=True):
+            if lengths.setdefault(letter, length) != length:
+                return None
+        return lengths
+
+    @property
+    def summed_lengths(self) -> dict[str, int]:
+        """The lengths of the axes that are summed, by letter."""
+        kept = self.equation.partition("->")[2]
+        lengths = self.lengths or {}
+        return {letter: length for letter, length in lengths.items() if letter not in kept}
+
+    @property
+    def count(self) -> int:
+        """The number of products in each sum."""
+        return prod(self.summed_lengths.values())
+
+    def sums(self) -> _Sums:
+        """Return the sums in double."""
+        exact = np.einsum(self.equation, *self.factors, optimize=True)
+        magnitudes = np.einsum(self.equation, *map(np.abs, self.factors), optimize=True)
+        terms = np.ones(_DRAWN_TERMS)
+        for seed, factor in enumerate(self.factors, start=1):
+            # The seeds differ: the factors of a product must be drawn independently.
+            generator = np.random.default_rng(seed)
+            terms *= np.abs(generator.choice(factor.reshape(-1), _DRAWN_TERMS))
+        if self.addend is None:
+            return _Sums(exact, magnitudes, self.count, terms, np.zeros(0))
+        addend = np.abs(self.addend)
+        return _Sums(exact + self.addend, magnitudes + addend, self.count + 1, terms, addend)
+
+    def sequential_sums(self, *, from_last: bool) -> Array:
+        """Return the sums as a loop in float32 computes them.
+
+        Args:
+            from_last: whether the loop begins with the last product.
+        """
+        operands, _, kept = self.equation.partition("->")
+        summed = self.summed_lengths
+        factors = [factor.astype(_SINGLE) for factor in self.factors]
+        products = np.einsum(f"{operands}->{''.join(summed)}{kept}", *factors)
+        products = products.reshape(-1, *products.shape[len(summed) :])
+        total = np.zeros(products.shape[1:], _SINGLE)
+        for product in products[:: -1 if from_last else 1]:
+            total += product
+        return total if self.addend is None else total + self.addend.astype(_SINGLE)
+
+
+@dataclass(frozen=True, slots=True)
 class _Sums:
     """Sums of products, computed in double.
 
     Attributes:
         exact: the sums.
         magnitudes: the sums of the magnitudes.
-        count: the number of products in each sum.
+        count: the number of terms in each sum.
         terms: magnitudes of some of the products, drawn at random.
-        addend: magnitudes of the terms that are added to sums of products.
+        addend: magnitudes of the terms that are added to sums of products; may be empty.
     """
 
     exact: Array
     magnitudes: Array
     count: int
     terms: Array
-    addend: Array = field(default_factory=lambda: np.zeros(0))
+    addend: Array
 
     def lost(self, roundoff: float) -> float:
         """Return a bound of the systematic loss of small terms in a sum, in units.
 
         A term below half a digit of the partial sum is lost completely: the error is not random.
         """
-        if not self.terms.size or not self.magnitudes.any():
+        if not self.magnitudes.any():
             return 0.0
         unit = roundoff * float(np.median(self.magnitudes[self.magnitudes > 0]))
+        return self.count * _mean_loss(self.terms, unit) + _mean_loss(self.addend, unit)
 
-        def mean_loss(terms: Array) -> float:
-            small = terms < _SMALL_TERM * unit
-            return float(np.mean(np.minimum(terms, unit) * small)) / unit if terms.size else 0.0
 
-        return self.count * mean_loss(self.terms) + mean_loss(self.addend)
+def _mean_loss(terms: Array, unit: float) -> float:
+    """Return a bound of the mean systematic loss of a term, in units of a sum."""
+    if not terms.size:
+        return 0.0
+    small = terms < _SMALL_TERM * unit
+    return float(np.mean(np.minimum(terms, unit) * small)) / unit
 
 
 def accumulation_finding(
@@ -126,54 +202,52 @@ def accumulation_finding(
         return None
     if not isinstance(actual, np.ndarray) or not MIN_ELEMENTS <= actual.size <= _MAX_PRODUCTS:
         return None
-    constants = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
-    values = {**constants, **inputs}
-    operands = [values.get(name) for name in node.input]
-    dtype = actual.dtype
-    is_short = dtype.name in {"float16", "bfloat16"}
-    if dtype != _SINGLE and not is_short:
+    if actual.dtype != _SINGLE and actual.dtype.name not in _SMALLEST_NORMAL:
         return None
-    factors = [value for value in operands if isinstance(value, np.ndarray) and value.size]
-    is_prepared = all(
-        value.dtype == dtype and (value.ndim < 1 or _has_random_digits(value))
-        for value in factors
-        if value.dtype.kind not in "iu"
-    )
-    sums = _sums(node, operands) if is_prepared else None
-    if sums is None or sums.exact.shape != actual.shape or not np.isfinite(sums.exact).all():
+    operands = _operands(model, inputs)
+    if not operands or not all(_is_suitable(operand, actual.dtype) for operand in operands):
         return None
-    roundoff, wide = ROUNDOFF[dtype], actual.astype(np.float64)
-    if not np.isfinite(wide).all():
+    operation = _operation(node, operands)
+    if operation is None or actual.size * operation.count > _MAX_PRODUCTS:
         return None
-    finding = _finding_of(wide, sums, roundoff, dtype)
-    if finding is None:
+    sums = operation.sums()
+    if sums.exact.size != actual.size or not np.isfinite(sums.exact).all():
         return None
-    # Where the digits of the operands are related, right algorithms have systematic errors, too.
-    controls = [sums.exact.astype(dtype)] if is_short else _sequential_outputs(model, inputs)
-    if any(_finding_of(control.astype(np.float64), sums, roundoff, dtype) for control in controls):
+    finding = _finding_of(actual, sums)
+    if finding and any(
+        _finding_of(output, sums) for output in _correct_outputs(operation, sums, actual.dtype)
+    ):
         return None
     return finding
 
 
-def _sequential_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array]:
-    """Return the output of a model of float32 with sums from the first and from the last term."""
-    outputs = []
-    for from_last in (False, True):
-        with np.errstate(all="ignore"), sequential_sums(from_last=from_last):
-            outputs.append(np.asarray(ReferenceModel(model).run(inputs)[0]))
-    return outputs
+def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array] | None:
+    """Return the operands of a node; None if one is empty, sparse or missing."""
+    constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    values = [{**constants, **inputs}.get(name) for name in model.graph.node[0].input if name]
+    arrays = [value for value in values if isinstance(value, np.ndarray) and value.size]
+    return arrays if len(arrays) == len(values) else None
 
 
-def _finding_of(
-    wide: Array, sums: _Sums, roundoff: float, dtype: np.dtype[Any]
-) -> AccumulationFinding | None:
+def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -> list[Array]:
+    """Return the outputs of some correct algorithms."""
+    if dtype != _SINGLE:
+        with np.errstate(over="ignore"):
+            return [sums.exact.astype(dtype)]
+    return [operation.sequential_sums(from_last=from_last) for from_last in (False, True)]
+
+
+def _finding_of(output: Array, sums: _Sums) -> AccumulationFinding | None:
     """Test the values of an output against the exact sums."""
-    is_short = dtype != _SINGLE
+    if not np.isfinite(output).all():
+        return None
+    is_short, roundoff = output.dtype != _SINGLE, ROUNDOFF[output.dtype]
+    wide = output.astype(np.float64).reshape(sums.exact.shape)
     usable = sums.magnitudes > 0
     unit, variance = roundoff * sums.magnitudes, sums.count + 2.0
     if is_short:
         usable &= np.abs(sums.exact) * _MAX_CANCELLATION > sums.magnitudes
-        usable &= np.abs(sums.exact) >= _SMALLEST_NORMAL[dtype.name]
+        usable &= np.abs(sums.exact) >= _SMALLEST_NORMAL[output.dtype.name]
         unit, variance = roundoff * np.abs(sums.exact), 2.0
     exact = sums.exact[usable]
     errors = (wide[usable] - exact) / unit[usable]
@@ -264,6 +338,13 @@ def _largest_ratio(elements: int) -> float:
     return ratio
 
 
+def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
+    """Return whether an operand has the type of the output and random digits, or integers."""
+    if operand.dtype.kind in "iu":
+        return True
+    return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))
+
+
 def _has_random_digits(array: Array) -> bool:
     """Return whether the last digits of operands appear random, without extreme magnitudes."""
     wide = np.abs(array.astype(np.float64))
@@ -279,45 +360,23 @@ def _has_random_digits(array: Array) -> bool:
     return bool(np.count_nonzero(last) >= _RANDOM_SHARE * array.size)
 
 
-def _sums(node: onnx.NodeProto, operands: Sequence[Value]) -> _Sums | None:
+def _operation(node: onnx.NodeProto, operands: Sequence[Array]) -> _Operation | None:
     """Return the sums of products that a node computes; None if it computes something else."""
-    arrays = [v.astype(np.float64) for v in operands if isinstance(v, np.ndarray)]
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    arrays = [operand.astype(np.float64) for operand in operands]
     if node.op_type in {"ReduceSum", "ReduceMean"}:
         return _reduction(node, arrays, attributes)
     equation = _equation(node, arrays, attributes)
     if equation is None:
         return None
     left, right, *further = arrays
+    addend = further[0] if further else None
     if node.op_type == "Conv":
         right = right.reshape(right.shape[:2])
-    try:
-        exact, magnitudes = (
-            np.einsum(equation, change(left), change(right), optimize=True)
-            for change in (np.asarray, np.abs)
-        )
-    except ValueError:
-        return None
-    count = _summed(equation, left, right)
-    if exact.size * count > _MAX_PRODUCTS:
-        return None
-    addend = np.zeros(0)
-    if further:
-        bias = further[0]
-        if node.op_type == "Conv":
-            bias = bias.reshape(-1, *[1] * (left.ndim - 2))
-        addend = np.abs(bias)
-        exact, magnitudes = exact + bias, magnitudes + addend
-    terms = _drawn(left, 1) * _drawn(right, 2)
-    return _Sums(exact, magnitudes, count + len(further), terms, addend)
-
-
-def _summed(equation: str, left: Array, right: Array) -> int:
-    """Return the number of products in each sum of an equation of two operands."""
-    terms, _, kept = equation.partition("->")
-    first, _, second = terms.partition(",")
-    lengths = dict(zip(first + second, left.shape + right.shape, strict=True))
-    return round(np.prod([length for name, length in lengths.items() if name not in kept]))
+        if addend is not None:
+            addend = addend.reshape(-1, *[1] * (left.ndim - 2))
+    operation = _Operation(equation, (left, right), addend)
+    return operation if operation.lengths else None
 
 
 def _equation(
@@ -351,24 +410,18 @@ def _equation(
 
 def _reduction(
     node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
-) -> _Sums | None:
+) -> _Operation | None:
+    """Return the sums of a ReduceSum or ReduceMean; None if it is not a supported sum."""
     x = arrays[0]
     stated = arrays[1].astype(int).tolist() if len(arrays) > 1 else attributes.get("axes")
     if not isinstance(stated, list) or not stated:
         return None
-    axes = tuple(int(axis) % x.ndim for axis in stated)
-    keeps = bool(attributes.get("keepdims", 1))
-    exact, magnitudes = (np.sum(array, axes, keepdims=keeps) for array in (x, np.abs(x)))
-    count = round(x.size / max(1, exact.size))
-    if node.op_type == "ReduceMean":
-        # The reciprocal of any other number has a rounding error that all means share.
-        if count & (count - 1):
-            return None
-        exact, magnitudes, x = exact / count, magnitudes / count, x / count
-    return _Sums(exact, magnitudes, count, _drawn(x, 1))
-
-
-def _drawn(array: Array, seed: int) -> Array:
-    """Return magnitudes of elements drawn at random, the same from the same seed."""
-    generator = np.random.default_rng(seed)
-    return np.abs(generator.choice(array.reshape(-1), _DRAWN_TERMS))
+    axes = {int(axis) % x.ndim for axis in stated}
+    letters = ascii_letters[: x.ndim]
+    kept = "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+    operation = _Operation(f"{letters}->{kept}", (x,))
+    if node.op_type == "ReduceSum":
+        return operation
+    # The reciprocal of any other number has a rounding error that all means share.
+    is_power_of_two = operation.count & (operation.count - 1) == 0
+    return replace(operation, factors=(x / operation.count,)) if is_power_of_two else None

@@ -180,3 +180,25 @@ def test_sums_of_arithmetic_progressions_have_no_finding(step):
     for order in (1, -1):
         right = x[:, ::order].cumsum(axis=1)[:, -1]
         assert accumulation_finding(model, {"x": x, "axes": axes}, [right]) is None
+
+
+def test_empty_sums_have_no_finding():
+    a, b = np.zeros((16, 0), F), np.zeros((0, 16), F)
+    assert found(a, b, np.zeros((16, 16), F)) is None
+
+
+def test_sums_with_a_missing_operand_are_not_examined():
+    a, b = operands(11, 64, positive=True)
+    model = product_model(a, b)
+    model.graph.node[0].op_type = "Gemm"
+    assert accumulation_finding(model, {"a": a}, [a @ b]) is None
+
+
+def test_outputs_beyond_the_largest_number_are_examined():
+    a, b = (array.astype(np.float16) for array in operands(12, 64, positive=True))
+    a *= np.float16(120)
+    b *= np.float16(12)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    largest = float(np.finfo(np.float16).max)
+    assert exact.max() > largest
+    assert found(a, b, truncated(np.minimum(exact, largest), 11).astype(np.float16)).fails
