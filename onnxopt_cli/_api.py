@@ -320,7 +320,9 @@ def explain(
             is ruled out.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged them.
-        seconds: time limit of the search; None for a fifth of the run's time, at least 10.
+        seconds: time limit of the search for operators with a formula, and again for the others;
+            None for a fifth of the run's time, but at least 5 for all operators with a formula, and
+            at least 8 for each of up to 7 others.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -351,7 +353,9 @@ def explain_session(
 
     Args:
         session: a session whose cases have run.
-        seconds: time limit of the search; None for a fifth of the run's time, at least 10.
+        seconds: time limit of the search for operators with a formula, and again for the others;
+            None for a fifth of the run's time, but at least 5 for all operators with a formula, and
+            at least 8 for each of up to 7 others.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds

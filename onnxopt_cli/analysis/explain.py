@@ -18,6 +18,7 @@ from random import Random
 from time import monotonic, process_time
 
 import numpy as np
+import onnx
 
 from onnxopt_cli.analysis.failure_conditions import FailureCondition, failure_condition
 from onnxopt_cli.analysis.generated_inputs import changed
@@ -104,36 +105,78 @@ def explain(
         results: all results of a run.
         cases: the cases by id.
         judging: how the run judged outputs.
-        seconds: time limit; explanations list the mistakes not tried.
+        seconds: limit of the processor time of this process and of the time that the backends
+            take; explanations list the mistakes not tried.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, generated inputs cannot confirm mistakes and conditions.
     """
-    end = monotonic() + seconds
+    clock = _Clock()
+    end = clock.now() + seconds
     searches = list(_searches(results, cases, judging or Judging(), progress))
-    _share_time([search.check_lowered_nodes(ask) for search in searches if ask], end)
+    if ask:
+        ask = clock.timed(ask)
+        clock.share([search.check_lowered_nodes(ask) for search in searches], end)
     for likely in (True, False):
-        _share_time([search.try_single(likely=likely) for search in searches], end)
-        _share_time([search.try_combined(likely=likely) for search in searches], end)
-    end = max(end, monotonic() + QUERY_SECONDS)
+        clock.share([search.try_single(likely=likely) for search in searches], end)
+        clock.share([search.try_combined(likely=likely) for search in searches], end)
+    end = max(end, clock.now() + QUERY_SECONDS)
     for number, search in enumerate(searches):
-        if monotonic() < end:
-            share = (end - monotonic()) / (len(searches) - number)
-            search.find_condition(ask, max(QUERY_SECONDS, share))
+        if clock.now() < end:
+            share = (end - clock.now()) / (len(searches) - number)
+            until = clock.now() + max(QUERY_SECONDS, share)
+            search.find_condition(ask and clock.limited(ask, until))
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
 
-def _share_time(tasks: Sequence[Iterator[None]], end: float) -> None:
-    """Advance the tasks in turn, each for an equal part of the remaining time."""
-    while tasks and monotonic() < end:
-        unfinished = []
-        for index, task in enumerate(tasks):
-            now = monotonic()
-            until = now + (end - now) / (len(tasks) - index)
-            if any(monotonic() >= until for _ in task):
-                unfinished.append(task)
-        tasks = unfinished
+class _Clock:
+    """Measures the processor time of this process and the time that the backends take.
+
+    Unlike the time of day, it does not depend on the load of the machine.
+    """
+
+    def __init__(self) -> None:
+        self._waited = 0.0
+
+    def now(self) -> float:
+        """Return the seconds since an arbitrary time."""
+        return process_time() + self._waited
+
+    def timed(self, ask: ModelRunner) -> ModelRunner:
+        """Return a function that runs models and counts the time that the backends take."""
+
+        def run_model(
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
+        ) -> Sequence[Array] | None:
+            start, busy = monotonic(), process_time()
+            try:
+                return ask(backend, model, inputs)
+            finally:
+                self._waited += max(0.0, monotonic() - start - (process_time() - busy))
+
+        return run_model
+
+    def limited(self, ask: ModelRunner, end: float) -> ModelRunner:
+        """Return a function that runs models until a time is reached."""
+
+        def run_model(
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
+        ) -> Sequence[Array] | None:
+            return ask(backend, model, inputs) if self.now() <= end else None
+
+        return run_model
+
+    def share(self, tasks: Sequence[Iterator[None]], end: float) -> None:
+        """Advance the tasks in turn, each for an equal part of the remaining time."""
+        while tasks and self.now() < end:
+            unfinished = []
+            for index, task in enumerate(tasks):
+                now = self.now()
+                until = now + (end - now) / (len(tasks) - index)
+                if any(self.now() >= until for _ in task):
+                    unfinished.append(task)
+            tasks = unfinished
 
 
 def _searches(
@@ -460,14 +503,13 @@ class _Search:
 
     # Generated inputs ---------------------------------------------------------------------------
 
-    def find_condition(self, ask: ModelRunner | None, seconds: float) -> None:
+    def find_condition(self, ask: ModelRunner | None) -> None:
         """Test the cover on generated inputs, then look for a condition of the failures remaining.
 
         Args:
             ask: submits a model to a backend; None if backends are not available.
-            seconds: time limit for queries of the backend.
         """
-        submit = _limited(partial(ask, self.backend), seconds) if ask else None
+        submit = _submitting(partial(ask, self.backend)) if ask else None
         cover = self._supported_cover() if self._wrong else []
         while refuted := self._refuted(cover, submit):
             self._contradicted += [
@@ -805,23 +847,9 @@ def _compared(
     return compare
 
 
-def _limited(ask: Submit, seconds: float) -> Callable[[Call[Array]], Sequence[Array] | None]:
-    """Return a function that submits nodes until a time limit is reached.
-
-    The limit counts the processor time of this process and the time that the backend takes.
-    """
-    began, waited = process_time(), 0.0
-
-    def submit(call: Call[Array]) -> Sequence[Array] | None:
-        nonlocal waited
-        if process_time() - began + waited > seconds:
-            return None
-        start, busy = monotonic(), process_time()
-        returned = ask(*call_model(call))
-        waited += max(0.0, monotonic() - start - (process_time() - busy))
-        return returned
-
-    return submit
+def _submitting(ask: Submit) -> Callable[[Call[Array]], Sequence[Array] | None]:
+    """Return a function that submits the model of a call."""
+    return lambda call: ask(*call_model(call))
 
 
 def _spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:

@@ -221,7 +221,9 @@ def explain_nodes(
         results: all results of a run.
         cases: the cases by id.
         formulas: names of the operators with a formula, which are skipped.
-        seconds: time limit; None for a limit that depends on the number of failing operators.
+        seconds: time limit; None for a fifth of the time that the cases took or
+            :data:`OPERATOR_SECONDS` for each failing operator, up to :data:`MAX_SECONDS`, whichever
+            is longer.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, only the cases of the run can confirm a statement.

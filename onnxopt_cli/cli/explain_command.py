@@ -18,7 +18,7 @@ from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
     RunConfig,
     "explain_time",
     "Time limit of the search for known mistakes.  "
-    "[default: a fifth of the saved run's time, at least 10]",
+    "[default: a fifth of the saved run's time, at least 5]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
     """Find the known mistakes that reproduce the failures of a saved run.

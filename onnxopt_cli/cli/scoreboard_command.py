@@ -27,7 +27,7 @@ _NOT_STARTED = 4
     RunConfig,
     "explain_time",
     "Time limit of the search for known mistakes in each run; 0 for no search.  "
-    "[default: a fifth of the run's time, 10 at least]",
+    "[default: a fifth of the run's time, at least 5]",
 )
 @options_of(ClusterConfig)
 def command(

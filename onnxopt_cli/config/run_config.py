@@ -547,7 +547,7 @@ class RunConfig(Settings):
         None,
         "--explain-time SECONDS",
         "Time limit of the search for known mistakes.  "
-        "[default: a fifth of the run's time, 10 at least]",
+        "[default: a fifth of the run's time, at least 5]",
         Number(most=1e6),
         may_differ=True,
     )

@@ -330,7 +330,7 @@ cases:
 def test_single_mistakes_of_all_operators_are_tried_before_pairs(workplace, onnxopt, monkeypatch):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.monotonic", Ticks())
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.process_time", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
     answer = onnxopt(*run, "--explain-time", "1500", "--report", "json=out.json")
     stopped = "stopped after 1500 s, before all pairs of mistakes were tried; no single one"
@@ -346,7 +346,7 @@ def test_single_mistakes_of_all_operators_are_tried_before_pairs(workplace, onnx
 def test_search_stopped_by_the_time_limit_is_reported(workplace, onnxopt, monkeypatch):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.monotonic", Ticks())
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.process_time", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
     answer = onnxopt(*run, "--explain-time", "40", "--report", "json=out.json")
     stopped = (
