@@ -21,7 +21,6 @@ from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import (
     Change,
     Compute,
-    Finish,
     MutantKind,
     NodeMutant,
     choices,
@@ -72,7 +71,7 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
         *(_own_mistakes(schema) if not domain else ()),
         *(mutant for mutant in of_schema if mutant.kind in likely),
         *_attribute_mistakes(schema),
-        *_output_mistakes(schema),
+        *_output_mistakes(),
         *(mutant for mutant in of_schema if mutant.kind not in likely),
     ):
         mistakes.setdefault(mistake.name, mistake)
@@ -126,9 +125,8 @@ def _attributes_exchanged(first: str, second: str, node: BoundNode) -> BoundNode
     return node.with_attribute(first, right).with_attribute(second, left)
 
 
-def _output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+def _output_mistakes() -> Iterator[NodeMutant]:
     """Yield mistakes in the outputs: their type, signs, or special values."""
-    del schema
     for name in ("float32", "float64", "float16", "int64", "int32", "uint8", "bool"):
         yield NodeMutant(
             f"first output of type {name}",
@@ -210,8 +208,6 @@ def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
         kind = MutantKind.VALUES
         if isinstance(mistake, _Computed):
             yield ComputedMistake(name, kind, about, computation=mistake.computation)
-        elif isinstance(mistake, _Finished):
-            yield NodeMutant(name, kind, about, finish=mistake.finish)
         else:
             yield NodeMutant(name, kind, about, mistake)
 
@@ -219,11 +215,6 @@ def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 @dataclass(frozen=True, slots=True)
 class _Computed:
     computation: Computation
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    finish: Finish
 
 
 def _elementwise(function: Callable[..., Array]) -> _Computed:
@@ -564,7 +555,7 @@ def _gate_mistakes() -> Iterator[tuple[tuple[str, ...], str, str, Change]]:
             )
 
 
-_Mistake = Change | _Computed | _Finished
+_Mistake = Change | _Computed
 _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Round",), "halves rounded away from zero", "2.5 becomes 3, not 2.",
      _elementwise(_half_away)),
