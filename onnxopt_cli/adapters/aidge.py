@@ -26,6 +26,8 @@ import aidge_onnx
 import numpy as np
 import onnx
 
+from onnxopt_cli.backends.glue.plain_tensors import require_tensors
+
 aidge_core.Log.set_console_level(aidge_core.Level.Fatal)
 
 
@@ -34,9 +36,8 @@ class Backend:
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
+        require_tensors(inputs)
         for name, value in inputs.items():
-            if not isinstance(value, np.ndarray):
-                raise NotImplementedError(f"input {name} is not a tensor")
             model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         del model.graph.input[:]
         graph = aidge_onnx.convert_onnx_to_aidge(model)

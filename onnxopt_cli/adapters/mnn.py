@@ -57,7 +57,8 @@ def _array(variable, declared):
 
 def _convert(model, folder):
     """Return the path of a model in MNN's format; the converter reports errors by printing them."""
-    source, target, printed = (folder / name for name in ("model.onnx", "model.mnn", "printed"))
+    source, target = folder / "model.onnx", folder / "model.mnn"
+    printed = folder / "printed"
     source.write_bytes(model.SerializeToString())
     sys.stdout.flush()
     stdout = os.dup(1)

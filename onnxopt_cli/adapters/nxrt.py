@@ -16,8 +16,9 @@
 # ///
 """nxrt on the CPU; its Python interface takes and returns tensors, but no sequences."""
 
-import numpy as np
 import nxrt
+
+from onnxopt_cli.backends.glue.plain_tensors import require_tensors
 
 
 class Backend:
@@ -25,7 +26,5 @@ class Backend:
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
-        for name, value in inputs.items():
-            if not isinstance(value, np.ndarray):
-                raise NotImplementedError(f"input {name} is not a tensor")
+        require_tensors(inputs)
         return nxrt.InferenceSession(model.SerializeToString()).run(None, inputs)

@@ -42,6 +42,8 @@ class Backend:
         outputs = {}
         for first, value in values.items():
             produced = nodes[first].output
-            several = len(produced) > 1 and isinstance(value, (list, tuple))
-            outputs |= zip(produced, value, strict=False) if several else {first: value}
+            if len(produced) > 1 and isinstance(value, (list, tuple)):
+                outputs.update(zip(produced, value, strict=False))
+            else:
+                outputs[first] = value
         return from_torch([outputs.get(name) for name in names])

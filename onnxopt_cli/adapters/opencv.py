@@ -16,12 +16,15 @@
 import cv2
 import numpy as np
 
+from onnxopt_cli.backends.glue.plain_tensors import require_tensors
+
 
 class Backend:
     """Reads each model as a network."""
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
+        require_tensors(inputs)
         buffer = np.frombuffer(model.SerializeToString(), dtype=np.uint8)
         network = cv2.dnn.readNetFromONNX(buffer)
         for name, value in inputs.items():

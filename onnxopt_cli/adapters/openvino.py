@@ -5,26 +5,21 @@
 # [tool.onnxopt]
 # runtime = "openvino"
 # unsupported = [
-#   "No conversion rule found for operations",
-#   "CPU plug-in doesn't support",
-#   "is not supported",
-#   "is only supported for",
-#   "Unsupported padding mode",
+#     "No conversion rule found for operations",
+#     "CPU plug-in doesn't support",
+#     "is not supported",
+#     "is only supported for",
+#     "Unsupported padding mode",
 # ]
 # ///
 """OpenVINO on the CPU, with the precision of the model and one thread."""
 
 import openvino
-from onnx import TensorProto
+
+from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types
 
 # On some processors the default precision is bfloat16.
 _PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-# Element types that the Python interface exchanges as arrays of NumPy's own types.
-_ELEMENT_TYPES = {
-    TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE,
-    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
-    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
-}  # fmt: skip
 
 
 class Backend:
@@ -35,9 +30,7 @@ class Backend:
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
-        for value in (*model.graph.input, *model.graph.output):
-            if value.type.tensor_type.elem_type not in _ELEMENT_TYPES:
-                raise NotImplementedError(f"the type of {value.name}: {value.type}")
+        require_numpy_types(model)
         network = self._core.read_model(model.SerializeToString())
         compiled = self._core.compile_model(network, "CPU", _PROPERTIES)
         # A converted model lacks the inputs that its outputs do not depend on.

@@ -5,12 +5,12 @@
 # [tool.onnxopt]
 # runtime = "tract"
 # unsupported = [
-#   "Unimplemented",
-#   "is not supported",
-#   "Unsupported mode",
-#   "shape input is variable",
-#   "to be a known scalar|must be a known scalar",
-#   '(?i)\b(expects?|expected|needs?|must be|are not|typable only if)\b[^\n]*\bconst(ants?)?\b',
+#     "Unimplemented",
+#     "is not supported",
+#     "Unsupported mode",
+#     "shape input is variable",
+#     "to be a known scalar|must be a known scalar",
+#     '(?i)\b(expects?|expected|needs?|must be|are not|typable only if)\b[^\n]*\bconst(ants?)?\b',
 # ]
 # ///
 """tract, with the optimizations of its command line."""
@@ -20,14 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import tract
-from onnx import TensorProto
 
-# Element types that the Python interface exchanges as arrays of NumPy's own types.
-_ELEMENT_TYPES = {
-    TensorProto.BOOL, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE,
-    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
-    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
-}  # fmt: skip
+from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types
 
 
 class Backend:
@@ -38,9 +32,7 @@ class Backend:
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
-        for value in (*model.graph.input, *model.graph.output):
-            if value.type.tensor_type.elem_type not in _ELEMENT_TYPES:
-                raise NotImplementedError(f"the type of {value.name}: {value.type}")
+        require_numpy_types(model)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "model.onnx")
             path.write_bytes(model.SerializeToString())

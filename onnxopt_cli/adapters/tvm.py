@@ -16,6 +16,8 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
+from onnxopt_cli.backends.glue.plain_tensors import require_tensors
+
 
 def _value(result):
     """Return an output as an array, a list of arrays, or the shape that it is."""
@@ -31,9 +33,9 @@ class Backend:
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
-        for name, value in inputs.items():
-            if not isinstance(value, np.ndarray) or value.dtype.hasobject:
-                raise NotImplementedError(f"input {name} is not a tensor of numbers")
+        require_tensors(inputs)
+        if any(value.dtype.hasobject for value in inputs.values()):
+            raise NotImplementedError("TVM has no tensors of strings")
         shapes = {name: list(value.shape) for name, value in inputs.items()}
         dtypes = {name: value.dtype.name for name, value in inputs.items()}
         module = from_onnx(model, shapes, dtypes)

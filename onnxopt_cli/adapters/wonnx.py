@@ -22,12 +22,15 @@ Its Python interface exchanges flat lists: outputs have the shapes that the mode
 import numpy as np
 import wonnx
 
+from onnxopt_cli.backends.glue.plain_tensors import require_tensors
+
 
 class Backend:
     """Opens a session for each model."""
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""
+        require_tensors(inputs)
         session = wonnx.Session.from_bytes(model.SerializeToString())
         results = session.run({name: value.ravel().tolist() for name, value in inputs.items()})
         outputs = []
