@@ -90,23 +90,39 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
         return
     (version,) = (entry.version for entry in imported)
     nodes = [node for node in all_nodes(model) if node.domain in _DEFAULT_DOMAIN]
-    schemas = [_schema(node, version) for node in nodes]
-    if not nodes or None in schemas:
+    schemas = _schemas(nodes, version)
+    if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    best: tuple[int, list[OpSchema | None]] | None = None
-    newest = [schema and schema.since_version for schema in schemas]
+    # The oldest examined opset with the same versions of all operators, and their schemas.
+    oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
-        older = [_schema(node, candidate) for node in nodes]
-        pairs = zip(nodes, schemas, older, strict=True)
-        if not all(new and old and _same(node, new, old, types) for node, new, old in pairs):
+        older = _schemas(nodes, candidate)
+        if older is None or not all(
+            _same(node, new, old, types)
+            for node, new, old in zip(nodes, schemas, older, strict=True)
+        ):
             break
-        versions = [schema and schema.since_version for schema in older]
-        if best and versions != newest:
-            yield best[0], _converted(model, *best)
-        best, newest = (candidate, older), versions
-    if best:
-        yield best[0], _converted(model, *best)
+        if oldest and _versions(older) != _versions(oldest[1]):
+            yield oldest[0], _converted(model, *oldest)
+        oldest = candidate, older
+    if oldest:
+        yield oldest[0], _converted(model, *oldest)
+
+
+def _schemas(nodes: Sequence[onnx.NodeProto], version: int) -> list[OpSchema] | None:
+    """Return the schemas of nodes in an opset; None if it lacks an operator."""
+    schemas = []
+    for node in nodes:
+        schema = _schema(node, version)
+        if schema is None:
+            return None
+        schemas.append(schema)
+    return schemas
+
+
+def _versions(schemas: Sequence[OpSchema]) -> list[int]:
+    return [schema.since_version for schema in schemas]
 
 
 def _schema(node: onnx.NodeProto, version: int) -> OpSchema | None:
@@ -142,14 +158,20 @@ def _same_attributes(node: onnx.NodeProto, new: OpSchema, old: OpSchema) -> bool
                 return False
         elif old.attributes[name].type != new.attributes[name].type:
             return False
-    return all(
-        _default(declared) == _default(new.attributes[name])
-        if name in new.attributes
+    return _same_defaults({*old.attributes} - {*set_attributes}, new, old)
+
+
+def _same_defaults(names: Iterable[str], new: OpSchema, old: OpSchema) -> bool:
+    """Return whether attributes that a node does not set have the same default in two schemas."""
+    for name in names:
+        declared = old.attributes[name]
+        if name in new.attributes:
+            if _default(declared) != _default(new.attributes[name]):
+                return False
         # If the attribute became an input, the comparison of inputs shows that the node lacks it.
-        else not (declared.required or declared.default_value.type)
-        for name, declared in old.attributes.items()
-        if name not in set_attributes
-    )
+        elif declared.required or declared.default_value.type:
+            return False
+    return True
 
 
 def _default(attribute: OpSchema.Attribute) -> bytes:
@@ -271,9 +293,7 @@ def _written(value: TypeProto) -> str:
     return ""
 
 
-def _converted(
-    model: onnx.ModelProto, version: int, schemas: list[OpSchema | None]
-) -> onnx.ModelProto:
+def _converted(model: onnx.ModelProto, version: int, schemas: list[OpSchema]) -> onnx.ModelProto:
     """Return the model with another version of the default domain, and a fitting IR version."""
     older = deepcopy(model)
     for entry in older.opset_import:
@@ -281,10 +301,9 @@ def _converted(
             entry.version = version
     nodes = [node for node in all_nodes(older) if node.domain in _DEFAULT_DOMAIN]
     for node, schema in zip(nodes, schemas, strict=True):
-        if schema is not None:
-            attributes = [entry for entry in node.attribute if entry.name in schema.attributes]
-            del node.attribute[:]
-            node.attribute.extend(attributes)
+        attributes = [entry for entry in node.attribute if entry.name in schema.attributes]
+        del node.attribute[:]
+        node.attribute.extend(attributes)
     needed = helper.find_min_ir_version_for([*older.opset_import], ignore_unknown=True)
     older.ir_version = min(model.ir_version, max(needed, _FIRST_IR_WITH_INITIALIZERS))
     return older
