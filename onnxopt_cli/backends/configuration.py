@@ -31,7 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.backends.protocol import unavailable
-from onnxopt_cli.backends.specification import is_label, split_label
+from onnxopt_cli.backends.specification import (
+    ADAPTER,
+    ENVIRONMENT,
+    LABEL_FORM,
+    is_label,
+    parse_specification,
+    split_label,
+)
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
@@ -222,8 +229,6 @@ def require_installed(backend: str, place: str) -> None:
     Raises:
         BackendUnavailable: with the command that installs the adapter.
     """
-    from onnxopt_cli.backends.specification import ADAPTER, parse_specification
-
     _, unnamed = split_label(backend)
     if not unnamed.startswith(ADAPTER) or _VARIABLE in os.environ:
         return
@@ -356,10 +361,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
         ValueError: describing the error in the table.
     """
     if name and not is_label(name):
-        raise ValueError(
-            "is not a valid backend name: expected a letter, then up to 59 letters, "
-            "digits, '.', '_' and '-'"
-        )
+        raise ValueError(f"is not a valid backend name: expected {LABEL_FORM}")
     backend = written.get("backend")
     if not isinstance(backend, str) or not backend:
         raise ValueError('names no backend: write backend = "python:..."')
@@ -370,7 +372,9 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
         path = relative(folder, program)
         # A command without a slash would be looked up on PATH.
         backend = f"{kind}:{path if '/' in path else f'./{path}'}{space}{arguments}"
-    options = {f"env.{name}": value for name, value in _table(written, "environment").items()}
+    options = {
+        f"{ENVIRONMENT}{name}": value for name, value in _table(written, "environment").items()
+    }
     options |= _table(written, "options")
     if "python" in written:
         options["python"] = relative(folder, str(written["python"]))

@@ -26,7 +26,7 @@ from onnxopt_cli.backends.source_snapshot import (
     snapshot_files,
     with_neighbours,
 )
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.specification import ENVIRONMENT, is_path, parse_specification
 
 # Variables with the paths of programs, libraries and modules, or of an interpreter's start files.
 _NAMES_CODE = re.compile(
@@ -48,15 +48,15 @@ def named_code(text: str) -> Iterator[Path]:
     specification = parse_specification(text)
     source, command = specification.source, specification.command
     environment = {
-        name.removeprefix("env."): value
+        name.removeprefix(ENVIRONMENT): value
         for name, value in specification.options.items()
-        if name.startswith("env.")
+        if name.startswith(ENVIRONMENT)
     }
     yield from _of_environment(environment)
     if "python" in specification.options:
         yield from _interpreter(Path(specification.options["python"]))
     modules = [Path.cwd(), *_entries(environment.get("PYTHONPATH", ""))]
-    if specification.adapter or source.endswith(".py") or "/" in source:
+    if specification.adapter or is_path(source):
         yield from snapshot_files(text).values()
     elif source:
         entries = [Path(entry or ".") for entry in sys.path]

@@ -46,7 +46,7 @@ from onnxopt_cli.backends.protocol import (
     reporting,
     unavailable,
 )
-from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.backends.specification import Specification, is_path
 from onnxopt_cli.core.files import run_file
 from onnxopt_cli.core.text import (
     exception_text,
@@ -170,7 +170,7 @@ def _unsupported(error: BaseException) -> Unsupported | None:
 def _import_attribute(specification: Specification) -> tuple[object, str]:
     """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
-    if source.endswith(".py") or "/" in source or "\\" in source:
+    if is_path(source):
         # The files beside an adapter of onnxopt are other adapters, named as their runtimes.
         is_shipped = bool(specification.adapter) and specification.adapter != source
         module = _load_file(backend, Path(source), with_folder=not is_shipped)

@@ -13,9 +13,16 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from onnxopt_cli import __version__
+from onnxopt_cli.backends.adapter.adapter_file import adapter_source
 from onnxopt_cli.backends.configuration import has_settings, searched_folders
 from onnxopt_cli.backends.resolve import known_backends
-from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.specification import (
+    ENVIRONMENT,
+    Specification,
+    is_label,
+    is_path,
+    parse_specification,
+)
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import nearest, printable
@@ -29,9 +36,10 @@ _WORKFLOW = ".github/workflows/onnxopt.yml"
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
 # Options of a specification that have a key of their own in a table of a backend.
 _OWN_KEYS = ("python", "math", "unsupported")
-_ENVIRONMENT = "env."
 # Stands for the backend until the user names one.
 _REFERENCE = "numpy"
+# A key of TOML that needs no quotes.
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 _SETTINGS_TEXT = """\
 # Settings of onnxopt for this project; `onnxopt config --profile ci` shows them.
@@ -124,9 +132,9 @@ def write_project_files(
     """
     specification = parse_specification(backend or _REFERENCE)
     _require_known(specification)
-    name = name or (_short_name(specification) if backend else "mine")
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        hint = "use letters, digits, hyphens and underscores"
+    name = name or specification.label or (_short_name(specification) if backend else "mine")
+    if not (_KEY.fullmatch(name) and is_label(name)):
+        hint = "use letters, digits, hyphens and underscores; begin with a letter"
         raise UsageError(f"{printable(name)!r} cannot be the name of a backend", hint=hint)
     root = [*searched_folders(folder.absolute())][-1]
     texts = {
@@ -151,16 +159,25 @@ def write_project_files(
     return [Path(os.path.relpath(path)) for path in texts]
 
 
+def missing_file(backend: str) -> str:
+    """Return the path of the plugin that a specification names if it does not exist, or empty."""
+    specification = parse_specification(backend or _REFERENCE)
+    path = specification.source or specification.adapter
+    return path if is_path(path) and not os.path.lexists(path) else ""
+
+
 def _require_known(specification: Specification) -> None:
-    """Require that a backend given by its name exists.
+    """Require that a backend or an adapter given by its name exists.
 
     Raises:
         UsageError: if it does not exist.
     """
+    if specification.adapter:
+        adapter_source(specification)
     backend_names = [backend.name for backend in known_backends()]
     name = specification.name
     if name and name not in backend_names:
-        listed = f"{', '.join(backend_names)}, python:FILE:ATTRIBUTE or exec:COMMAND"
+        listed = f"{', '.join(backend_names)}, python:FILE:ATTRIBUTE, exec:COMMAND or adapter:NAME"
         hint = nearest(name, backend_names, listed)
         raise UsageError(f"unknown backend {printable(repr(name))}", hint=hint)
 
@@ -171,7 +188,8 @@ def _short_name(specification: Specification) -> str:
     if specification.command:
         source = specification.command[0]
     last = re.split(r"[/\\]", source)[-1].removesuffix(".py")
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_") or "backend"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", last).strip("_")
+    return name if is_label(name) else "backend"
 
 
 def _settings(specification: Specification, name: str, *, is_example: bool) -> str:
@@ -179,14 +197,14 @@ def _settings(specification: Specification, name: str, *, is_example: bool) -> s
     rows = {"backend": _toml(_without_options(specification))}
     rows |= {key: _toml(options[key]) for key in ("python", "math") if key in options}
     environment = {
-        key.removeprefix(_ENVIRONMENT): value
+        key.removeprefix(ENVIRONMENT): value
         for key, value in options.items()
-        if key.startswith(_ENVIRONMENT)
+        if key.startswith(ENVIRONMENT)
     }
     other_options = {
         key: value
         for key, value in options.items()
-        if key not in _OWN_KEYS and not key.startswith(_ENVIRONMENT)
+        if key not in _OWN_KEYS and not key.startswith(ENVIRONMENT)
     }
     for key, table in (("environment", environment), ("options", other_options)):
         if table:
@@ -211,7 +229,7 @@ def _toml(text: str) -> str:
 def _without_options(specification: Specification) -> str:
     """Return the part of a specification before its options."""
     text = specification.text.strip()
-    bare = replace(specification, options={})
+    bare = replace(specification, options={}, label="")
     for match in re.finditer(",", text):
         with suppress(UsageError):
             if parse_specification(text[: match.start()]) == bare:
@@ -228,10 +246,15 @@ def _workflow(
     inner = PurePath(os.path.relpath(folder.absolute(), root)).as_posix()
     is_root = inner == "."
     # The suites are part of onnxopt, so another version may have other cases.
-    extra = "[adapters]" * bool(specification.adapter) or "[ort]" * (
-        specification.name == "onnxruntime"
-    )
-    packages = [f"onnxopt{extra}=={__version__}", *["."] * _is_package(folder), *requirements]
+    extra = ""
+    if specification.adapter:
+        extra = "[adapters]"
+    elif specification.name == "onnxruntime":
+        extra = "[ort]"
+    packages = [f"onnxopt{extra}=={__version__}"]
+    if _is_package(folder):
+        packages.append(".")
+    packages += requirements
     return _WORKFLOW_TEXT.format(
         defaults="" if is_root else _DEFAULTS_TEXT.format(folder=json.dumps(inner)),
         requirements=shlex.join(packages),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from onnxopt_cli.backends.protocol import (
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import (
     ADAPTER,
+    ENVIRONMENT,
     OWN_OPTIONS,
     Specification,
     parse_specification,
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 #: The entry-point group in which installed packages register backends by name.
 ENTRY_POINTS = "onnxopt.backends"
 
-# The option env.NAME sets an environment variable before the backend is imported.
-_VARIABLE = "env."
 #: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
 # Suffixes of the distributions that contain the package onnxruntime.
@@ -84,7 +84,7 @@ def resolve_backend(text: str) -> Backend:
     options = {
         name: value
         for name, value in specification.options.items()
-        if not name.startswith(_VARIABLE) and name not in OWN_OPTIONS
+        if not name.startswith(ENVIRONMENT) and name not in OWN_OPTIONS
     }
     environment = None
     if specification.adapter:
@@ -93,9 +93,9 @@ def resolve_backend(text: str) -> Backend:
         # The variables set below concern the backend, not the search for its environment.
         environment = AdapterEnvironment.of(replace(specification, options=options))
     for name, value in specification.options.items():
-        if name.startswith(_VARIABLE):
+        if name.startswith(ENVIRONMENT):
             try:
-                os.environ[name.removeprefix(_VARIABLE)] = value
+                os.environ[name.removeprefix(ENVIRONMENT)] = value
             except (OSError, ValueError) as error:
                 problem = f": {printable(name)}={printable(value)} cannot be set as a variable"
                 raise misused(text, problem, exception_text(error)) from None
@@ -174,7 +174,7 @@ def known_adapters() -> list[KnownBackend]:
     for name in shipped_adapters():
         specification = parse_specification(f"{ADAPTER}{name}")
         adapter, problem = read_adapter(specification), ""
-        pinned = adapter.pinned("")
+        pinned = adapter.pinned("", platform.python_version())
         version = ", ".join(
             f"{runtime} {pinned.get(canonicalize_name(runtime), '')}".strip()
             for runtime in adapter.runtimes

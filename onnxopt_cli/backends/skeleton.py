@@ -16,7 +16,7 @@ _PLACEHOLDER = "my_backend"
 _EXECUTABLE = frozenset({"adapter"})
 
 
-def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
+def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
     """Write the skeleton of a backend, which is named after its folder.
 
     Args:
@@ -24,7 +24,8 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
         language: ``python``, ``cpp`` or ``shell``.
 
     Returns:
-        The files that were written, and the command that builds and checks the backend.
+        The files that were written, and commands that build and check the backend: the second one
+        runs it in an environment of its own.
 
     Raises:
         UsageError: if the folder is not empty, cannot be written, or has a name that a Python
@@ -53,7 +54,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], str]:
         raise UsageError(
             f"{printable(str(folder))} cannot be written: {error.strerror or error}"
         ) from error
-    return written, _check_command(folder, name, language)
+    return written, _check_commands(folder, name, language)
 
 
 def _package_name(folder: Path) -> str:
@@ -67,10 +68,11 @@ def _package_name(folder: Path) -> str:
     return name
 
 
-def _check_command(folder: Path, name: str, language: str) -> str:
+def _check_commands(folder: Path, name: str, language: str) -> list[str]:
     if language == "python":
-        backend = f"python:{folder / name / '__init__.py'}:Backend"
+        file = folder / name / "__init__.py"
+        backends = [f"python:{file}:Backend", f"adapter:{file}"]
     else:
-        backend = f"exec:{shlex.quote(str(folder.resolve() / 'adapter'))}"
+        backends = [f"exec:{shlex.quote(str(folder.resolve() / 'adapter'))}"]
     build = f"make -C {shlex.quote(str(folder))} && " if language == "cpp" else ""
-    return f"{build}onnxopt backends check {shlex.quote(backend)}"
+    return [f"{build}onnxopt backends check {shlex.quote(backend)}" for backend in backends]

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.backends.specification import Specification, is_path, parse_specification
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 
 #: Folders of installed modules. Their neighbours are unrelated packages, which are not included.
@@ -46,7 +46,7 @@ def snapshot_files(text: str) -> dict[str, Path]:
     if specification.adapter:
         return dict(_adapter(specification))
     source = specification.source
-    if source.endswith(".py") or "/" in source or "\\" in source:
+    if is_path(source):
         return dict(with_neighbours(Path(source)))
     if source:
         return dict(_module(source))

@@ -38,6 +38,8 @@ from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 
 _LABEL = r"[A-Za-z][\w.-]{0,59}"
+#: The form of a user's name for a backend, in words.
+LABEL_FORM = "a letter, then up to 59 letters, digits, '.', '_' and '-'"
 _NAMED = re.compile(rf"(?P<label>{_LABEL})=(?P<text>.+)", re.DOTALL)
 _PLUGIN = "python:"
 _COMMAND = "exec:"
@@ -47,6 +49,8 @@ _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
 # This option is the last one, because its value may contain commas.
 _LAST = "unsupported="
+#: Beginning of an option that sets an environment variable before the backend is imported.
+ENVIRONMENT = "env."
 #: Options that concern the judgement or the model, and that the backend does not see.
 OWN_OPTIONS = ("math", "opset")
 #: Mathematics that a backend may declare, with the option ``math``.
@@ -112,7 +116,7 @@ class Specification:
         patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:
             if not any(fnmatchcase(name, pattern) for pattern in patterns):
-                names = ", ".join((*known, *OWN_OPTIONS, "env.NAME"))
+                names = ", ".join((*known, *OWN_OPTIONS, f"{ENVIRONMENT}NAME"))
                 listed = f"its options: {names}" if known else "it has no options"
                 hint = nearest(name, known, listed)
                 raise misused(self.text, f" has no option {printable(name)}", hint)
@@ -138,6 +142,11 @@ def split_label(text: str) -> tuple[str, str]:
 def is_label(text: str) -> bool:
     """Return whether a text may be the user's name for a backend."""
     return re.fullmatch(_LABEL, text) is not None
+
+
+def is_path(source: str) -> bool:
+    """Return whether the text before a plugin's attribute, or after ``adapter:``, is a file."""
+    return source.endswith(".py") or "/" in source or "\\" in source
 
 
 def backend_name(text: str) -> str:
@@ -166,9 +175,18 @@ def _parsed(text: str) -> Specification:
             hint = "write adapter:NAME or adapter:path/to/file.py, then options as ,name=value"
             raise misused(text, " names no adapter", hint)
         adapter, version, written = match.group("adapter", "version", "options")
+        if adapter.endswith("@"):
+            raise misused(text, " names no version after @", f"write {ADAPTER}NAME@VERSION")
         options = _options(text, written)
         return Specification(text, options=options, adapter=adapter, adapter_version=version or "")
     name, comma, written = text.partition(",")
+    before, equals, rest = name.partition("=")
+    if equals and not is_label(before):
+        problem = f": {printable(before)!r} cannot be the name of a backend"
+        raise misused(text, problem, f"a name is {LABEL_FORM}")
+    if equals:
+        problem = " has two names" if rest else " names no backend after ="
+        raise misused(text, problem, f"write {before}=BACKEND")
     options = _options(text, comma + written) if comma else {}
     return Specification(text, name=name.strip(), options=options)
 

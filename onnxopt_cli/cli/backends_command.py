@@ -103,7 +103,7 @@ def install(backends: Sequence[str]) -> None:
             )
         environment = AdapterEnvironment.of(specification)
         environment.create(ticking)
-        click.echo(f"{printable(text)} is installed in {environment.folder}")
+        click.echo(f"{printable(text)} is installed in {printable(str(environment.folder))}")
 
 
 @command.command("new")
@@ -123,10 +123,12 @@ def new(folder: Path, language: str) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.skeleton import write_skeleton
 
-    files, then = write_skeleton(folder, language)
+    files, (check_command, *other_commands) = write_skeleton(folder, language)
     for file in files:
         click.echo(f"wrote {file}")
-    click.echo(f"next: {then}")
+    click.echo(f"next: {check_command}")
+    for other_command in other_commands:
+        click.echo(f"or, in an environment of its own: {other_command}")
 
 
 @command.command("protocol")

@@ -42,10 +42,17 @@ def command(backend: str, name: str, requirements: tuple[str, ...], *, force: bo
     onnxopt init -b python:my_backend:Backend --requirement my_backend
     onnxopt init -b "exec:./adapter --fast,timeout=10" --name acme
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.backends.project_files import UPDATE_COMMAND, write_project_files
+    from onnxopt_cli.backends.project_files import (
+        UPDATE_COMMAND,
+        missing_file,
+        write_project_files,
+    )
+    from onnxopt_cli.cli.console import note
     from onnxopt_cli.core.text import printable
 
     for path in write_project_files(Path(), backend, name, requirements, force=force):
         click.echo(f"wrote {printable(str(path))}")
+    if path_of_plugin := missing_file(backend):
+        note(f"{path_of_plugin} does not exist yet")
     click.echo("next: onnxopt run --profile ci")
     click.echo(f"if known failures remain: {UPDATE_COMMAND}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -190,6 +191,12 @@ def test_malformed_adapter_is_rejected_before_anything_is_installed(
         ("adapter:./mine.py,speed=3", 2, "has no option speed"),
         ("adapter:", 2, "names no adapter"),
         ("adapter:openvino,fast", 2, "'fast' is not an option"),
+        ("adapter:openvino@", 2, "names no version after @"),
+        ("adapter:openvino@,timeout=3", 2, "names no version after @"),
+        ("acme=", 2, "names no backend after ="),
+        ("=adapter:openvino", 2, "'' cannot be the name of a backend"),
+        ("1st=numpy", 2, "'1st' cannot be the name of a backend"),
+        ("first=second=numpy", 2, "has two names"),
     ],
 )
 def test_wrong_specification_is_an_error(backend, code, words, place, onnxopt):
@@ -284,8 +291,9 @@ def test_shipped_adapters_are_listed_with_versions(onnxopt):
     rows = {row.split()[0]: row for row in onnxopt("backends").out.split("\nadapter:")}
     for name in shipped_adapters():
         adapter = read_adapter(parse_specification(f"adapter:{name}"))
-        pinned = adapter.pinned("")[canonicalize_name(adapter.runtimes[0])]
-        assert pinned in rows[name] or "needs Python" in rows[name]
+        pinned = adapter.pinned("", platform.python_version())
+        version = pinned[canonicalize_name(adapter.runtimes[0])]
+        assert version in rows[name] or "needs Python" in rows[name]
 
 
 @pytest.mark.parametrize("name", shipped_adapters())
@@ -295,4 +303,4 @@ def test_shipped_adapter_pins_all_that_its_file_names(name):
     assert "class Backend" in adapter.path.read_text()
     unpinned = read_adapter(parse_specification(f"adapter:{name}")).requirements("")
     names = {canonicalize_name(text.partition("=")[0].partition("[")[0]) for text in unpinned}
-    assert names <= {*adapter.pinned("")}
+    assert names <= {*adapter.pinned("", platform.python_version())}

@@ -16,7 +16,9 @@ import pytest
 from onnx import helper, numpy_helper
 from places import REPOSITORY
 
+from onnxopt_cli.backends.adapter.adapter_file import read_adapter
 from onnxopt_cli.backends.resolve import resolve_backend
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.values import DTYPES
 
 CASE = """\
@@ -41,12 +43,17 @@ def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, mo
     monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
     assert written.code == 0
-    *files, following = written.out.splitlines()
-    assert all(Path(line.removeprefix("wrote ")).is_file() for line in files)
-    command = shlex.split(following.removeprefix("next: "))
+    files, _, following = written.out.partition("next: ")
+    assert all(Path(line.removeprefix("wrote ")).is_file() for line in files.splitlines())
+    first, *other_lines = following.splitlines()
+    command = shlex.split(first)
     assert command[:3] == ["onnxopt", "backends", "check"]
     checked = onnxopt(*command[1:])
     assert checked.code == 0
+    # The environment is not created here.
+    for line in other_lines:
+        (backend,) = shlex.split(line.partition("onnxopt backends check ")[2])
+        assert read_adapter(parse_specification(backend)).runtimes
     assert "fail" not in checked.out.splitlines()[-1]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from demo import write_demo
 
 from onnxopt_cli import load_configuration
 from onnxopt_cli.backends.specification import parse_specification
-from onnxopt_cli.cli.run_command import command
+from onnxopt_cli.cli import group
 
 SETTINGS, EXPECTED = Path("onnxopt.toml"), Path("onnxopt-expected.yaml")
 WORKFLOW = Path(".github/workflows/onnxopt.yml")
@@ -65,6 +66,27 @@ def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
     assert name in onnxopt("config").out
 
 
+def test_name_in_the_specification_is_the_name_in_the_settings(workplace, onnxopt):
+    assert onnxopt("init", "-b", "acme=python:b.py:Backend,device=CPU").code == 0
+    configured = parse_specification(load_configuration().backend("acme"))
+    assert configured == parse_specification("acme=python:./b.py:Backend,device=CPU")
+
+
+@pytest.mark.parametrize("text", ["python:3d.py:Backend", "exec:./_-", f"python:{'x' * 70}:y"])
+def test_name_that_the_settings_would_not_accept_is_replaced(workplace, onnxopt, text):
+    assert onnxopt("init", "-b", text).code == 0
+    assert parse_specification(load_configuration().backend("backend")).label == "backend"
+
+
+@pytest.mark.parametrize("backend", ["python:mine.py:Backend", "adapter:./mine.py"])
+def test_missing_file_of_the_backend_is_mentioned(workplace, onnxopt, backend):
+    answer = onnxopt("init", "-b", backend)
+    assert answer.code == 0
+    assert "mine.py does not exist yet" in answer.err
+    (workplace / "mine.py").write_text("")
+    assert onnxopt("init", "-b", backend, "--force").err == ""
+
+
 def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     requirements = ("--requirement", "a>=1", "--requirement", "./b c.whl")
     onnxopt("init", "-b", "onnxruntime", *requirements)
@@ -77,6 +99,7 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert run[:2] == ["onnxopt", "run"]
     # The same names as in the group, because click keeps those of the first use.
     names = ["-h", "--help"]
+    command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params
     (upload,) = (step for step in job["steps"] if "upload-artifact" in step.get("uses", ""))
     assert run[2:4] == ["--profile", "ci"]
@@ -122,6 +145,8 @@ def test_existing_file_is_replaced_only_by_force(workplace, onnxopt, existing):
         (("-b", "python:x"), "names no attribute"),
         (("-b", "onnxruntim"), "did you mean onnxruntime?"),
         (("-b", "numpy", "--name", "a b"), "'a b' cannot be the name of a backend"),
+        (("-b", "adapter:openvin"), "did you mean openvino?"),
+        (("-b", "numpy", "--name", "1st"), "'1st' cannot be the name of a backend"),
         (("--requirement", "a\nrun: b"), "is not a requirement for pip"),
     ],
 )

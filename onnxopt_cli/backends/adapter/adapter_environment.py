@@ -101,8 +101,8 @@ class AdapterEnvironment:
         digest = sha256(json.dumps(identity).encode()).hexdigest()
         path = adapter.path
         name = path.absolute().parent.name if path.stem == "__init__" else path.stem
-        name = f"{name}{f'-{version}' if version else ''}-{digest[:16]}"
-        folder = (cache_folder() / "adapters" / name).absolute()
+        folder_name = "-".join(filter(None, (name, version, digest[:16])))
+        folder = (cache_folder() / "adapters" / folder_name).absolute()
         return cls(specification, adapter, interpreter, folder)
 
     @property
@@ -155,13 +155,16 @@ class AdapterEnvironment:
 
     def unpinned(self) -> str:
         """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""
-        pinned = self.adapter.pinned(self.specification.adapter_version)
+        pinned = self._pinned()
         names = [
             name
             for name, version in self.locked_packages().items()
             if not _is(version, pinned.get(name, ""))
         ]
         return f"not pinned: {some_of(names, _MAX_NAMED)}" if names else ""
+
+    def _pinned(self) -> Mapping[str, str]:
+        return self.adapter.pinned(self.specification.adapter_version, self.interpreter.version)
 
     def create(self, telling: Telling = silently) -> None:
         """Create the environment unless it exists; wait if another process is creating it.
@@ -220,7 +223,7 @@ class AdapterEnvironment:
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
         try:
             new = work / _ENVIRONMENT
-            count = len(self.adapter.pinned(self.specification.adapter_version))
+            count = len(self._pinned())
             with telling(f"installing {self._title}", "packages") as tick:
                 packages = self._install(new, lambda done: tick(min(done, count), count))
             self._require(packages)
@@ -253,7 +256,7 @@ class AdapterEnvironment:
             raise self._not_installed(failure) from failure
 
     def _not_installed(self, failure: NotInstalled) -> BackendUnavailable:
-        pinned = self.adapter.pinned(self.specification.adapter_version)
+        pinned = self._pinned()
         needed = [f"{name}=={version}" for name, version in pinned.items()]
         needed += [
             text

@@ -31,7 +31,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from onnxopt_cli.backends.protocol import misused, unavailable
-from onnxopt_cli.backends.specification import ADAPTER, Specification
+from onnxopt_cli.backends.specification import ADAPTER, Specification, is_path
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import nearest, printable
@@ -56,7 +56,6 @@ class Adapter:
     """An adapter, as its file describes it.
 
     Attributes:
-        name: the name or path that the user wrote.
         path: the file.
         dependencies: the packages that it needs.
         python: the versions of Python that it needs.
@@ -67,7 +66,6 @@ class Adapter:
         lock: the content of the lock file; empty without one.
     """
 
-    name: str
     path: Path
     dependencies: Sequence[str] = ()
     python: SpecifierSet = field(default_factory=SpecifierSet)
@@ -102,14 +100,21 @@ class Adapter:
             if canonicalize_name(requirement.name) != runtime
         )
 
-    def pinned(self, version: str) -> Mapping[str, str]:
-        """Return the versions that requirements and lock pin, by the packages' normalised names."""
+    def pinned(self, version: str, python: str) -> Mapping[str, str]:
+        """Return the versions that requirements and lock pin, by the packages' normalised names.
+
+        Args:
+            version: the version of the first runtime; empty for that of the file.
+            python: the version of the interpreter, such as 3.12.1, on which markers may depend.
+        """
         requirements = [*self._locked, *map(Requirement, self.requirements(version))]
+        minor = ".".join(python.split(".")[:2])
+        markers = {"python_full_version": python, "python_version": minor}
         return {
             canonicalize_name(requirement.name): pin
             for requirement in requirements
             if (pin := _pin(requirement))
-            and (not requirement.marker or requirement.marker.evaluate())
+            and (not requirement.marker or requirement.marker.evaluate(markers))
         }
 
     @cached_property
@@ -144,15 +149,15 @@ def adapter_source(specification: Specification) -> str:
         UsageError: if no adapter has this name.
     """
     name = specification.adapter
-    if name.endswith(".py") or "/" in name or "\\" in name:
+    if is_path(name):
         return name
     names = shipped_adapters()
     if name.replace("_", "-") not in names:
-        problem, _, rest = name.partition(",")
+        bare_name, _, rest = name.partition(",")
         if rest:
             raise misused(specification.text, f": {printable(rest)!r} is not an option")
         listed = f"known are {', '.join(names)}; a file is written {ADAPTER}./file.py"
-        hint = nearest(problem, names, listed)
+        hint = nearest(bare_name, names, listed)
         raise misused(specification.text, f": unknown adapter {printable(name)!r}", hint)
     return str(SHIPPED / f"{name.replace('-', '_')}.py")
 
@@ -173,7 +178,7 @@ def read_adapter(specification: Specification) -> Adapter:
     text = _read(specification, path)
     lock = lock_path(path)
     try:
-        adapter = _parsed(specification.adapter, path, text)
+        adapter = _parsed(path, text)
         if specification.adapter_version:
             Version(specification.adapter_version)
             if not adapter.runtimes:
@@ -204,7 +209,7 @@ def _read(specification: Specification, path: Path) -> str:
         raise unavailable(specification.text, problem) from None
 
 
-def _parsed(name: str, path: Path, text: str) -> Adapter:
+def _parsed(path: Path, text: str) -> Adapter:
     """Return the adapter that a file describes, without its lock.
 
     Raises:
@@ -237,7 +242,6 @@ def _parsed(name: str, path: Path, text: str) -> Adapter:
             raise ValueError(f"has unsupported = {printable(pattern)!r}, which {error}") from None
     systems = _table(own_fields, "system-packages", "tool.onnxopt.")
     return Adapter(
-        name,
         path,
         dependencies,
         admitted,

@@ -89,15 +89,8 @@ def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
     """
     for program in _candidates(admitted):
         try:
-            done = subprocess.run(  # noqa: S603 - an installed interpreter
-                [program, "-I", "-c", _PROBE],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=True,
-                timeout=_PROBE_SECONDS,
-            )
-            interpreter = Interpreter(*json.loads(done.stdout))
-        except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+            interpreter = Interpreter(*json.loads(_output([program, "-I", "-c", _PROBE])))
+        except (ValueError, TypeError):
             continue
         if SpecifierSet(admitted).contains(interpreter.version, prereleases=True):
             return interpreter
@@ -107,11 +100,24 @@ def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
 def _candidates(admitted: str) -> Iterator[str]:
     if uv := find_uv():
         command = [uv, "python", "find", "--no-project", "--no-python-downloads", admitted]
-        done = subprocess.run(  # noqa: S603 - uv
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            yield done.stdout.strip()
+        if found_by_uv := _output(command):
+            yield found_by_uv
     for minor in _MINORS:
         if program := shutil.which(f"python3.{minor}"):
             yield program
+
+
+def _output(command: list[str]) -> str:
+    """Return the output of uv or of an interpreter; empty if it fails or takes too long."""
+    try:
+        done = subprocess.run(  # noqa: S603 - an installed program
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_PROBE_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return done.stdout.strip()
