@@ -146,6 +146,14 @@ def test_packages_that_nothing_pins_are_named_beside_the_version(place, onnxopt)
     assert version_of("run.jsonl") == "acme 1.3 (not pinned: helper)"
 
 
+def test_pins_depend_on_the_interpreter_of_the_environment(place):
+    markers = "helper==7 ; python_version < '3.12'\nhelper==8 ; python_full_version >= '3.12'\n"
+    (place / "locks" / "mine.txt").write_text(LOCK + markers)
+    adapter = read_adapter(parse_specification("adapter:./mine.py"))
+    assert adapter.pinned("", "3.11.9")["helper"] == "7"
+    assert adapter.pinned("", "3.12.1")["helper"] == "8"
+
+
 def test_error_that_the_metadata_describe_is_unsupported(place, onnxopt):
     write_case("Abs", "X", "Y")
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")

@@ -1,0 +1,36 @@
+"""Checks that adapters share: values that a runtime cannot exchange as arrays are unsupported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types, require_tensors
+from onnxopt_cli.errors import Unsupported
+
+
+def model_of(value):
+    node = helper.make_node("Identity", ["x"], ["y"])
+    return helper.make_model(helper.make_graph([node], "g", [value], []))
+
+
+@pytest.mark.parametrize("element_type", [*TensorProto.DataType.values()][1:])
+def test_element_types_of_numpy_are_accepted_and_others_unsupported(element_type):
+    model = model_of(helper.make_tensor_value_info("x", element_type, [1]))
+    dtype = helper.tensor_dtype_to_np_dtype(element_type)
+    if dtype.isbuiltin == 1 and dtype.kind in "biuf":
+        require_numpy_types(model)
+    else:
+        with pytest.raises(Unsupported, match=r"^x is not a tensor of a NumPy type"):
+            require_numpy_types(model)
+
+
+def test_sequences_maps_and_absent_values_are_unsupported():
+    require_tensors({"x": np.zeros(2)})
+    for value in ([np.zeros(2)], {1: 2.0}, None):
+        with pytest.raises(Unsupported, match=r"^input y is not a tensor"):
+            require_tensors({"x": np.zeros(2), "y": value})
+    sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
+    with pytest.raises(Unsupported):
+        require_numpy_types(model_of(sequence))
