@@ -90,7 +90,7 @@ def command(
         write_located_page(config.html, located, folders, config.backends, case.load().model)
     if str(config.json) != "-":
         for line in location_lines(located, folders, config.backends):
-            stdout().print(line, crop=False)
+            stdout().print(line, soft_wrap=bool(line.no_wrap))
     return interruption.exit_code or exit_code(located)
 
 

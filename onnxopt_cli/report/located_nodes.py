@@ -196,7 +196,7 @@ def _differences(located: Located) -> Iterator[Text]:
 
 def _again(folder: Path, backend: str) -> Text:
     command = command_line(["onnxopt", "run", str(folder), "-b", backend])
-    return Text(f"  again: {command}", "dim", no_wrap=True, overflow="ignore")
+    return Text(f"  again: {command}", "dim", no_wrap=True)
 
 
 def _summary(located: Located) -> Iterator[Text]:

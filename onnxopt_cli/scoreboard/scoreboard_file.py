@@ -260,9 +260,8 @@ class _Reader:
         if version:
             adapter, comma, options = str(named["backend"]).partition(",")
             named["backend"] = f"{adapter}@{version}{comma}{options}"
-        # The label is not part of the specification: it is not written after -b.
         specification = backend_of_table("", named, self._path.parent)
-        # The label precedes a name within the specification, as in acme=python:...
+        # Without a name of its own, as in acme=python:..., since the label names the backend.
         return parse_specification(specification.strip()).text
 
 

@@ -85,7 +85,7 @@ def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
     """Write all pages; remove the pages of an earlier site that no longer exist.
 
     Raises:
-        UsageError: if a file cannot be written.
+        UsageError: if a file cannot be written or removed.
     """
     site = scoreboard.site
     outdated = _listed_files(site)
@@ -97,8 +97,16 @@ def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
     for name, text in contents.items():
         write_atomically(site / name, text.encode("utf-8"))
     for name in outdated - contents.keys():
-        (site / name).unlink(missing_ok=True)
+        _remove(site / name)
     _write_list(site, contents.keys())
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot remove {printable(str(path))}: {reason}") from error
 
 
 def _write_list(site: Path, names: Iterable[str]) -> None:
@@ -109,7 +117,7 @@ def _listed_files(site: Path) -> set[str]:
     """Return the files of an earlier site; names that no site has are ignored."""
     try:
         names = json.loads((site / _LIST).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return set()
     if not isinstance(names, list):
         return set()

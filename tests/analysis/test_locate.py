@@ -368,6 +368,14 @@ def test_node_that_cannot_be_judged_is_listed_and_never_right(locate):
     assert [item["node"] for item in found["wrong"]] == ["the_y"]
 
 
+def test_lines_other_than_commands_are_wrapped(locate):
+    nodes = [node("RandomNormalLike", "x", "a"), node("LeakyRelu", "a", "y")]
+    ran, _ = locate(model_of(nodes), "Leaky", "-o", "findings/" + "of-a-long-name/" * 5)
+    commands = [line for line in ran.out.splitlines() if line.startswith("  again: ")]
+    assert [command.endswith("-b python:backend.py:Leaky") for command in commands] == [True]
+    assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
+
+
 def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
     nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "y")]
     ran, found = locate(model_of(nodes), "Refusing")

@@ -171,6 +171,13 @@ def test_pages_of_an_earlier_site_are_removed_and_other_files_kept(site):
     assert (folder / "CNAME").is_file()
 
 
+def test_page_that_cannot_be_removed_is_an_error(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off"})
+    (folder / "backends" / "off.html").unlink()
+    (folder / "backends" / "off.html").mkdir()
+    site({"right": "numpy"}, code=2)
+
+
 def test_list_of_files_cannot_remove_other_files(site):
     folder = site({"right": "numpy"})
     (folder.parent / "precious.html").write_text("")
