@@ -23,6 +23,7 @@ from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.core.values import Array, random_state
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.node_example import NAME
+from onnxopt_cli.operators.nodes import untyped_model
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
@@ -310,15 +311,9 @@ class _Drawing:
         number = len(self._values)
         names = [f"v{number}_{place}" if place else f"v{number}" for place in range(outputs)]
         node = helper.make_node(op_type, inputs, names, **attributes)
-        graph = helper.make_graph(
-            [node],
-            NAME,
-            [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(inputs) if name],
-            [onnx.ValueInfoProto(name=name) for name in names],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
-        operands = {name: self._values[name] for name in inputs if name}
-        results = [np.asarray(value) for value in native_outputs(model, operands)]
+        operands = {name: self._values[name] for name in inputs}
+        outputs_of_node = native_outputs(untyped_model(node, _OPSET), operands)
+        results = [np.asarray(value) for value in outputs_of_node]
         if any(result.size > _MAX_ELEMENTS for result in results):
             raise Unsuitable
         self.nodes.append(node)

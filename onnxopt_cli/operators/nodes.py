@@ -1,4 +1,4 @@
-"""Iterate over all nodes of a model: its graph, subgraphs and model-local functions."""
+"""The nodes of a model, in its graph, subgraphs and model-local functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from copy import deepcopy
 from itertools import chain
 
 import onnx
+from onnx import helper
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -65,3 +66,20 @@ def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
         function.attribute.extend(default.name for default in function.attribute_proto)
         del function.attribute_proto[:]
     return explicit
+
+
+def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
+    """Return a model of one node for onnx's reference: its tensors have no declared types.
+
+    Args:
+        node: a node of ai.onnx without subgraphs.
+        version: the version of ai.onnx.
+    """
+    inputs = dict.fromkeys(filter(None, node.input))
+    graph = helper.make_graph(
+        [node],
+        "node",
+        [onnx.ValueInfoProto(name=name) for name in inputs],
+        [onnx.ValueInfoProto(name=name) for name in node.output if name],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])

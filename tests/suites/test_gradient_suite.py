@@ -183,34 +183,35 @@ def only_the_last_use(self, op_type, *inputs, **attributes):
     """Drop the earlier gradient where two are added."""
     if op_type == "Add" and len(inputs) == 2 and inputs[0].startswith("gradient_"):
         return inputs[1]
-    return written(self, op_type, *inputs, **attributes)
+    return WRITE_NODE(self, op_type, *inputs, **attributes)
 
 
 def in_float16(self, name, axes, *, keepdims):
     """Add the terms of a sum in float16, one after the other."""
     if not axes:
         return name
-    return written(self, "Squeeze", running_sum(self, name, axes), self.integers(axes))
+    return WRITE_NODE(self, "Squeeze", running_sum(self, name, axes), self.integers(axes))
 
 
 def running_sum(self, name, axes):
     (axis,) = axes
-    total = written(self, "CumSum", name, self.constant(axis, np.dtype(np.int64)))
-    return written(self, "Gather", total, self.integers([-1]), axis=axis)
+    total = WRITE_NODE(self, "CumSum", name, self.constant(axis, np.dtype(np.int64)))
+    return WRITE_NODE(self, "Gather", total, self.integers([-1]), axis=axis)
 
 
-written, backward_pass = BackwardPass.node, reverse_mode._Expansion._backward
+WRITE_NODE = BackwardPass.node
+WRITE_BACKWARD_PASS = reverse_mode._Expansion._backward
 
 
 def exchanged_xs(self, backward, nodes, y, variables, values):
-    gradients = backward_pass(self, backward, nodes, y, variables, values)
+    gradients = WRITE_BACKWARD_PASS(self, backward, nodes, y, variables, values)
     turned = dict(zip(variables, [*variables[1:], variables[0]], strict=True))
     return {name: gradients.get(turned.get(name, name)) for name in gradients | turned}
 
 
 def mean_of_y(self, backward, nodes, y, variables, values):
     """Differentiate the mean of y instead of its sum."""
-    gradients = backward_pass(self, backward, nodes, y, variables, values)
+    gradients = WRITE_BACKWARD_PASS(self, backward, nodes, y, variables, values)
     share = backward.constant(1 / values[y].size, values[y].dtype)
     return {name: backward.node("Mul", gradient, share) for name, gradient in gradients.items()}
 

@@ -6,7 +6,8 @@ elements that a node moves, are therefore constants of the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators.nodes import untyped_model
 
 #: Computes the outputs of a model from its inputs.
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
@@ -32,19 +34,17 @@ class BackwardPass:
     Args:
         opset: the version of ai.onnx.
         free_name: returns a name that the graph does not contain.
-        evaluate: computes a model of a single node.
 
     Attributes:
         nodes: the nodes.
         constants: initializers that the nodes use.
     """
 
-    def __init__(self, opset: int, free_name: Callable[[str], str], evaluate: Evaluate) -> None:
+    def __init__(self, opset: int, free_name: Callable[[str], str]) -> None:
         self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._free_name = free_name
-        self._evaluate = evaluate
 
     def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Append a node of ai.onnx; return the name of its output."""
@@ -87,17 +87,6 @@ class BackwardPass:
         """Append an Expand."""
         return self.node("Expand", name, self.integers(shape))
 
-    def run(self, node: onnx.NodeProto, operands: Mapping[str, Any], version: int) -> list[Any]:
-        """Return the outputs of a single node for other operands."""
-        graph = helper.make_graph(
-            [node],
-            "node",
-            [onnx.ValueInfoProto(name=name) for name in operands],
-            [onnx.ValueInfoProto(name=name) for name in node.output if name],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
-        return list(self._evaluate(model, operands))
-
 
 class DifferentiatedNode:
     """A node of the differentiated graph, and the gradients of its outputs.
@@ -107,6 +96,7 @@ class DifferentiatedNode:
         node: the node.
         values: the values of all tensors.
         gradients: the gradient of each output that has one, by name.
+        evaluate: computes a model of a single node.
 
     Attributes:
         backward: the backward pass.
@@ -122,6 +112,7 @@ class DifferentiatedNode:
         node: onnx.NodeProto,
         values: Mapping[str, Any],
         gradients: Mapping[str, str],
+        evaluate: Evaluate,
     ) -> None:
         self.backward = backward
         self.node = node
@@ -130,6 +121,7 @@ class DifferentiatedNode:
             attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
         }
         self._values, self._gradients = values, gradients
+        self._evaluate = evaluate
 
     @property
     def gradient(self) -> str:
@@ -152,6 +144,21 @@ class DifferentiatedNode:
     def is_differentiable(self, name: str) -> bool:
         """Return whether a tensor has a type with derivatives."""
         return bool(name) and getattr(self._values[name], "dtype", None) in DIFFERENTIABLE
+
+    def outputs_for(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the node for other operands.
+
+        Args:
+            operands: the value of each input; None for an omitted one.
+        """
+        copy = deepcopy(self.node)
+        named_operands: dict[str, Any] = {}
+        for place, operand in enumerate(operands):
+            copy.input[place] = "" if operand is None else f"input_{place}"
+            if operand is not None:
+                named_operands[copy.input[place]] = operand
+        model = untyped_model(copy, self.backward.opset)
+        return list(self._evaluate(model, named_operands))
 
     def like(self, value: Any, name: str) -> str:
         """Add a constant of the type of a tensor."""
@@ -240,14 +247,6 @@ def places_of(sources: Array, count: int) -> Array:
     width = max(1, max(map(len, rows), default=1))
     filled = [row + [flat.size] * (width - len(row)) for row in rows]
     return np.array(filled, np.int64).reshape(count, width)
-
-
-def numbered(arrays: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Yield arrays of the same shapes that number all elements consecutively from 1."""
-    first = 1
-    for name, array in arrays.items():
-        yield name, np.arange(first, first + array.size, dtype=np.float64).reshape(array.shape)
-        first += array.size
 
 
 def unsupported(node: onnx.NodeProto, reason: str = "") -> NodeError:

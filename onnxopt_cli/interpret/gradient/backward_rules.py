@@ -7,7 +7,6 @@ the output, x and y are the operator's first input and its output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from math import pi, prod, sqrt
 from typing import TypeAlias
@@ -18,7 +17,6 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.gradient.backward_pass import (
     DifferentiatedNode,
     broadcast_axes,
-    numbered,
     unsupported,
 )
 from onnxopt_cli.interpret.gradient.window_rules import WINDOW_RULES
@@ -468,36 +466,32 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
         node: the node.
         places: the inputs whose elements move; None for all.
     """
-    moving = range(len(node.inputs)) if places is None else places
-    names = {
-        f"input_{place}": node.inputs[place]
-        for place in moving
-        if place < len(node.inputs) and node.is_differentiable(node.inputs[place])
-    }
-    arrays = {local: node.value(name) for local, name in names.items()}
-    other_operands = {
-        f"input_{place}": node.value(name)
-        for place, name in enumerate(node.inputs)
-        if name and f"input_{place}" not in arrays
-    }
-    numbers = dict(numbered(arrays))
-    sources = _numbered_outputs(node, {**numbers, **other_operands})
+    chosen_places = range(len(node.inputs)) if places is None else places
+    operands = [node.optional_value(place) for place in range(len(node.inputs))]
+    # Number the elements that move, from 1 on, since Pad adds zeros.
+    first_numbers: dict[int, int] = {}
+    number = 1
+    for place in chosen_places:
+        if place < len(node.inputs) and node.is_differentiable(node.inputs[place]):
+            shape = node.shape(node.inputs[place])
+            numbers = np.arange(number, number + prod(shape), dtype=np.float64)
+            operands[place] = numbers.reshape(shape)
+            first_numbers[place] = number
+            number += prod(shape)
+    sources = _numbered_outputs(node, operands)
     gradients: list[str | None] = [None] * len(node.inputs)
     flat = node.flat_outputs()
-    for local, name in names.items():
-        first = int(numbers[local].reshape(-1)[0]) if numbers[local].size else 1
-        is_own = (sources >= first) & (sources < first + numbers[local].size)
+    for place, first in first_numbers.items():
+        name = node.inputs[place]
+        is_own = (sources >= first) & (sources < first + prod(node.shape(name)))
         indices = np.where(is_own, sources - first, -1)
-        place = int(local.removeprefix("input_"))
         gradients[place] = node.gathered(flat, indices, name)
     return gradients
 
 
-def _numbered_outputs(node: DifferentiatedNode, operands: Mapping[str, Array]) -> Array:
-    """Return the elements that a node moves to its outputs, all outputs as one vector."""
-    copy = deepcopy(node.node)
-    copy.input[:] = [f"input_{place}" if name else "" for place, name in enumerate(node.inputs)]
-    outputs = node.backward.run(copy, operands, node.backward.opset)
+def _numbered_outputs(node: DifferentiatedNode, operands: Sequence[Array | None]) -> Array:
+    """Return the numbers that a node moves to its outputs, all outputs as one vector."""
+    outputs = node.outputs_for(operands)
     parts = [
         np.asarray(output, np.float64).reshape(-1)
         for name, output in zip(filter(None, node.outputs), outputs, strict=True)

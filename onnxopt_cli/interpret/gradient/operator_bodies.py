@@ -54,7 +54,7 @@ def operator_body(
     if node.op_type in _BODIES:
         if any(node.output[1:]):
             raise unsupported(node, "with several outputs")
-        writer = BackwardPass(version, free_name, lambda *_: [])
+        writer = BackwardPass(version, free_name)
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         result = _BODIES[node.op_type](writer, node, values, attributes)
         writer.nodes.append(helper.make_node("Identity", [result], [node.output[0]]))

@@ -145,7 +145,7 @@ class _Expansion:
         values = self._values([y, *variables.values()], nodes)
         if getattr(values[y], "dtype", None) not in DIFFERENTIABLE:
             raise NodeError("Gradient differentiates a tensor that is not floating-point")
-        backward = BackwardPass(self._version, self._names, self._evaluate)
+        backward = BackwardPass(self._version, self._names)
         gradients = self._backward(backward, nodes, y, list(variables.values()), values)
         for name, output in zip(variables.values(), gradient.output, strict=False):
             if not output:
@@ -261,7 +261,7 @@ class _Expansion:
             rule = None if plain_domain(node.domain) else RULES.get(node.op_type)
             if rule is None:
                 raise unsupported(node)
-            differentiated = DifferentiatedNode(backward, node, values, gradients)
+            differentiated = DifferentiatedNode(backward, node, values, gradients, self._evaluate)
             contributions = rule(differentiated)
             for name, contribution in zip(node.input, contributions, strict=False):
                 if contribution is None or name not in active:
