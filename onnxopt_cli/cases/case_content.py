@@ -24,7 +24,7 @@ def case_content(case: Case, problem: Problem) -> CaseContent:
     Values are included up to a number of elements.
     """
     nodes = problem.model.graph.node
-    listed = [(_node_name(node), _attributes(node)) for node in nodes[:_MAX_NODES]]
+    listed = [node_text(node) for node in nodes[:_MAX_NODES]]
     if (hidden := len(nodes) - _MAX_NODES) > 0:
         listed.append((f"{hidden} more nodes", ""))
     inputs = [
@@ -53,7 +53,14 @@ def input_text(value: Value, most: int) -> str:
     return clipped(text, 4 * _MAX_TEXT_CHARS)
 
 
-def attribute_text(attribute: onnx.AttributeProto) -> str:
+def node_text(node: onnx.NodeProto) -> tuple[str, str]:
+    """Return the name of a node's operator, with its domain, and the attributes as text."""
+    name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+    attributes = (f"{item.name}={_attribute_text(item)}" for item in node.attribute)
+    return name, ", ".join(attributes)
+
+
+def _attribute_text(attribute: onnx.AttributeProto) -> str:
     """Return the value of a node's attribute as text."""
     try:
         value = helper.get_attribute_value(attribute)
@@ -68,11 +75,3 @@ def attribute_text(attribute: onnx.AttributeProto) -> str:
         return f"a tensor of shape {[*value.dims]}"
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return clipped(text, _MAX_TEXT_CHARS)
-
-
-def _node_name(node: onnx.NodeProto) -> str:
-    return f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-
-
-def _attributes(node: onnx.NodeProto) -> str:
-    return ", ".join(f"{item.name}={attribute_text(item)}" for item in node.attribute)

@@ -14,7 +14,7 @@ from rich.text import Text
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.case_content import attribute_text, input_text
+from onnxopt_cli.cases.case_content import input_text, node_text
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.trajectory import Trajectory
@@ -138,12 +138,7 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     for label, text in (("", case.about), ("source: ", case.source), ("", str(case.location))):
         if text:
             yield Text(f"{label}{printable(text)}", style="" if text is case.about else "dim")
-    nodes = []
-    for node in problem.model.graph.node:
-        name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
-        attributes = ", ".join(f"{item.name}={attribute_text(item)}" for item in node.attribute)
-        nodes.append((name, attributes))
-    yield from section("Model", nodes)
+    yield from section("Model", map(node_text, problem.model.graph.node))
     yield from section("Inputs", _values(problem.inputs))
     if problem.trajectory is not None:
         yield from section("Steps", [(_steps(problem.trajectory),)])
