@@ -14,30 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 
 from onnxopt_cli.analysis.explain import least_seconds
+from onnxopt_cli.analysis.mistake_effects import (
+    IGNORED,
+    Effect,
+    NodeSample,
+    effects_on,
+    judged_node,
+)
 from onnxopt_cli.analysis.node_audit import (
     EVALUATION_SECONDS,
-    computing,
-    excess,
-    may_differ,
     on_corrected_reference,
-    run_implementation,
 )
-from onnxopt_cli.analysis.node_traits import Trait, node_traits
+from onnxopt_cli.analysis.node_traits import Trait
 from onnxopt_cli.analysis.node_variations import neighbours
-from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.core.compare import absolute_distance
+from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array, Value
@@ -46,17 +46,13 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.nodes import imported_versions, plain_domain
-from onnxopt_cli.oracle.expected import Expected
-from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.rerun import ModelRunner
-from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, time_limit
+from onnxopt_cli.workers.isolated import ProcessLostError
 
 #: Larger cases are not examined.
 MAX_ELEMENTS = 1 << 16
 #: Largest numbers of failing and of passing cases that are examined.
 MAX_FAILING, MAX_PASSING = 60, 160
-#: Failing cases on which each mistake is tried first.
-FIRST_CASES = 4
 #: Seconds for one operator of a backend that can be run again, and for all of them.
 OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
 #: Rounds of generated nodes that distinguish hypotheses, and nodes in each. A further round tests
@@ -64,8 +60,6 @@ OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
 ROUNDS, NODES_PER_ROUND = 3, 40
 #: A mistake must reproduce this share of the failures in which it has an effect.
 MIN_ALIKE_SHARE = 0.75
-#: Wrong elements that a mistake must reproduce; an element of a boolean output counts as a quarter.
-MIN_ELEMENTS_ALIKE = 3.0
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
 #: A proof requires this many failing generated nodes that agree, and this many passing ones that do
@@ -91,51 +85,8 @@ _MAX_PROOFS = 4
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 # Most hypotheses that are kept.
 _MAX_RANKED = 60
-# Ending of the names of mistakes that ignore an attribute or input.
-_IGNORED = " ignored"
 # Most nodes from which others are generated, and the time limit of the reference for each.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
-# A mistake agrees with a wrong element if their distance is below this share of the error.
-_NEAR_SHARE = 0.02
-
-
-class Effect(IntEnum):
-    """The effect of a mistake on a node, compared with the backend's outputs."""
-
-    UNKNOWN = 0
-    NONE = 1
-    ALIKE = 2
-    UNLIKE = 3
-
-
-@dataclass(eq=False)
-class NodeSample:
-    """A node that the backend has run.
-
-    Attributes:
-        case: the id of the case; empty for a generated node.
-        model: the model of the node.
-        inputs: its inputs.
-        right: its correct outputs in the graph's order.
-        returned: the backend's outputs; None for a case that passes.
-        failed: whether the outputs are wrong; None if that is not known yet.
-        traits: the traits of the node.
-        effects: the effects of mistakes by name.
-    """
-
-    case: str
-    model: onnx.ModelProto
-    inputs: Mapping[str, Value]
-    right: Sequence[Value] | None
-    returned: Sequence[Value] | None
-    failed: bool | None
-    traits: frozenset[Trait] = frozenset()
-    effects: dict[str, Effect] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of elements of all inputs."""
-        return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
 
 
 @dataclass(frozen=True, eq=False)
@@ -490,19 +441,19 @@ class _NodeSearch:
         def work() -> Iterator[tuple[int | str, Any, Any]]:
             judges = {}
             for index, sample in enumerate(cases):
-                if judge := _judge(sample):
+                if judge := judged_node(sample):
                     judges[index] = judge
                     yield index, judge.traits, None
             for name, mistake in mistakes.items():
                 if monotonic() > self._end:
                     return
-                yield name, *_effects(mistake, judges)
+                yield name, *effects_on(mistake, judges)
 
         with suppress(ProcessLostError):
             for key, value, effects in on_corrected_reference(work, 4 * EVALUATION_SECONDS):
                 if isinstance(key, int):
                     cases[key].traits = value
-                elif value or key.endswith(_IGNORED):
+                elif value or key.endswith(IGNORED):
                     self._candidates += [key] * value
                     self._mistakes[key] = mistakes[key]
                     for index, effect in effects.items():
@@ -555,11 +506,11 @@ class _NodeSearch:
     def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
         candidates = [name for name in self._candidates if self._is_possible(name)]
-        ignoring = [name for name in self._mistakes if name.endswith(_IGNORED)]
+        ignoring = [name for name in self._mistakes if name.endswith(IGNORED)]
 
         def work() -> Iterator[Any]:
             for index, sample in enumerate(samples):
-                judge = _judge(sample)
+                judge = judged_node(sample)
                 if judge is None:
                     continue
                 names = dict.fromkeys((*candidates, *ignoring))
@@ -573,24 +524,6 @@ class _NodeSearch:
                 sample = samples[index]
                 sample.failed, sample.traits, sample.effects = failed, traits, effects
         self._samples += [sample for sample in samples if sample.traits]
-
-
-def _effects(mistake: NodeMutant, judges: Mapping[int, _Judge]) -> tuple[bool, dict[int, Effect]]:
-    """Return whether a mistake reproduces failing cases, and its effects on cases by number."""
-    effects: dict[int, Effect] = {}
-    elements = 0.0
-    for index, judge in judges.items():
-        if judge.failed:
-            effects[index], alike = judge.effect(mistake)
-            elements += alike
-            unlike = sum(effect is Effect.UNLIKE for effect in effects.values())
-            if unlike >= FIRST_CASES and Effect.ALIKE not in effects.values():
-                break
-    is_candidate = elements >= MIN_ELEMENTS_ALIKE
-    if is_candidate or mistake.name.endswith(_IGNORED):
-        further = [index for index in judges if index not in effects]
-        effects |= {index: judges[index].effect(mistake)[0] for index in further}
-    return is_candidate, effects
 
 
 def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:
@@ -670,163 +603,6 @@ class _Table:
             hypothesis = Hypothesis(tuple(parts), mistake, float(own_costs[row, column]))
             conditions.append((float(totals[row, column]), hypothesis))
         return conditions
-
-
-@dataclass(frozen=True, eq=False)
-class _Judge:
-    """A node with its expected result, in the process that computes mistakes.
-
-    Attributes:
-        sample: the node.
-        expected: its expected result.
-        native: the outputs of the correct operator in the model's own types.
-        failed: whether the backend's outputs are wrong.
-        traits: the traits of the node.
-    """
-
-    sample: NodeSample
-    expected: Expected
-    native: Sequence[Value]
-    failed: bool
-    traits: frozenset[Trait]
-
-    def effect(self, mistake: NodeMutant) -> tuple[Effect, float]:
-        """Return the effect of a mistake, and how many wrong elements it reproduces."""
-        sample = self.sample
-        outputs, failure = run_implementation(
-            mistake, sample.model, sample.inputs, computing({}, {})
-        )
-        if outputs is None:
-            return Effect.NONE, 0.0
-        if failure:
-            return Effect.UNLIKE, 0.0
-        if not may_differ(self.native, outputs):
-            return Effect.NONE, 0.0
-        try:
-            if excess(self.expected, outputs) <= 1:
-                return Effect.NONE, 0.0
-        except (TypeError, ValueError):
-            return Effect.UNLIKE, 0.0
-        if not self.failed or sample.returned is None:
-            return Effect.UNLIKE, 0.0
-        right = [*self.expected.outputs.values()]
-        elements = _elements_alike(outputs, sample.returned, right, _COARSE.get(mistake.name))
-        return (Effect.ALIKE, elements) if elements else (Effect.UNLIKE, 0.0)
-
-
-def _judge(sample: NodeSample) -> _Judge | None:
-    """Return a node with its expected result; None if that cannot be estimated."""
-    try:
-        with time_limit(EVALUATION_SECONDS):
-            native = computing({}, {})(sample.model, sample.inputs)
-            right = native if sample.right is None else sample.right
-            names = [output.name for output in sample.model.graph.output]
-            stored = dict(zip(names, right, strict=True))
-            problem = Problem(sample.model, sample.inputs, stored)
-            node = BoundNode.of(sample.model, sample.inputs)
-            if not any(value.size for value in right if isinstance(value, np.ndarray)):
-                return None
-            traits = node_traits(node, stored)
-            expected = estimated_here(problem)
-            if expected.invalid or expected.contradictions:
-                return None
-            failed = sample.failed
-            if failed is None:
-                assert sample.returned is not None  # noqa: S101 - generated nodes are answered
-                failed = may_differ([*expected.outputs.values()], sample.returned) and (
-                    excess(expected, sample.returned) > 1
-                )
-            return _Judge(sample, expected, native, failed, traits)
-    except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
-        return None
-
-
-def _elements_alike(
-    outputs: Sequence[Value],
-    returned: Sequence[Value],
-    right: Sequence[Value],
-    coarse: np.dtype[Any] | None,
-) -> float:
-    """Return the number of wrong elements that a mistake and a backend share; 0 if they differ.
-
-    Args:
-        outputs: the outputs of the mistake.
-        returned: those of the backend.
-        right: the correct ones.
-        coarse: the type in which the mistake computes, if that is its defect.
-    """
-    if len(outputs) != len(returned) or len(right) != len(returned):
-        return 0.0
-    counts = [
-        _shared(mistaken, actual, correct, coarse)
-        for mistaken, actual, correct in zip(outputs, returned, right, strict=True)
-    ]
-    return 0.0 if None in counts else float(sum(filter(None, counts)))
-
-
-def _shared(
-    mistaken: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
-) -> float | None:
-    """Return the number of wrong elements of an output that are shared; None if it differs."""
-    if not isinstance(mistaken, np.ndarray) or not isinstance(actual, np.ndarray):
-        return 0.0 if repr(mistaken) == repr(actual) else None
-    if (mistaken.dtype, mistaken.shape) != (actual.dtype, actual.shape):
-        return None
-    comparable = None
-    if isinstance(correct, np.ndarray) and (correct.dtype, correct.shape) == (
-        mistaken.dtype,
-        mistaken.shape,
-    ):
-        comparable = correct
-    if mistaken.dtype.kind == "f" or mistaken.dtype.name == "bfloat16":
-        with np.errstate(all="ignore"):
-            alike = _floats_alike(mistaken, actual, comparable, coarse)
-    elif not np.array_equal(mistaken, actual):
-        alike = None
-    else:
-        wrong = (
-            0 if comparable is None else int(np.count_nonzero(np.asarray(mistaken != comparable)))
-        )
-        alike = wrong / 4 if mistaken.dtype == bool else float(wrong)
-    if alike is None or comparable is not None:
-        return alike
-    return alike + MIN_ELEMENTS_ALIKE
-
-
-def _floats_alike(
-    mistaken: Array, actual: Array, correct: Array | None, coarse: np.dtype[Any] | None
-) -> float | None:
-    """Return the number of wrong elements that two outputs share; None if the outputs differ."""
-    epsilon = float(ml_dtypes.finfo(mistaken.dtype).eps)  # type: ignore[no-untyped-call]
-    roundings = 64 if mistaken.dtype.itemsize > 2 else 4  # noqa: PLR2004 - types of 16 bits
-    wide, returned = mistaken.astype(np.float64), actual.astype(np.float64)
-    if coarse is not None and coarse.itemsize < mistaken.dtype.itemsize:
-        if not np.array_equal(actual.astype(coarse).astype(mistaken.dtype), actual, equal_nan=True):
-            return None
-        epsilon, roundings = float(np.finfo(coarse).eps), 16
-    finite = np.abs(wide[np.isfinite(wide)])
-    # A median, since a few large elements say nothing about the roundings of the others.
-    scale = float(np.median(finite)) if finite.size else 0.0
-    limit = roundings * epsilon * (np.abs(wide) + scale)
-    distance = absolute_distance(wide, returned)
-    if correct is None:
-        return float(mistaken.size) if (distance <= limit).all() else None
-    error = absolute_distance(correct.astype(np.float64), returned)
-    if coarse is not None:
-        wrong = error > 0
-    else:
-        least = 2 * epsilon * np.abs(wide)
-        limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
-        # Nearly right elements agree with many mistakes.
-        wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))
-    agrees = (distance == 0) | (distance <= limit)
-    return float(np.count_nonzero(wrong)) if agrees.all() else None
-
-
-_COARSE: Mapping[str, np.dtype[Any]] = {
-    "outputs in float32": np.dtype(np.float32),
-    "outputs in 16 bits": np.dtype(np.float16),
-}
 
 
 def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeSample]:
