@@ -291,7 +291,10 @@ class _NodeSearch:
         return mistake is not None and sample.effects.get(mistake.name) is Effect.NONE
 
     def _find_proven(self) -> bool:
-        """Accept a further hypothesis that generated nodes support; return whether there is one."""
+        """Accept a further hypothesis that generated nodes support.
+
+        Return whether it was accepted and failing cases remain that need another one.
+        """
         best_text = ""
         for _ in range(ROUNDS):
             ranked = self._hypotheses()

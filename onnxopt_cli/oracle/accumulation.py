@@ -85,7 +85,7 @@ class _Operation:
     Attributes:
         equation: the sums as an equation of Einsum.
         factors: the operands of the equation in double.
-        addend: an operand in double that is added to the sums; None if there is none.
+        addend: an operand in double that is added to the sums; None if nothing is added.
     """
 
     equation: str
@@ -108,9 +108,9 @@ class _Operation:
     @property
     def summed_lengths(self) -> dict[str, int]:
         """The lengths of the axes that are summed, by letter."""
-        kept = self.equation.partition("->")[2]
+        kept_letters = self.equation.partition("->")[2]
         lengths = self.lengths or {}
-        return {letter: length for letter, length in lengths.items() if letter not in kept}
+        return {letter: length for letter, length in lengths.items() if letter not in kept_letters}
 
     @property
     def count(self) -> int:
@@ -137,10 +137,10 @@ class _Operation:
         Args:
             from_last: whether the loop begins with the last product.
         """
-        operands, _, kept = self.equation.partition("->")
+        operands, _, kept_letters = self.equation.partition("->")
         summed = self.summed_lengths
         factors = [factor.astype(_SINGLE) for factor in self.factors]
-        products = np.einsum(f"{operands}->{''.join(summed)}{kept}", *factors)
+        products = np.einsum(f"{operands}->{''.join(summed)}{kept_letters}", *factors)
         products = products.reshape(-1, *products.shape[len(summed) :])
         total = np.zeros(products.shape[1:], _SINGLE)
         for product in products[:: -1 if from_last else 1]:
@@ -418,8 +418,8 @@ def _reduction(
         return None
     axes = {int(axis) % x.ndim for axis in stated}
     letters = ascii_letters[: x.ndim]
-    kept = "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
-    operation = _Operation(f"{letters}->{kept}", (x,))
+    kept_letters = "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+    operation = _Operation(f"{letters}->{kept_letters}", (x,))
     if node.op_type == "ReduceSum":
         return operation
     # The reciprocal of any other number has a rounding error that all means share.

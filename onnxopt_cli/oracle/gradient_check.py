@@ -61,13 +61,12 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
         NodeError: if a derivative cannot be computed.
         Exception: any exception that the reference raises.
     """
-    gradients = [node for node in model.graph.node if is_gradient(node)]
-    functions = [_Function(model, gradient) for gradient in gradients]
+    functions = [_Function(model, node) for node in model.graph.node if is_gradient(node)]
     with np.errstate(all="ignore"), replaced(*replacements()):
         values = _wide_values(model, inputs, functions)
         masks: dict[str, Array] = {}
-        for gradient, function in zip(gradients, functions, strict=True):
-            masks |= function.unconfirmed(gradient, values)
+        for function in functions:
+            masks |= function.unconfirmed(values)
     outputs = [output.name for output in model.graph.output]
     return {name: masks[name] for name in outputs if name in masks} | {
         name: np.array(_depends_on_unconfirmed(model, name, masks))
@@ -104,7 +103,7 @@ def _wide_values(
     return dict(zip(names, outputs, strict=True))
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Direction:
     """A direction in which the inputs of a function move.
 
@@ -152,7 +151,7 @@ class _Function:
         model.graph.CopyFrom(graph)
         return model
 
-    def unconfirmed(self, gradient: onnx.NodeProto, values: Mapping[str, Any]) -> dict[str, Array]:
+    def unconfirmed(self, values: Mapping[str, Any]) -> dict[str, Array]:
         """Return a mask of the unconfirmed elements of each output of the Gradient node."""
         nested = any(map(is_gradient, self._graph.nodes))
         point = {name: values[self._graph.substitutes.get(name, name)] for name in self._free}
@@ -163,7 +162,7 @@ class _Function:
         function = ReferenceModel(model, wide=True)
         (y,) = function.run(point)
         masks: dict[str, Array] = {}
-        for name, output in zip(self._graph.xs, gradient.output, strict=False):
+        for name, output in zip(self._graph.xs, self._gradient.output, strict=False):
             if not output:
                 continue
             derivative = values[output]

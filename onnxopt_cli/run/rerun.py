@@ -60,7 +60,7 @@ def open_model_runner(
 
     It starts each backend again on first use, and does not try a second time if that fails.
     """
-    given = {backend.name: backend.text for backend in plan.backends}
+    texts = {backend.name: backend.text for backend in plan.backends}
     with ExitStack() as stack:
 
         @cache
@@ -68,7 +68,7 @@ def open_model_runner(
             one_worker = replace(execution, jobs=1)
             with suppress(OnnxoptError):
                 opened = open_executors(
-                    [given[backend]], one_worker, plan.interruption, cluster=cluster
+                    [texts[backend]], one_worker, plan.interruption, cluster=cluster
                 )
                 (started,) = stack.enter_context(opened)
                 started.ready()
