@@ -64,6 +64,14 @@ def test_patterns_that_differ_only_in_a_name_are_merged():
     assert len({*merged_patterns(beside_placeholder).values()}) == 1
 
 
+@pytest.mark.parametrize("suffix", [f"n{letter}" for letter in "abcdefgh"])
+def test_pattern_belongs_to_the_largest_group(suffix):
+    ambiguous = f"E: no kernel{suffix}"
+    larger = [f"E: {word} kernel{suffix}" for word in ("one", "two", "three", "four")]
+    smaller = [f"E: no {word}{suffix}" for word in ("graph", "device")]
+    assert merged_patterns([ambiguous, *larger, *smaller])[ambiguous] == f"E: … kernel{suffix}"
+
+
 @pytest.mark.parametrize(
     "text", ["a" * 50_000, "[" * 50_000, "a_" * 9_999, "'" * 9_999, "a.B" * 999]
 )

@@ -201,7 +201,6 @@ def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]
         measures.append(("ulp", old.max_ulp, new.max_ulp))
     for unit, was, now in measures:
         direction = _compared(_size(was), _size(now))
-
         if direction is not Direction.UNRANKED:
             before, after = (_measured(number, unit) for number in (was, now))
             subject = Subject.ACCURACY

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 #: Stands for a part that differs from case to case.
 PLACEHOLDER = "…"
@@ -69,11 +69,12 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     return head + _PLACEHOLDERS.sub(PLACEHOLDER, " ".join(text.split()))
 
 
-def merged_patterns(patterns: Iterable[str]) -> dict[str, str]:
+def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
     """Return, for each pattern, a common pattern of all that differ from it only by a name.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
-    one word are merged where at least three different words stand in its place, or a placeholder.
+    one word are merged where at least three different words stand in its place, or a placeholder. A
+    pattern with several such places belongs to the largest group.
     """
     by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
     for pattern in set(patterns):
@@ -83,7 +84,9 @@ def merged_patterns(patterns: Iterable[str]) -> dict[str, str]:
             gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    for (place, merged_words), alike in by_gap.items():
+    # The largest group is last and therefore decides, in every run the same.
+    groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
+    for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}
         if len(at_gap) >= _MIN_NAMES or (PLACEHOLDER in at_gap and len(alike) > 1):
             for pattern in alike:
