@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from onnxopt_cli.cli.completion import complete_target
-from onnxopt_cli.cli.shared_options import PATH, option, options_of
+from onnxopt_cli.cli.shared_options import PATH, option, options_of, require_built_in
 from onnxopt_cli.config.run_config import (
     Execution,
     Judging,
@@ -31,7 +31,7 @@ _MAX_NAMED_CASES = 5
 @click.argument("target", metavar="[MODEL|CASE]", required=False, shell_complete=complete_target)
 @option(
     "--log LOG",
-    "Examine a failing case of this log or JSON report, with the backends and settings of its run.",
+    "Examine a failing case of this log or JSON report, with the settings of its run.",
     "saved",
     type=PATH,
 )
@@ -48,7 +48,7 @@ def command(
     \b
     onnxopt locate model.onnx -b onnxruntime --dim batch=1
     onnxopt locate model.onnx -b python:my_backend.py:Backend --json located.json
-    onnxopt locate --log run.jsonl onnx-real/test_resnet50/0
+    onnxopt locate --log run.jsonl onnx-real/test_resnet50/0 -b onnxruntime
 
     Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
@@ -99,7 +99,8 @@ def _failing_case(
 ) -> tuple[Case, LocateConfig]:
     """Return a failing case of a saved run, and the settings of that run for the search.
 
-    Options on the command line precede the settings of the run.
+    Options on the command line precede the settings of the run. The file is not trusted: it chooses
+    no code and does not weaken the isolation.
 
     Args:
         context: the context of the command.
@@ -109,7 +110,8 @@ def _failing_case(
 
     Raises:
         UsageError: if the file cannot be read, the case is not a failing one of the run or is
-            missing now, or it is not stated which of several to examine.
+            missing now, it is not stated which of several to examine, or the file names a backend
+            that is not built in and the command line names none.
     """
     from onnxopt_cli.core.text import nearest, printable, some_of
     from onnxopt_cli.errors import UsageError
@@ -138,11 +140,15 @@ def _failing_case(
         declared.name
         for group in (Judging, Execution, ModelInputs)
         for declared in group.declared()
-        if context.get_parameter_source(declared.name) is not ParameterSource.COMMANDLINE
+        if declared.option.from_log
+        and context.get_parameter_source(declared.name) is not ParameterSource.COMMANDLINE
     }
     values = {**options, **{name: run_values[name] for name in shared_names}}
-    texts = {backend.name: backend.text for backend in record.backends}
-    values["backends"] = options["backends"] or tuple(texts[result.backend] for result in results)
+    if not options["backends"]:
+        failing_names = {result.backend for result in results}
+        backends = [backend for backend in record.backends if backend.name in failing_names]
+        require_built_in(backends)
+        values["backends"] = tuple(backend.text for backend in backends)
     config = LocateConfig.of(values)
     places = {case_id: results[0].location}
     case = find_again(places, config.model_inputs).get(case_id)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from onnxopt_cli.cli.shared_options import options_of
+from onnxopt_cli.cli.shared_options import options_of, require_built_in
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.config.settings import words_of
 from onnxopt_cli.core.text import (
@@ -77,7 +77,6 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
             is not built in.
     """
     from onnxopt_cli import _api as api
-    from onnxopt_cli.backends.resolve import BUILT_IN
     from onnxopt_cli.cli.console import stderr
     from onnxopt_cli.errors import UsageError
 
@@ -99,13 +98,7 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
         )
     ]
     if any(declared.name == "backends" for declared in from_log):
-        for backend in header.backends:
-            if (backend.specification or backend.name) not in BUILT_IN:
-                raise UsageError(
-                    f"the log names the backend {printable(backend.text)}, which runs code that a "
-                    "log must not choose",
-                    hint="if you trust the backend, name it: -b BACKEND",
-                )
+        require_built_in(header.backends)
     words = words_of(from_log, {**header.options, "backends": backends, "shard": header.shard})
     shown_words = clipped(command_line(words), _MAX_COMMAND_CHARS)
     stderr().print(f"options from the log: onnxopt run {shown_words}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,10 +30,12 @@ from onnxopt_cli.config.settings import (
     Size,
     Text,
 )
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from onnxopt_cli.backends.configuration import Configuration
+    from onnxopt_cli.core.record import BackendIdentity
     from onnxopt_cli.workers.cluster.dask_client import Cluster
     from onnxopt_cli.workers.interruption import Interruption
 
@@ -255,6 +257,23 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
         elif source is ParameterSource.DEFAULT_MAP:
             require_installed(backend, context.meta[_PLACES][parameter.name])
     return expanded[0] if isinstance(value, str) else tuple(expanded)
+
+
+def require_built_in(backends: Iterable[BackendIdentity]) -> None:
+    """Require that a log names only built-in backends: it is not trusted, so it chooses no code.
+
+    Raises:
+        UsageError: if it names another backend.
+    """
+    from onnxopt_cli.backends.resolve import BUILT_IN
+
+    for backend in backends:
+        if (backend.specification or backend.name) not in BUILT_IN:
+            raise UsageError(
+                f"the log names the backend {printable(backend.text)}, which runs code that a "
+                "log must not choose",
+                hint="if you trust the backend, name it: -b BACKEND",
+            )
 
 
 def expand_installable(

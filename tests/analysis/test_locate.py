@@ -227,7 +227,21 @@ def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnx
         "--log",
         "run.jsonl",
     )
-    answer = onnxopt("locate", "--log", "run.jsonl", "two/model", "--json", "l.json")
+    locate = (
+        "locate",
+        "--log",
+        "run.jsonl",
+        "two/model",
+        "--json",
+        "l.json",
+        "--isolation",
+        "none",
+    )
+    refused = onnxopt(*locate)
+    assert refused.code == 2
+    assert "runs code that a log must not choose" in " ".join(refused.err.split())
+    locate = (*locate, "-b", f"acme={name}")
+    answer = onnxopt(*locate)
     assert answer.code == 1, answer.err
     located = json.loads((tmp_path / "l.json").read_text())
     assert {finding["node"] for finding in located["wrong"]} == {"the_b"}
@@ -236,7 +250,7 @@ def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnx
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
     assert [*onnx.load_tensor(case).dims] == [3, 4]
     # Options on the command line precede those of the run.
-    onnxopt("locate", "--log", "run.jsonl", "two/model", "--dim", "rows=2", "--json", "l.json")
+    onnxopt(*locate, "--dim", "rows=2")
     located = json.loads((tmp_path / "l.json").read_text())
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
     assert [*onnx.load_tensor(case).dims] == [2, 4]
@@ -260,7 +274,8 @@ def test_case_that_does_not_fail_in_a_log_is_rejected(tmp_path, monkeypatch, onn
         answer = onnxopt("locate", *words)
         assert (answer.code, message in answer.err) == (2, True), answer.err
     (tmp_path / "two" / "model.onnx").unlink()
-    answer = onnxopt("locate", "--log", "wrong.jsonl", "two/model")
+    backend = ("-b", "python:backend.py:Leaky")
+    answer = onnxopt("locate", "--log", "wrong.jsonl", "two/model", *backend)
     assert (answer.code, "two/model is no longer at two/model.onnx" in answer.err) == (2, True)
 
 
