@@ -64,7 +64,7 @@ _EXPLAIN_TIME = 60.0
 )
 @option(
     "--graphs",
-    "Generate only random graphs of 2 to 12 common ONNX operators.",
+    "Generate only random graphs of 2 to 18 common ONNX operators.",
     is_flag=True,
 )
 @option(

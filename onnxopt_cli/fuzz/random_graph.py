@@ -201,7 +201,7 @@ def draw_random_graph(source: Source) -> RandomGraph:
 
 
 def seeded_graph(seed: int) -> RandomGraph:
-    """Return the graph of a seed: 2 to 12 steps, each of one node or of a chain.
+    """Return the graph of a seed: 2 to 12 nodes, or more if the last step appends a chain.
 
     Raises:
         Unsuitable: if the seed leads to no valid graph.

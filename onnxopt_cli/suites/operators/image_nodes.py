@@ -52,18 +52,18 @@ def _resize(draft: NodeDraft) -> None:
     if has_axes and draft.maybe():
         axes, targets, lengths = axes[::-1], targets[::-1], lengths[::-1]
     draft.set("axes", axes if has_axes else None)
-    batch_sizes = [] if has_axes else list(shape[:2])
+    fixed_sizes = [] if has_axes else list(shape[:2])
     draft.add(draft.tensor(dtype, shape, styles=_STYLES))
     if transformation == "tf_crop_and_resize":
-        start = [0.0] * len(batch_sizes) + [draft.choice((0.0, 0.25, -0.125)) for _ in lengths]
-        end = [1.0] * len(batch_sizes) + [draft.choice((1.0, 0.75, 1.25)) for _ in lengths]
+        start = [0.0] * len(fixed_sizes) + [draft.choice((0.0, 0.25, -0.125)) for _ in lengths]
+        end = [1.0] * len(fixed_sizes) + [draft.choice((1.0, 0.75, 1.25)) for _ in lengths]
         draft.add(np.array([*start, *end], np.float32))
         draft.float_attribute("extrapolation_value", (None, 2.5))
     else:
         _leave_out(draft)
     if draft.maybe():
         _leave_out(draft)
-        draft.add(np.array([*batch_sizes, *targets], np.int64))
+        draft.add(np.array([*fixed_sizes, *targets], np.int64))
         if transformation != "tf_crop_and_resize" and has_axes:
             draft.attribute("keep_aspect_ratio_policy", (None, "not_larger", "not_smaller"))
         return
@@ -71,8 +71,8 @@ def _resize(draft: NodeDraft) -> None:
     draft.require(transformation != "tf_crop_and_resize")
     # Only whole output lengths: the specification does not say which length a fraction has.
     factors = [target / length for target, length in zip(targets, lengths, strict=True)]
-    scales = np.array([*[1.0] * len(batch_sizes), *factors], np.float32)
-    is_exact = scales[len(batch_sizes) :] * np.array(lengths, np.float32) == np.array(targets)
+    scales = np.array([*[1.0] * len(fixed_sizes), *factors], np.float32)
+    is_exact = scales[len(fixed_sizes) :] * np.array(lengths, np.float32) == np.array(targets)
     draft.require(is_exact.all())
     draft.add(scales)
 
