@@ -130,7 +130,7 @@ def page_environment() -> Environment:
 
 
 def anchor(result: Result) -> str:
-    """Return the fragment that identifies a result in every report: the case and the backend.
+    """Return the fragment of the address of a result: the case and the backend.
 
     An invalid case has one section for all backends.
     """
@@ -194,7 +194,7 @@ def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Res
         for column, result in enumerate(row.cells):
             appearance: object = column
             if result is not None:
-                looks = label(result), result.standing, result.lowered, result.note
+                looks = label(result), result.standing, result.lowered, result.opset, result.note
                 text = anchor(result) if result.message or result.diffs else result.outcome
                 appearance = column, *looks, text
             number, *_ = cells.setdefault(appearance, (len(cells), column, result))
