@@ -8,6 +8,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from time import sleep
 
 import pytest
 from places import PLUGINS
@@ -374,6 +375,19 @@ def test_two_combined_mistakes_are_both_named():
     assert not equivalent(adam, pair)
     (found,) = explain(list(results_of(pair, adam)), all_cases())
     assert "epsilon inside the square root" in found.text
+    assert "no bias correction" in found.text
+
+
+def test_time_in_which_other_programs_run_does_not_count():
+    adam = next(operator for operator in registry().operators if operator.name == "Adam")
+    mistakes = {mistake.name: mistake for mistake in all_known_mistakes(adam)}
+    results = list(results_of(mistakes["no bias correction"], adam))[:30]
+    pauses = iter([0.9])
+
+    def pause(_activity):
+        sleep(next(pauses, 0))
+
+    (found,) = explain(results, all_cases(), seconds=0.8, progress=pause)
     assert "no bias correction" in found.text
 
 
