@@ -97,8 +97,8 @@ def judge(
         if doubtful and (fault := model_fault(problem.model)):
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
     else:
-        diffs, note = _compared(expected, response.outputs, judging)
-        outcome, note, remark = _agreement(problem, expected, response, diffs, note, math)
+        accepted, diffs, note = _compared(expected, response.outputs, judging)
+        outcome, note, remark = _agreement(problem, accepted, response, diffs, note, math)
         messages.append(remark)
         agrees = outcome is not Outcome.FAIL
         if response.changed:
@@ -120,12 +120,12 @@ def judge(
 
 def _compared(
     expected: Expected, outputs: Sequence[Value], judging: Judging
-) -> tuple[tuple[Diff, ...], str]:
-    """Compare outputs with each correct result; return the diffs, and a note on the match.
+) -> tuple[Expected, tuple[Diff, ...], str]:
+    """Compare outputs with each correct result; return the one that matches, diffs and a note.
 
-    If no correct result matches, the diffs are those of the nearest uncontested result.
+    If no correct result matches, the nearest uncontested one is returned.
     """
-    mismatching: list[tuple[Diff, ...]] = []
+    mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
     for alternative in (expected, *expected.alternatives):
         diffs = compare_outputs(
@@ -136,12 +136,15 @@ def _compared(
             examine=judging.examine,
         )
         if all(diff.agrees for diff in diffs):
-            return diffs, "; ".join(filter(None, (alternative.note, accepted_results(diffs))))
+            note = "; ".join(filter(None, (alternative.note, accepted_results(diffs))))
+            return alternative, diffs, note
         contested |= alternative.contested
         if not alternative.contested:
-            mismatching.append(diffs)
-    nearest = min(mismatching, key=lambda diffs: sum(diff.mismatches for diff in diffs))
-    return nearest, "contested: matches neither reading" if contested else ""
+            mismatching.append((alternative, diffs))
+    nearest, diffs = min(
+        mismatching, key=lambda compared: sum(diff.mismatches for diff in compared[1])
+    )
+    return nearest, diffs, "contested: matches neither reading" if contested else ""
 
 
 def _agreement(
@@ -194,7 +197,10 @@ def _inconclusive(expected: Expected, response: Response) -> int:
 def _accumulation(
     problem: Problem, expected: Expected, response: Response, math: str
 ) -> AccumulationFinding | None:
-    """Return a systematic error of sums; None without any, or by another than our tolerance."""
+    """Return a systematic error of the sums of a node; None if no error is found.
+
+    Outputs of declared arithmetic, or with a tolerance that is not conditioned, are not examined.
+    """
     nodes = problem.model.graph.node
     if len(nodes) != 1 or nodes[0].op_type not in EXAMINED or math:
         return None
