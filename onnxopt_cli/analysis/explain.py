@@ -137,6 +137,7 @@ class _Clock:
     """
 
     def __init__(self) -> None:
+        # Seconds that the backends took, minus the processor time of this process meanwhile.
         self._waited = 0.0
 
     def now(self) -> float:
@@ -153,7 +154,7 @@ class _Clock:
             try:
                 return ask(backend, model, inputs)
             finally:
-                self._waited += max(0.0, monotonic() - start - (process_time() - busy))
+                self._waited += monotonic() - start - (process_time() - busy)
 
         return run_model
 
