@@ -113,6 +113,7 @@ def _select(config: pytest.Config) -> _Selection:
 def _read_selection(config: pytest.Config) -> _Selection:
     from onnxopt_cli import _api as api
     from onnxopt_cli.backends.configuration import find_configuration, require_installed
+    from onnxopt_cli.run.executors import distinct_specifications
     from onnxopt_cli.run.expectations.expectations import Expectations
     from onnxopt_cli.suites.collect import suite_versions
 
@@ -128,12 +129,15 @@ def _read_selection(config: pytest.Config) -> _Selection:
         for backend in backends:
             if backend not in (typed or ()):
                 require_installed(backend, "a configuration file")
+        # A backend may be named both in addopts and on the command line.
+        backends = [*dict.fromkeys(backends)]
+        distinct_specifications(backends)
         cases = api.load_cases(*config.getoption("--onnxopt"))
         expectations = Expectations.read(tuple(map(Path, expect)))
         expectations.require_suites(suite_versions(cases))
     except api.OnnxoptError as error:
         raise pytest.UsageError(f"--onnxopt: {_in_words(error)}") from None
-    return cases, [*dict.fromkeys(backends)], expectations.without
+    return cases, backends, expectations.without
 
 
 def _in_words(error: OnnxoptError) -> str:

@@ -180,7 +180,8 @@ def known_adapters() -> list[KnownBackend]:
             for runtime in adapter.runtimes
         )
         try:
-            installed = AdapterEnvironment.of(specification).packages() is not None
+            environment = AdapterEnvironment.for_adapter(specification, adapter)
+            installed = environment.packages() is not None
         except BackendUnavailable as error:
             installed, problem = False, error.message
         kind = "adapter, installed" if installed else "adapter"

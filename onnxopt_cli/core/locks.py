@@ -5,6 +5,7 @@ The supervisor of every worker loads this module, so it imports as little as pos
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ def lock_folder(folder: Path | str) -> int:
     """Lock a folder, but not a link to one, and return the descriptor that holds the lock.
 
     Raises:
-        BlockingIOError: if another process holds the lock.
+        BlockingIOError: if another process holds the lock, or has just replaced the folder.
         ImportError, OSError: if the system or the file system does not support such locks.
     """
     import fcntl
@@ -32,6 +33,8 @@ def lock_folder(folder: Path | str) -> int:
     descriptor = os.open(folder, FOLDER)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
+            raise BlockingIOError(errno.EWOULDBLOCK, "replaced", os.fspath(folder))
     except OSError:
         os.close(descriptor)
         raise

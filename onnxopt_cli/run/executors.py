@@ -127,7 +127,7 @@ def open_executors(
     # A worker cannot have more memory than the system allows.
     limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
     execution = replace(execution, limits=limits)
-    specifications = _distinct_specifications(backends)
+    specifications = distinct_specifications(backends)
     with ExitStack() as stack:
 
         @cache
@@ -180,11 +180,14 @@ def open_executors(
         yield executors
 
 
-def _distinct_specifications(backends: Sequence[str]) -> list[Specification]:
+def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
     """Parse the specifications of backends.
 
     Specifications that differ only in spaces or in the order of options are equal. Two spellings of
     a path are different backends, because a result names its backend by the text.
+
+    Raises:
+        UsageError: if one is malformed, or two name the same backend or have the same name.
     """
     specifications: list[Specification] = []
     names: set[str] = set()

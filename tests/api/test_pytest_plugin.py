@@ -134,6 +134,10 @@ def test_markers_are_capabilities_also_with_xdist(pytester, processes):
     [
         (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
         (["--onnxopt", "spec", "--onnxopt-backend", "unknown"], "*unknown backend*known are*"),
+        (
+            ["--onnxopt", CASE, "--onnxopt-backend", "a=numpy", "--onnxopt-backend", f"a={WRONG}"],
+            "*two backends have the name a; name each differently*",
+        ),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is required*"),
     ],

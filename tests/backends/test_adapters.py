@@ -230,7 +230,7 @@ def test_installation_without_a_network_names_the_missing_packages(
     assert answer.code == 4
     assert "missing are acme==1.2, onnx==1, numpy==1" in text
     assert "pip download -r locks/mine.txt -d FOLDER" in text
-    assert leftovers(empty_cache) == []
+    assert [*empty_cache.glob("adapters/*")] == []
 
 
 def test_killed_installation_leaves_no_environment_and_the_next_one_succeeds(
@@ -262,6 +262,16 @@ def test_concurrent_runs_install_once(place, empty_cache):
         for created in [pool.submit(environment.create, telling) for _ in range(3)]:
             created.result()
     assert [doing.split()[0] for doing in activities].count("installing") == 1
+
+
+def test_concurrent_installations_that_fail_leave_no_folder(place, empty_cache, monkeypatch):
+    monkeypatch.setenv("ONNXOPT_INSTALLER", "neither")
+    environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
+    with ThreadPoolExecutor() as pool:
+        failures = [pool.submit(environment.create).exception() for _ in range(4)]
+    assert [str(failure) for failure in failures] == [str(failures[0])] * 4
+    assert "ONNXOPT_INSTALLER is 'neither'" in str(failures[0])
+    assert [*empty_cache.glob("adapters/*")] == []
 
 
 def test_configuration_file_installs_only_if_the_user_names_it(

@@ -3,8 +3,8 @@
 An environment belongs to the adapter's requirements and lock, the version of the runtime and the
 interpreter: if one of them changes, another environment is used. It is created in a temporary
 folder beside its final place and renamed when it is complete. The process that creates it holds a
-lock on the parent folder, for which other processes wait. The next process removes the temporary
-folder that a killed process left.
+lock on the parent folder, for which other processes wait. An installation that fails removes both
+folders. The next process removes the temporary folder that a killed process left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -85,7 +85,15 @@ class AdapterEnvironment:
             UsageError: if there is no such adapter, or its file is malformed.
             BackendUnavailable: if its file does not exist, or no interpreter is suitable.
         """
-        adapter = read_adapter(specification)
+        return cls.for_adapter(specification, read_adapter(specification))
+
+    @classmethod
+    def for_adapter(cls, specification: Specification, adapter: Adapter) -> AdapterEnvironment:
+        """Return the environment of an adapter that has been read.
+
+        Raises:
+            BackendUnavailable: if no interpreter is suitable.
+        """
         interpreter = find_interpreter(specification.text, adapter.python)
         version = specification.adapter_version
         identity = [
@@ -178,10 +186,8 @@ class AdapterEnvironment:
         if self.packages() is not None:
             return
         try:
-            self._make_folders()
-            with self._locked(telling) as held:
-                if self.packages() is None:
-                    self._create(telling, held=held)
+            while not self._create_once(telling):
+                pass
         except OSError as error:
             where = printable(str(error.filename or self.folder))
             raise unavailable(
@@ -189,6 +195,24 @@ class AdapterEnvironment:
                 f" cannot be installed: {error.strerror or error} ({where})",
                 f"{CACHE_VARIABLE}=FOLDER names another place",
             ) from error
+
+    def _create_once(self, telling: Telling) -> bool:
+        """Create the environment; return False if another process has removed the folder.
+
+        A process whose installation fails removes the folder, for whose lock others may wait.
+        """
+        self._make_folders()
+        with self._locked(telling) as held:
+            if not self.folder.exists():
+                return False
+            try:
+                if self.packages() is None:
+                    self._create(telling, held=held)
+            finally:
+                with suppress(OSError):
+                    # Succeeds only if the folder is empty.
+                    self.folder.rmdir()
+        return True
 
     def _make_folders(self) -> None:
         for folder in reversed([self.folder, *self.folder.parents]):
