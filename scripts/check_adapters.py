@@ -22,7 +22,12 @@ from pathlib import Path
 from time import perf_counter
 
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
-from onnxopt_cli.backends.adapter.adapter_file import lock_path, shipped_adapters
+from onnxopt_cli.backends.adapter.adapter_file import (
+    lock_path,
+    npm_lock_path,
+    shipped_adapters,
+)
+from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.errors import OnnxoptError
@@ -70,6 +75,8 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         row.install_seconds = perf_counter() - began
         if lock:
             write_lock(environment)
+            # Another lock has an environment of its own.
+            AdapterEnvironment.of(parse_specification(text)).create()
         began = perf_counter()
         backend = resolve_backend(text)
         row.start_seconds, row.version = perf_counter() - began, backend.version
@@ -94,11 +101,14 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
 
 
 def write_lock(environment: AdapterEnvironment) -> None:
-    """Write the versions of an environment's packages to the lock of its adapter."""
+    """Write the versions of an environment's packages to the locks of its adapter."""
     path = lock_path(environment.adapter.path)
     packages = environment.locked_packages()
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{name}=={packages[name]}\n" for name in sorted(packages)))
+    names = [name for name in sorted(packages) if not name.startswith(NPM_PREFIX)]
+    path.write_text("".join(f"{name}=={packages[name]}\n" for name in names))
+    if npm_lock := environment.npm_lock():
+        npm_lock_path(environment.adapter.path).write_text(npm_lock)
 
 
 def main() -> int:

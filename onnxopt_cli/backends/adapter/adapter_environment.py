@@ -34,10 +34,12 @@ from onnxopt_cli.backends.adapter.adapter_file import (
 from onnxopt_cli.backends.adapter.installation import (
     NotInstalled,
     install,
+    install_npm,
     move_scripts,
     python_of,
 )
 from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_interpreter
+from onnxopt_cli.backends.adapter.npm_packages import lock_of
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.onnx.corpora import CACHE_VARIABLE, cache_folder, is_private
@@ -106,6 +108,8 @@ class AdapterEnvironment:
             interpreter.machine,
             sys.platform,
         ]
+        if adapter.npm:
+            identity += [adapter.npm_packages(version), adapter.npm_lock]
         digest = sha256(json.dumps(identity).encode()).hexdigest()
         path = adapter.path
         name = path.absolute().parent.name if path.stem == "__init__" else path.stem
@@ -142,10 +146,13 @@ class AdapterEnvironment:
             raise misused(self.specification.text, " has no option python", hint)
         if self.packages() is None:
             raise unavailable(self.specification.text, " is not installed", self.install_hint)
+        source = adapter_source(self.specification)
+        if self.adapter.is_program:
+            return replace(self.specification, command=(str(self.python), source))
         return replace(
             self.specification,
             options={**options, "python": str(self.python)},
-            source=adapter_source(self.specification),
+            source=source,
             attribute=ATTRIBUTE,
             runtimes=[*self.adapter.runtimes],
         )
@@ -157,9 +164,13 @@ class AdapterEnvironment:
         return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
 
     def locked_packages(self) -> dict[str, str]:
-        """Return the versions of the installed packages that a lock pins."""
+        """Return the versions of the installed packages that locks pin."""
         packages = sorted((self.packages() or {}).items())
         return {name: version for name, version in packages if name != _INSTALLER}
+
+    def npm_lock(self) -> str:
+        """Return the lock of the installed npm packages; empty without npm packages."""
+        return lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
 
     def unpinned(self) -> str:
         """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""
@@ -263,21 +274,25 @@ class AdapterEnvironment:
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
-    def _install(self, new: Path, tick: Callable[[int], object]) -> Mapping[str, str]:
+    def _install(self, new: Path, tick: Callable[[int], object]) -> dict[str, str]:
         """Install the packages, without the lock if it excludes the chosen version."""
         version = self.specification.adapter_version
         requirements = self.adapter.requirements(version)
         constraints = self.adapter.constraints(version)
+        npm_packages = self.adapter.npm_packages(version)
         try:
             try:
-                return install(new, self.interpreter, requirements, constraints, tick)
+                packages = install(new, self.interpreter, requirements, constraints, tick)
             except NotInstalled as failure:
                 if failure.offline or not version or not constraints:
                     raise
                 shutil.rmtree(new, ignore_errors=True)
-                return install(new, self.interpreter, requirements, "", tick)
+                packages = install(new, self.interpreter, requirements, "", tick)
+            if npm_packages:
+                packages |= install_npm(new, npm_packages, self.adapter.npm_lock, tick)
         except NotInstalled as failure:
             raise self._not_installed(failure) from failure
+        return packages
 
     def _not_installed(self, failure: NotInstalled) -> BackendUnavailable:
         pinned = self._pinned()
@@ -300,6 +315,8 @@ class AdapterEnvironment:
             f"(pip download {listed} -d FOLDER) and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1, or "
             "for uv UV_FIND_LINKS=FOLDER UV_NO_INDEX=1"
         )
+        if self.adapter.npm:
+            hint += "; npm reads its cache with npm_config_cache=FOLDER npm_config_offline=true"
         problem = (
             f" cannot be installed, because no package index was reached; missing are "
             f"{', '.join(needed)}\n{reason}"
@@ -308,8 +325,9 @@ class AdapterEnvironment:
 
     def _require(self, packages: Mapping[str, str]) -> None:
         """Reject an environment without the runtime, or without numpy and onnx."""
-        for name in (*_REQUIRED, *self.adapter.runtimes):
-            if canonicalize_name(name) not in packages:
+        required = () if self.adapter.is_program else _REQUIRED
+        for name in (*required, *self.adapter.runtimes):
+            if self.adapter.package_name(name) not in packages:
                 problem = (
                     f": {printable(str(self.adapter.path))} does not install {printable(name)}"
                 )

@@ -10,10 +10,13 @@
     # runtime = "openvino"
     # unsupported = ["regular expression"]
     # system-packages = { debian = ["libvulkan1"] }
+    # npm = ["acme@1.2.0"]
+    # program = true
     # ///
 
 ``docs/adapters.md`` describes the fields. The file ``locks/NAME.txt`` beside an adapter pins the
-versions of all packages, transitive ones included, in the format of pip's requirements.
+versions of all packages, transitive ones included, in the format of pip's requirements;
+``locks/NAME.package-lock.json`` pins those of npm.
 """
 
 from __future__ import annotations
@@ -30,6 +33,13 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from onnxopt_cli.backends.adapter.npm_packages import (
+    NODE_PACKAGE,
+    NPM_PREFIX,
+    is_version,
+    packages_of_lock,
+    split_package,
+)
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import ADAPTER, Specification, is_path
 from onnxopt_cli.backends.unsupported import compile_pattern
@@ -43,7 +53,7 @@ ATTRIBUTE = "Backend"
 
 _MAX_FILE_BYTES = 1 << 20
 _FIELDS = ("dependencies", "requires-python", "tool")
-_OWN_FIELDS = ("runtime", "unsupported", "system-packages")
+_OWN_FIELDS = ("runtime", "unsupported", "system-packages", "npm", "program")
 # The regular expression of PEP 723.
 _BLOCK = re.compile(
     r"^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", re.MULTILINE
@@ -59,11 +69,15 @@ class Adapter:
         path: the file.
         dependencies: the packages that it needs.
         python: the versions of Python that it needs.
-        runtimes: the distributions whose versions identify the backend; ``@VERSION`` sets the
-            version of the first.
+        runtimes: the packages whose versions identify the backend; ``@VERSION`` sets the version of
+            the first.
         unsupported: regular expressions that match errors about unsupported features.
         system_packages: packages of operating systems that it needs, by the system.
         lock: the content of the lock file; empty without one.
+        npm: versions or ranges of versions of npm packages, by name.
+        npm_lock: the content of the lock file of npm; empty without one.
+        is_program: whether the file is a program that implements the protocol of commands, instead
+            of a plugin.
     """
 
     path: Path
@@ -73,6 +87,9 @@ class Adapter:
     unsupported: Sequence[str] = ()
     system_packages: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lock: str = ""
+    npm: Mapping[str, str] = field(default_factory=dict)
+    npm_lock: str = ""
+    is_program: bool = False
 
     def requirements(self, version: str) -> list[str]:
         """Return the packages to install.
@@ -80,7 +97,7 @@ class Adapter:
         Args:
             version: the version of the first runtime; empty for that of the file.
         """
-        if not version:
+        if not version or self.runtimes[0] in self.npm:
             return [*self.dependencies]
         runtime = canonicalize_name(self.runtimes[0])
         needed = [Requirement(text) for text in self.dependencies]
@@ -90,6 +107,15 @@ class Adapter:
                 requirement.url, requirement.specifier = None, SpecifierSet(f"=={version}")
                 return [str(requirement), *other_needs]
         return [f"{self.runtimes[0]}=={version}", *other_needs]
+
+    def npm_packages(self, version: str) -> Mapping[str, str]:
+        """Return versions or ranges of versions of the npm packages to install, by name.
+
+        Args:
+            version: the version of the first runtime; empty for that of the file.
+        """
+        is_chosen = bool(version) and self.runtimes[0] in self.npm
+        return {**self.npm, self.runtimes[0]: version} if is_chosen else self.npm
 
     def constraints(self, version: str) -> str:
         """Return the lock's requirements, without the runtime if its version is chosen."""
@@ -101,21 +127,32 @@ class Adapter:
         )
 
     def pinned(self, version: str, python: str) -> Mapping[str, str]:
-        """Return the versions that requirements and lock pin, by the packages' normalised names.
+        """Return the versions that requirements and locks pin, by the packages' normalised names.
+
+        The names of npm packages begin with ``npm:``.
 
         Args:
             version: the version of the first runtime; empty for that of the file.
             python: the version of the interpreter, such as 3.12.1, on which markers may depend.
         """
+        npm_pins = packages_of_lock(self.npm_lock) if self.npm_lock else {}
+        for name, admitted in self.npm_packages(version).items():
+            if is_version(admitted):
+                npm_pins[NPM_PREFIX + name] = admitted
         requirements = [*self._locked, *map(Requirement, self.requirements(version))]
         minor = ".".join(python.split(".")[:2])
         markers = {"python_full_version": python, "python_version": minor}
-        return {
+        python_pins: dict[str, str] = {
             canonicalize_name(requirement.name): pin
             for requirement in requirements
             if (pin := _pin(requirement))
             and (not requirement.marker or requirement.marker.evaluate(markers))
         }
+        return {**python_pins, **npm_pins}
+
+    def package_name(self, runtime: str) -> str:
+        """Return the name of a runtime among the keys of :meth:`pinned`."""
+        return NPM_PREFIX + runtime if runtime in self.npm else canonicalize_name(runtime)
 
     @cached_property
     def _locked(self) -> list[Requirement]:
@@ -167,6 +204,11 @@ def lock_path(path: Path) -> Path:
     return path.parent / "locks" / f"{path.stem}.txt"
 
 
+def npm_lock_path(path: Path) -> Path:
+    """Return the lock file of an adapter's npm packages, which need not exist."""
+    return path.parent / "locks" / f"{path.stem}.package-lock.json"
+
+
 def read_adapter(specification: Specification) -> Adapter:
     """Read the adapter that a specification names.
 
@@ -176,18 +218,35 @@ def read_adapter(specification: Specification) -> Adapter:
     """
     path = Path(adapter_source(specification))
     text = _read(specification, path)
-    lock = lock_path(path)
     try:
         adapter = _parsed(path, text)
         if specification.adapter_version:
-            Version(specification.adapter_version)
-            if not adapter.runtimes:
-                raise ValueError("names no runtime, so no version of it can be chosen")  # noqa: TRY301
+            _require_version(adapter, specification.adapter_version)
     except InvalidVersion:
         problem = f": {printable(specification.adapter_version)!r} is not a version"
         raise misused(specification.text, problem) from None
     except ValueError as error:
         raise misused(specification.text, f": {printable(str(path))} {error}") from None
+    return _with_locks(specification, adapter)
+
+
+def _require_version(adapter: Adapter, version: str) -> None:
+    """Require that an adapter has a runtime, and that a text is a version of it.
+
+    Raises:
+        InvalidVersion: if the text is not a version.
+        ValueError: if the adapter has no runtime.
+    """
+    if not adapter.runtimes:
+        raise ValueError("names no runtime, so no version of it can be chosen")
+    if adapter.runtimes[0] not in adapter.npm:
+        Version(version)
+    elif not is_version(version):
+        raise InvalidVersion
+
+
+def _with_locks(specification: Specification, adapter: Adapter) -> Adapter:
+    lock, npm_lock = lock_path(adapter.path), npm_lock_path(adapter.path)
     if lock.exists():
         content = _read(specification, lock)
         try:
@@ -196,6 +255,14 @@ def read_adapter(specification: Specification) -> Adapter:
             problem = f": {printable(str(lock))} is not a list of requirements: {error}"
             raise misused(specification.text, printable(problem)) from None
         adapter = replace(adapter, lock=content)
+    if adapter.npm and npm_lock.exists():
+        content = _read(specification, npm_lock)
+        try:
+            packages_of_lock(content)
+        except ValueError as error:
+            problem = f": {printable(str(npm_lock))} {error}"
+            raise misused(specification.text, problem) from None
+        adapter = replace(adapter, npm_lock=content)
     return adapter
 
 
@@ -234,21 +301,44 @@ def _parsed(path: Path, text: str) -> Adapter:
         admitted = SpecifierSet(python)
     except (InvalidRequirement, InvalidSpecifier) as error:
         raise ValueError(f"has an invalid requirement: {printable(str(error))}") from None
-    unsupported = _texts(own_fields, "unsupported")
-    for pattern in unsupported:
-        try:
-            compile_pattern(pattern)
-        except ValueError as error:
-            raise ValueError(f"has unsupported = {printable(pattern)!r}, which {error}") from None
+    npm = _npm_packages(own_fields)
+    if npm and not any(canonicalize_name(name) == NODE_PACKAGE for name in names):
+        raise ValueError(f"has packages of npm; add {NODE_PACKAGE}, which installs them")
+    is_program = own_fields.get("program", False)
+    if not isinstance(is_program, bool):
+        raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - one kind
     systems = _table(own_fields, "system-packages", "tool.onnxopt.")
     return Adapter(
         path,
         dependencies,
         admitted,
         _texts(own_fields, "runtime") or names[:1],
-        unsupported,
+        _patterns(own_fields),
         {system: _texts(systems, system) for system in systems},
+        npm=npm,
+        is_program=is_program,
     )
+
+
+def _patterns(own_fields: Mapping[str, Any]) -> list[str]:
+    patterns = _texts(own_fields, "unsupported")
+    for pattern in patterns:
+        try:
+            compile_pattern(pattern)
+        except ValueError as error:
+            raise ValueError(f"has unsupported = {printable(pattern)!r}, which {error}") from None
+    return patterns
+
+
+def _npm_packages(own_fields: Mapping[str, Any]) -> dict[str, str]:
+    packages = {}
+    for package in _texts(own_fields, "npm"):
+        try:
+            name, admitted_versions = split_package(package)
+        except ValueError as error:
+            raise ValueError(f"has npm = {printable(package)!r}, which {error}") from None
+        packages[name] = admitted_versions
+    return packages
 
 
 def _metadata(text: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_uv
+from onnxopt_cli.backends.adapter.npm_packages import install_npm_packages
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.linux import end_with
 
@@ -34,17 +35,18 @@ _OFFLINE = re.compile(
     r"connection broken by|Failed to establish a new connection|error sending request|dns error"
     r"|Network is unreachable|Name or service not known|Temporary failure in name resolution"
     r"|network connectivity is disabled|network was disabled|\(from versions: none\)"
-    r"|not found in the provided package locations|not found in the cache",
+    r"|not found in the provided package locations|not found in the cache"
+    r"|npm error code (ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN|ENOTCACHED)",
     re.IGNORECASE,
 )
 # Variables with which the user forbids to reach an index.
-_NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE")
+_NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
 # Variables of Python that would change what the installer or the environment imports.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 # A line of output that reports progress by one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
 # uv's errors begin with a multiplication sign and continue as a tree.
-_ERROR = re.compile(r"ERROR|error|\u00d7|  ?[╰├]─▶|Caused by")
+_ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
 _MAX_LINES = 2000
 _MAX_SHOWN_LINES = 6
 _TICK_SECONDS = 1.0
@@ -84,7 +86,7 @@ def install(
     requirements: Sequence[str],
     constraints: str,
     tick: Callable[[int], object],
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """Create an environment with packages, and return the versions of all its packages.
 
     Args:
@@ -120,6 +122,27 @@ def install(
     if requirements:
         _run(add, work, tick)
     return json.loads(_run([python, "-I", "-c", _LIST], work, tick)[-1])
+
+
+def install_npm(
+    environment: Path, packages: Mapping[str, str], lock: str, tick: Callable[[int], object]
+) -> dict[str, str]:
+    """Install npm packages into an environment, and return their versions.
+
+    Args:
+        environment: the folder of the environment, which contains npm.
+        packages: versions or ranges of versions, by the packages' names.
+        lock: the content of a ``package-lock.json``; empty without one.
+        tick: called every second.
+
+    Raises:
+        NotInstalled: if npm fails.
+    """
+
+    def run(command: Sequence[str], folder: Path) -> None:
+        _run(command, folder, tick)
+
+    return install_npm_packages(environment, str(python_of(environment)), packages, lock, run)
 
 
 def _chosen_uv() -> str:

