@@ -44,19 +44,30 @@ def reciprocal_of_count(x):
     return mean, pairwise_sum((x - mean) ** 2) * share
 
 
-def corrected_two_pass(x):
+def reversed_sum(x):
+    return sequential_sum(x[..., ::-1])
+
+
+def corrected_two_pass(total):
     """Subtract the contribution of the error of the mean from the squares."""
-    count = F(x.shape[-1])
-    centred = x - pairwise_sum(x) / count
-    variance = (pairwise_sum(centred**2) - pairwise_sum(centred) ** 2 / count) / count
-    return pairwise_sum(x) / count, variance
+
+    def statistics(x):
+        count = F(x.shape[-1])
+        mean = total(x) / count
+        return mean, (total((x - mean) ** 2) - total(x - mean) ** 2 / count) / count
+
+    return statistics
 
 
-def shifted(x):
+def shifted(total):
     """Compute the variance in one pass after subtracting the first element."""
-    first, count = x[..., :1], F(x.shape[-1])
-    mean = pairwise_sum(x - first) / count
-    return first + mean, np.maximum(pairwise_sum((x - first) ** 2) / count - mean**2, F(0))
+
+    def statistics(x):
+        first, count = x[..., :1], F(x.shape[-1])
+        mean = total(x - first) / count
+        return first + mean, np.maximum(total((x - first) ** 2) / count - mean**2, F(0))
+
+    return statistics
 
 
 def welford(x):
@@ -94,10 +105,18 @@ STATISTICS = {
     "two passes, vectorized sums": two_pass(vectorized_sum),
     "two passes, sums in double": two_pass(double_sum),
     "by the reciprocal of the count": reciprocal_of_count,
-    "corrected": corrected_two_pass,
-    "shifted": shifted,
+    "corrected": corrected_two_pass(pairwise_sum),
+    "shifted": shifted(pairwise_sum),
     "Welford": welford,
     "Chan": merged,
+}
+SEQUENTIAL_STATISTICS = {
+    "corrected, sequential": corrected_two_pass(sequential_sum),
+    "corrected, from the last": corrected_two_pass(reversed_sum),
+    "shifted, sequential": shifted(sequential_sum),
+    "shifted, from the last": shifted(reversed_sum),
+    "two passes, from the last": two_pass(reversed_sum),
+    "Welford": welford,
 }
 
 

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from normalizing_reformulations import APPLICATIONS, STATISTICS, F, one_pass
+from normalizing_reformulations import (
+    APPLICATIONS,
+    SEQUENTIAL_STATISTICS,
+    STATISTICS,
+    F,
+    one_pass,
+)
 from onnx import helper
 
 from onnxopt_cli.core.tolerance import Branch
@@ -28,10 +34,12 @@ MVN_EPSILON = 1e-9
 class Case:
     """A normalization of random numbers, and its expected output."""
 
-    def __init__(self, kind, ratio, shape, dtype=np.float32, seed=0, affine=True):
+    def __init__(
+        self, kind, ratio, shape, dtype=np.float32, seed=0, affine=True, arrange=np.asarray
+    ):
         self.kind, self.shape = kind, shape
         random = np.random.default_rng(seed)
-        self.x = (random.standard_normal(shape) + ratio).astype(dtype)
+        self.x = (arrange(random.standard_normal(shape)) + ratio).astype(dtype)
         operator, opset, attributes = OPERATORS[kind]
         affine = affine and kind != "mean and variance"
         count = {"layer": shape[2], "group, a scale per group": 2}.get(kind, shape[1])
@@ -88,8 +96,8 @@ class Case:
         scale, bias = scale.reshape(shape), bias.reshape(shape)
         return application(x, mean, variance, scale, bias).astype(self.x.dtype)
 
-    def reformulations(self):
-        for name, statistics in STATISTICS.items():
+    def reformulations(self, algorithms=STATISTICS):
+        for name, statistics in algorithms.items():
             for application_name, application in APPLICATIONS.items():
                 yield f"{name}, {application_name}", self.computed(statistics, application)
 
@@ -118,6 +126,34 @@ def test_reformulations_pass_if_elements_differ_by_an_ulp(kind, length, ratio):
             assert not case.branch.wrong(value).any(), name
         not_a_number = np.full(case.x.shape, np.nan, F)
         assert case.branch.wrong(not_a_number).all()
+
+
+def with_outlier(x):
+    """Let the first element of each row be an outlier."""
+    x[..., 0] = 25
+    return x
+
+
+def growing(x):
+    return np.sort(x)
+
+
+def equal_steps(x):
+    return np.broadcast_to(np.linspace(-1, 1, x.shape[-1]), x.shape)
+
+
+@pytest.mark.parametrize("kind", ["layer", "group", "batch"])
+@pytest.mark.parametrize("arrange", [with_outlier, growing, equal_steps])
+@pytest.mark.parametrize("ratio", [0, 100, 3e5])
+def test_sequential_statistics_pass_if_their_roundings_add_up(kind, arrange, ratio):
+    case = Case(kind, ratio, (1, 4, 700), affine=False, arrange=arrange)
+    for name, value in case.reformulations(SEQUENTIAL_STATISTICS):
+        assert not case.branch.wrong(value).any(), name
+
+
+def test_errors_of_sequential_statistics_fail_in_rows_without_them():
+    case = Case("layer", 0, (1, 4, 700), affine=False)
+    assert case.branch.wrong(case.branch.expected * F(1 + 1e-5)).mean() > 0.8
 
 
 ratios = st.floats(-1, 7).map(lambda exponent: 10**exponent) | st.just(0.0)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -40,8 +39,12 @@ from onnxopt_cli.oracle.rounding.node_kinds import (
     may_jump,
     movable_operands,
 )
-from onnxopt_cli.oracle.rounding.normalizations import moved_averages
-from onnxopt_cli.oracle.rounding.perturbations import roundings
+from onnxopt_cli.oracle.rounding.normalizations import (
+    AverageErrors,
+    ErrorModel,
+    moved_averages,
+)
+from onnxopt_cli.oracle.rounding.perturbations import roundings, sum_roundings
 from onnxopt_cli.oracle.rounding.scales import (
     convolution_scale,
     determinant_scale,
@@ -65,9 +68,6 @@ DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 # A model of doubles is perturbed by 2^-26: movements by its own roundoff would be lost in the
 # roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# A sum of n terms has an error of sqrt(n) / 4 roundings if that exceeds one. A sequential sum of
-# 10^6 terms has an error of 400.
-_ROOT_DIVISOR = 4.0
 # Statistics have smaller errors than their terms: no correct reformulation was observed to exceed
 # half of 8 roundings, so 8 are allowed.
 _STATISTICS_SHARE = 1 / 2
@@ -118,6 +118,7 @@ class RoundingSite:
         operand_roundoff: the unit roundoff by which its operands are perturbed.
         scales: for each output, the scale of its absolute error; empty if each perturbed run
             derives it from the output.
+        average_errors: the errors of sequential algorithms for the statistics of a normalization.
         exact_run: its inputs and outputs; None if it rounds, or if too many elements are kept.
     """
 
@@ -126,6 +127,7 @@ class RoundingSite:
     roundoff: float
     operand_roundoff: float
     scales: Sequence[Any]
+    average_errors: AverageErrors
     exact_run: tuple[Sequence[Any], Sequence[Any]] | None
 
 
@@ -224,7 +226,13 @@ class SiteRecorder:
             self._kept_elements += sum(array.size for array in arrays)
             if self._kept_elements <= _MAX_KEPT_ELEMENTS:
                 exact_run = (operands, outputs)
-        return RoundingSite(node.op_type, node_class, roundoff, operand_roundoff, scales, exact_run)
+        average_errors = AverageErrors()
+        if node_class.kind is NodeKind.NORMALIZE and roundoff >= SINGLE_ROUNDOFF:
+            with average_errors.observing():
+                compute(*operands)
+        return RoundingSite(
+            node.op_type, node_class, roundoff, operand_roundoff, scales, average_errors, exact_run
+        )
 
     def _scales(
         self,
@@ -292,8 +300,7 @@ class Injector:
             if selects:
                 return outputs
         elif kind is NodeKind.NORMALIZE:
-            move = partial(self._average_error, site.operand_roundoff * self._step)
-            with moved_averages(move, partial(_mean_uncertainty, site.roundoff)):
+            with moved_averages(self._error_model(site)):
                 outputs = compute(*moved)
         elif _moves_activations(node, site.roundoff):
             with moved_activations(
@@ -349,10 +356,17 @@ class Injector:
                 moved[place] = np.asarray(operand * (1 + errors))
         return moved
 
-    def _average_error(self, roundoff: float, average: Array, spread: Array, terms: int) -> Array:
-        """Return the errors of averages of some terms, which differ by the spread."""
-        size = _root_of(terms) * np.abs(average) + spread
-        return roundoff * self._roundings(average) * np.where(np.isfinite(size), size, 0.0)
+    def _error_model(self, site: RoundingSite) -> ErrorModel:
+        """Return the errors of the averages of a normalization."""
+        units = UNITS if site.roundoff <= SINGLE_ROUNDOFF else SHORT_UNITS
+        return ErrorModel(
+            roundoff=units * site.operand_roundoff,
+            observed=site.average_errors,
+            # A mean is computed in float32 or a wider type.
+            mean_roundoff=UNITS * _STATISTICS_SHARE * min(site.roundoff, SINGLE_ROUNDOFF),
+            roundings=self._roundings,
+            step=self._step / units,
+        )
 
     def _roundings(self, array: Array) -> Array:
         """Return the next roundings of this run, one per element."""
@@ -385,22 +399,12 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
     """Return the error of a node's sums in roundings; 1 if they round to 16 bits only once."""
-    return 1.0 if roundoff > SINGLE_ROUNDOFF else _root_of(node_class.terms)
-
-
-def _root_of(terms: float) -> float:
-    return max(1.0, terms**0.5 / _ROOT_DIVISOR)
+    return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
 
 
 def has_long_sums(site: RoundingSite) -> bool:
     """Return whether the sums of a site have an error of more than one rounding."""
     return bool(site.roundoff) and _accumulated(site.node_class, site.roundoff) > 1
-
-
-def _mean_uncertainty(roundoff: float, mean: Array) -> Array:
-    """Return the largest error of means that are computed in float32 or a wider type."""
-    error = UNITS * _STATISTICS_SHARE * min(roundoff, SINGLE_ROUNDOFF) * np.abs(mean)
-    return np.asarray(np.where(np.isfinite(error), error, 0.0))
 
 
 def _output_error(

@@ -2,20 +2,24 @@
 
 An error of the mean moves all elements of its group alike. Perturbing single elements does not show
 that: their mean moves by 1 / sqrt(n) of their own movements. The averages themselves are therefore
-perturbed.
+perturbed, by the error that stable algorithms have for the same rows: a bound for n independent
+roundings, or twice the error of the sequential algorithms below if their roundings add up.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
+from onnxopt_cli.oracle.rounding.perturbations import sum_roundings, unbounded_sum_roundings
 
 #: Operators that subtract a mean and divide by a deviation.
 NORMALIZE = frozenset(
@@ -23,6 +27,12 @@ NORMALIZE = frozenset(
     | {"MeanVarianceNormalization"}
 )
 _FLOAT32_BYTES = 4
+# Twice the error of sequential algorithms is allowed.
+_OBSERVED_FACTOR = 2.0
+# The tolerance of 8 roundings is 5 standard deviations of the error of a shifted sum.
+_SHIFTED_SHARE = 5 / 8
+# Rows of more elements are not run by a recurrence, which takes a step of Python for each of them.
+_MAX_RECURRENCE = 1 << 13
 # The published body of MeanVarianceNormalization adds it to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
@@ -37,22 +47,82 @@ def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
-def moved_averages(
-    move: Callable[[Array, Array, int], Array], uncertainty: Callable[[Array], Array]
-) -> AbstractContextManager[None]:
+@dataclass(slots=True)
+class AverageErrors:
+    """Twice the largest errors of sequential algorithms in float32 for the statistics of a node.
+
+    They are zero for short rows.
+    """
+
+    mean: Array = field(default_factory=lambda: np.zeros(()))
+    variance: Array = field(default_factory=lambda: np.zeros(()))
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Observe the errors of the statistics that are computed in a block."""
+        exact_mean = mean_of
+
+        def observed_mean(x: Array, axes: tuple[int, ...]) -> Array:
+            mean = exact_mean(x, axes)
+            if sum_roundings(x.size // max(1, mean.size)) > 1:
+                variance = variance_of(x - mean, axes)
+                statistics = [*_sequential_statistics(x.astype(np.float32), axes)]
+                for name, exact, place in (("mean", mean, 0), ("variance", variance, 1)):
+                    distances = [
+                        abs(pair[place].reshape(exact.shape) - exact) for pair in statistics
+                    ]
+                    finite = [np.where(np.isfinite(error), error, 0.0) for error in distances]
+                    setattr(self, name, _OBSERVED_FACTOR * np.maximum.reduce(finite))
+            return mean
+
+        return replaced((sys.modules[__name__], "mean_of", observed_mean))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """The errors that the averages of a node may have, and those in a perturbed run.
+
+    Attributes:
+        roundoff: the error of an average that is allowed for one rounding.
+        observed: the errors that are allowed because sequential algorithms have them.
+        mean_roundoff: the largest relative error of a mean by any stable algorithm.
+        roundings: returns the roundings of this run, between -1 and 1, given the averages.
+        step: the share of an allowed error that is injected.
+    """
+
+    roundoff: float
+    observed: AverageErrors
+    mean_roundoff: float
+    roundings: Callable[[Array], Array]
+    step: float
+
+    def bound(self, size: Array) -> Array:
+        """Return the allowed errors of averages, given their errors in roundings times sizes."""
+        return np.asarray(np.where(np.isfinite(size), self.roundoff * size, 0.0))
+
+    def injected(self, average: Array, bound: Array, observed: Array) -> Array:
+        """Return the errors of averages in this run.
+
+        Observed errors occur in full, because those of mean and variance occur together.
+        """
+        shares = self.roundings(average)
+        return (
+            np.asarray(np.sign(shares) * np.maximum(np.abs(shares) * bound, observed)) * self.step
+        )
+
+
+def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     """Perturb means and variances in a block.
 
-    The error of an average near zero is relative to the distance of its terms from the mean. That
-    of algorithms that shift by the first element is relative to the distance of that element.
+    Let s^2 be the variance, d the distance of the first element from the mean, and r the roundings
+    of a sum of n terms. A mean has an error of r |mean| and of the average distance of its terms
+    from it, or of |mean| + r d if the first element is subtracted before summing. A variance has an
+    error of (r + 1) s^2. After the subtraction of the first element it is the difference of
+    s^2 + d^2 and d^2, which have errors of r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque
+    1983).
 
     If the elements differ by less than the error of the mean, the variance of a stable algorithm
     may be anything between zero and the square of that error. It is then zero in the runs that
-    would move it down.
-
-    Args:
-        move: returns the errors of averages, given the averages, the distance of their terms from
-            the mean, and the number of terms of each average.
-        uncertainty: returns the largest errors of means, given the means.
+    would move it down. So is a variance that is smaller than its own error.
     """
     exact_mean, exact_variance = mean_of, variance_of
     mean_error = np.zeros(())
@@ -60,16 +130,29 @@ def moved_averages(
     def moved_mean(x: Array, axes: tuple[int, ...]) -> Array:
         nonlocal mean_error
         mean = exact_mean(x, axes)
-        mean_error = uncertainty(mean)
-        average_distance = exact_mean(np.abs(x - mean), axes)
-        spread = np.maximum(average_distance, np.abs(_first(x, axes) - mean))
-        return mean + move(mean, spread, x.size // max(1, mean.size))
+        size, distance = np.abs(mean), np.abs(_first(x, axes) - mean)
+        mean_error = np.where(np.isfinite(size), errors.mean_roundoff * size, 0.0)
+        terms = x.size // max(1, mean.size)
+        by_sum = sum_roundings(terms) * size + exact_mean(np.abs(x - mean), axes)
+        shifted = size + max(1.0, _SHIFTED_SHARE * unbounded_sum_roundings(terms)) * distance
+        bound = errors.bound(np.maximum(by_sum, shifted))
+        return mean + errors.injected(mean, bound, errors.observed.mean)
 
     def moved_variance(centred: Array, axes: tuple[int, ...]) -> Array:
+        # The error of the mean has no effect on the variance to first order.
+        centred = centred - exact_mean(centred, axes)
         variance = exact_variance(centred, axes)
-        spread = np.maximum(variance, _first(centred, axes) ** 2)
-        error = move(variance, spread, centred.size // max(1, variance.size))
-        return np.where((variance < mean_error**2) & (error < 0), 0.0, variance + error)
+        square = _first(centred, axes) ** 2
+        terms = centred.size // max(1, variance.size)
+        by_sum = (sum_roundings(terms) + 1) * variance
+        shifted = np.hypot(variance + square, 2 * square)
+        shifted *= _SHIFTED_SHARE * unbounded_sum_roundings(terms)
+        bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
+        error = errors.injected(variance, bound, errors.observed.variance)
+        # Half or twice the variance moves the result by more than a unit of the tolerance.
+        error = np.clip(error, -variance / 2, variance)
+        undetermined = (variance < mean_error**2) | (variance < bound)
+        return np.where(undetermined & (error < 0), 0.0, variance + error)
 
     module = sys.modules[__name__]
     return replaced((module, "mean_of", moved_mean), (module, "variance_of", moved_variance))
@@ -78,6 +161,39 @@ def moved_averages(
 def _first(x: Array, axes: tuple[int, ...]) -> Array:
     first: Array = x[tuple(slice(1) if axis in axes else slice(None) for axis in range(x.ndim))]
     return first if first.size else np.zeros_like(x, shape=())
+
+
+def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
+    """Yield means and variances of rows in float32 by algorithms that take one term at a time.
+
+    Their roundings add up if the terms are similar or sorted: by two passes; by one pass over the
+    terms less the first one; and by Welford's recurrence. Each begins at either end.
+    """
+    rows = np.moveaxis(x, axes, range(len(axes)))
+    rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
+    count = np.float32(len(rows))
+
+    def mean(terms: Array) -> Array:
+        return np.asarray(np.add.accumulate(terms)[-1] / count)
+
+    for terms in (rows, rows[::-1]):
+        average = mean(terms)
+        yield average, mean((terms - average) ** 2)
+        shifted = terms - terms[0]
+        distance = mean(shifted)
+        yield terms[0] + distance, mean(shifted**2) - distance**2
+        if len(terms) <= _MAX_RECURRENCE:
+            yield _by_recurrence(terms)
+
+
+def _by_recurrence(terms: Array) -> tuple[Array, Array]:
+    """Return means and variances by Welford's recurrence, which updates both at each term."""
+    mean, squares = np.zeros_like(terms[0]), np.zeros_like(terms[0])
+    for count, term in enumerate(terms, start=1):
+        distance = term - mean
+        mean = mean + distance / np.float32(count)
+        squares = squares + distance * (term - mean)
+    return mean, squares / np.float32(len(terms))
 
 
 def standardized(

@@ -32,6 +32,21 @@ _COLUMNS = np.array(
 )
 
 
+# A sum of n terms has an error of sqrt(n) / 4 roundings if that exceeds one. A sequential sum of
+# 10^6 terms has an error of 400.
+_ROOT_DIVISOR = 4.0
+
+
+def sum_roundings(terms: float) -> float:
+    """Return the error of a sum of some terms, in roundings of the sum of their magnitudes."""
+    return max(1.0, unbounded_sum_roundings(terms))
+
+
+def unbounded_sum_roundings(terms: float) -> float:
+    """Return the standard deviation of that error, which is less than a rounding for few terms."""
+    return terms**0.5 / _ROOT_DIVISOR
+
+
 def _signs() -> Array:
     """Return the signs of consecutive places, one row per run.
 
