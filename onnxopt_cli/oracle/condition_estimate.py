@@ -74,7 +74,7 @@ from onnxopt_cli.oracle.function_body import (
     subtracting_operators,
 )
 from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
-from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.oracle.rounding.injection import (
@@ -276,7 +276,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
         return [outputs[info.name] for info in model.graph.output]
     model = _prepared(model, inputs)
-    with np.errstate(all="ignore"), replaced(*replacements()):
+    with corrected():
         try:
             native = ReferenceModel(model).run(inputs)
         except Exception as error:
@@ -304,7 +304,7 @@ def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> l
         visited.append(_visited_node(node, operands, outputs))
         return outputs
 
-    with np.errstate(all="ignore"), replaced(*replacements()):
+    with corrected():
         try:
             ReferenceModel(model).run(inputs, record)
             return contributions(model, inputs, visited)
@@ -340,7 +340,7 @@ def _reading(
 ) -> Reading:
     model = _prepared(model, inputs)
     questions = set() if encountered is None else encountered
-    with np.errstate(all="ignore"), replaced(*replacements()), replaced(*second_readings(second)):
+    with corrected(), replaced(*second_readings(second)):
         outputs = _estimate(model, inputs, math, questions)
     identities_used: tuple[str, ...] = ()
     if any(output.reformulated for output in outputs):

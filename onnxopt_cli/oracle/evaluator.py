@@ -16,7 +16,7 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
-from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.widen import (
     in_double,
     widened,
@@ -151,7 +151,7 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
     Raises:
         Exception: any exception that the reference raises.
     """
-    with np.errstate(all="ignore"), replaced(*replacements()):
+    with corrected():
         return ReferenceModel(model).run(inputs)
 
 

@@ -28,7 +28,7 @@ from onnxopt_cli.interpret.gradient.gradient_node import (
 )
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
-from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.patching import corrected
 
 # Distances in units of the element's magnitude.
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
@@ -62,7 +62,7 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
         Exception: any exception that the reference raises.
     """
     functions = [_Function(model, node) for node in model.graph.node if is_gradient(node)]
-    with np.errstate(all="ignore"), replaced(*replacements()):
+    with corrected():
         values = _wide_values(model, inputs, functions)
         masks: dict[str, Array] = {}
         for function in functions:

@@ -6,14 +6,22 @@ Corrections of the reference register their functions with :func:`replaces`. The
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, reduce
 from typing import Any, TypeVar
 
+import numpy as np
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
+# A module of NumPy that is linked with the BLAS library, and the names that OpenBLAS gives to its
+# functions: in NumPy's wheels, and in other builds.
+_LINKED_MODULE = "numpy.linalg._umath_linalg"
+_OPENBLAS_NAMES = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
 
 
 @contextmanager
@@ -55,6 +63,47 @@ def replacements() -> list[tuple[Any, str, Any]]:
         bind = _method if isinstance(owner, type) else partial
         bound.append((owner, name, bind(function, getattr(owner, name))))
     return bound
+
+
+@contextmanager
+def corrected() -> Iterator[None]:
+    """Apply all corrections of onnx's reference in a block, which ignores NumPy's warnings.
+
+    Matrix products run in one thread. The products of a model are mostly small, so that further
+    threads would spend most of their time waiting, and sums could depend on the number of threads.
+    """
+    with np.errstate(all="ignore"), replaced(*replacements()), _one_blas_thread():
+        yield
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Let OpenBLAS use one thread in a block; without effect on other BLAS libraries."""
+    if (functions := blas_thread_functions()) is None:
+        yield
+        return
+    get_threads, set_threads = functions
+    before = get_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
+
+
+@cache
+def blas_thread_functions() -> tuple[Callable[[], int], Callable[[int], object]] | None:
+    """Return functions that get and set OpenBLAS's number of threads; None if it is not used."""
+    module = importlib.util.find_spec(_LINKED_MODULE)
+    if module is None or module.origin is None:
+        return None
+    # Symbols are also looked up in the libraries with which the module is linked.
+    library = ctypes.CDLL(module.origin)
+    for name in _OPENBLAS_NAMES:
+        getter, setter = name.format("get_num_threads"), name.format("set_num_threads")
+        if hasattr(library, getter) and hasattr(library, setter):
+            return getattr(library, getter), getattr(library, setter)
+    return None
 
 
 def reference_modules() -> Any:

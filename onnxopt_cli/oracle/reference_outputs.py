@@ -11,7 +11,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.evaluator import ReferenceModel
-from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.oracle.rounding.node_kinds import DEFINED
 from onnxopt_cli.oracle.widen import ROUNDOFF
 
@@ -33,7 +33,7 @@ def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> li
     for node in nodes:
         if reason := unsupported_reason(node):
             raise NotImplementedError(f"onnx's reference {reason}")
-    with np.errstate(all="ignore"), replaced(*replacements()):
+    with corrected():
         native = [*map(_array, ReferenceModel(model).run(inputs))]
         if {node.op_type for node in nodes} <= DEFINED or not any(map(_is_rounded, native)):
             return native
