@@ -31,6 +31,7 @@ from onnxopt_cli.analysis.samples import Sample, sample
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import (
+    NOT_TRIED,
     UNEXPLAINED,
     Cause,
     Explanation,
@@ -111,7 +112,7 @@ def explain(
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, generated inputs cannot confirm mistakes and conditions.
     """
-    clock = _Clock()
+    clock = SearchClock()
     end = clock.now() + seconds
     searches = list(_searches(results, cases, judging or Judging(), progress))
     if ask:
@@ -130,19 +131,24 @@ def explain(
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
 
-class _Clock:
-    """Measures the processor time of this process and the time that the backends take.
+class SearchClock:
+    """Measures the processor time of a search and the time that the backends take.
 
     Unlike the time of day, it does not depend on the load of the machine.
     """
 
     def __init__(self) -> None:
-        # Seconds that the backends took, minus the processor time of this process meanwhile.
+        # Seconds that the backends took, minus the processor time of this process meanwhile, and
+        # the processor time of other processes.
         self._waited = 0.0
 
     def now(self) -> float:
         """Return the seconds since an arbitrary time."""
         return process_time() + self._waited
+
+    def add(self, seconds: float) -> None:
+        """Count the processor time of another process that worked for the search."""
+        self._waited += seconds
 
     def timed(self, ask: ModelRunner) -> ModelRunner:
         """Return a function that runs models and counts the time that the backends take."""
@@ -709,7 +715,7 @@ class _Search:
         """
         if not self._began:
             failing = Counter(str(result.outcome) for result in self.results if result.failing)
-            unexplained = {"not tried": failing}
+            unexplained = {NOT_TRIED: failing}
             note = f"{UNEXPLAINED}, {stopped}"
             return Explanation(self.backend, self.operator.name, (), unexplained, note, False)
         node_causes = tuple(
@@ -719,7 +725,7 @@ class _Search:
             for node, cases in self._wrong_nodes.items()
         )
         if not self._wrong:
-            unexplained = {"not tried": +self._not_tried} if self._not_tried else {}
+            unexplained = {NOT_TRIED: +self._not_tried} if self._not_tried else {}
             note = "each node was run alone" if node_causes else ""
             return (
                 Explanation(self.backend, self.operator.name, node_causes, unexplained, note)
@@ -734,9 +740,9 @@ class _Search:
             remaining -= self._condition_cases
         unexplained = {UNEXPLAINED: Counter({"fail": len(remaining)})} if remaining else {}
         if cover:
-            unexplained |= {"not reproduced": errors, "not tried": self._not_tried}
+            unexplained |= {"not reproduced": errors, NOT_TRIED: self._not_tried}
         else:
-            unexplained["not tried"] = self._not_tried + errors
+            unexplained[NOT_TRIED] = self._not_tried + errors
         note = self._note(cover, stopped)
         causes = (*node_causes, *causes)
         return Explanation(

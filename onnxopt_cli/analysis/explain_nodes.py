@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from operator import attrgetter
-from time import monotonic
-from typing import Any
+from os import getpid
+from time import process_time
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain import least_seconds
+from onnxopt_cli.analysis.explain import SearchClock, least_seconds
 from onnxopt_cli.analysis.mistake_effects import (
     IGNORED,
     Effect,
@@ -38,13 +40,14 @@ from onnxopt_cli.analysis.node_audit import (
 from onnxopt_cli.analysis.node_traits import Trait
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case
-from onnxopt_cli.core.record import UNEXPLAINED, Cause, Explanation
+from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
+from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError
@@ -87,6 +90,9 @@ _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 _MAX_RANKED = 60
 # Most nodes from which others are generated, and the time limit of the reference for each.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
+
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,14 +178,18 @@ def explain_nodes(
         results: all results of a run.
         cases: the cases by id.
         formulas: names of the operators with a formula, which are skipped.
-        seconds: time limit; None for a fifth of the time that the cases took or
-            :data:`OPERATOR_SECONDS` for each failing operator, up to :data:`MAX_SECONDS`, whichever
-            is longer.
+        seconds: limit of the processor time of the search and of the time that the backends take;
+            None for a fifth of the time that the cases took or :data:`OPERATOR_SECONDS` for each
+            failing operator, up to :data:`MAX_SECONDS`, whichever is longer. Operators that were
+            not examined in this time are among the explanations, without a cause.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
     """
+    # Loaded here once, instead of in each forked process.
+    from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
+
     without_queries = frozenset(cases_only)
     with_formula = frozenset(formulas)
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -199,18 +209,32 @@ def explain_nodes(
     if seconds is None:
         total = sum(result.seconds for result in results)
         seconds = max(least_seconds(total), min(MAX_SECONDS, OPERATOR_SECONDS * len(failing)))
-    end = monotonic() + seconds
+    clock = SearchClock()
+    end = clock.now() + seconds
+    timed_ask = ask and clock.timed(ask)
     explanations: list[Explanation] = []
     for number, ((backend, operator), group) in enumerate(failing.items()):
-        share = (end - monotonic()) / (len(failing) - number)
+        share = (end - clock.now()) / (len(failing) - number)
         if share <= 0:
-            break
+            explanations.append(_unexamined(backend, operator, group))
+            continue
         progress(f"explaining {operator}")
-        submit = partial(ask, backend) if ask and backend not in without_queries else None
-        search = _NodeSearch(backend, operator, group, cases, submit, monotonic() + share)
+        submit = (
+            partial(timed_ask, backend) if timed_ask and backend not in without_queries else None
+        )
+        search = _NodeSearch(backend, operator, group, cases, submit, clock, share)
         if explanation := search.run():
             explanations.append(explanation)
+        elif search.ran_out_of_time:
+            explanations.append(_unexamined(backend, operator, group))
     return explanations
+
+
+def _unexamined(backend: str, operator: str, results: Iterable[Result]) -> Explanation:
+    """Return the explanation of an operator for which the time did not suffice."""
+    count = sum(result.outcome is Outcome.FAIL for result in results)
+    note = f"{UNEXPLAINED}, out of time"
+    return Explanation(backend, operator, (), {NOT_TRIED: {"fail": count}}, note, False)
 
 
 class _NodeSearch:
@@ -223,9 +247,11 @@ class _NodeSearch:
         results: Sequence[Result],
         cases: Mapping[str, Case],
         submit: Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None] | None,
-        end: float,
+        clock: SearchClock,
+        seconds: float,
     ) -> None:
-        self._backend, self._operator, self._submit, self._end = backend, operator, submit, end
+        self._backend, self._operator, self._submit = backend, operator, submit
+        self._clock, self._end = clock, clock.now() + seconds
         self._failing = sum(result.outcome is Outcome.FAIL for result in results)
         self._samples = _samples(results, cases)
         # Mistakes that reproduce failing cases, by name; the likely ones first.
@@ -233,6 +259,11 @@ class _NodeSearch:
         self._mistakes: dict[str, NodeMutant] = {}
         self._accepted: list[Hypothesis] = []
         self._seed = 0
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether the time is over."""
+        return self._remaining() <= 0
 
     def run(self) -> Explanation | None:
         """Search, and return the explanation; None if no hypothesis is accepted."""
@@ -298,7 +329,7 @@ class _NodeSearch:
         best_text = ""
         for _ in range(ROUNDS):
             ranked = self._hypotheses()
-            if not ranked or monotonic() > self._end or best_text == ranked[0].text:
+            if not ranked or self.ran_out_of_time or best_text == ranked[0].text:
                 break
             best_text = ranked[0].text
             self._generate()
@@ -322,7 +353,7 @@ class _NodeSearch:
             if proven or self._cases_support(ranked):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
-            if monotonic() > self._end:
+            if self.ran_out_of_time:
                 return False
         return False
 
@@ -448,19 +479,16 @@ class _NodeSearch:
                     judges[index] = judge
                     yield index, judge.traits, None
             for name, mistake in mistakes.items():
-                if monotonic() > self._end:
-                    return
                 yield name, *effects_on(mistake, judges)
 
-        with suppress(ProcessLostError):
-            for key, value, effects in on_corrected_reference(work, 4 * EVALUATION_SECONDS):
-                if isinstance(key, int):
-                    cases[key].traits = value
-                elif value or key.endswith(IGNORED):
-                    self._candidates += [key] * value
-                    self._mistakes[key] = mistakes[key]
-                    for index, effect in effects.items():
-                        cases[index].effects[key] = effect
+        for key, value, effects in self._forked(work, self._remaining()):
+            if isinstance(key, int):
+                cases[key].traits = value
+            elif value or key.endswith(IGNORED):
+                self._candidates += [key] * value
+                self._mistakes[key] = mistakes[key]
+                for index, effect in effects.items():
+                    cases[index].effects[key] = effect
         self._samples = [sample for sample in cases if sample.traits]
 
     @staticmethod
@@ -478,26 +506,19 @@ class _NodeSearch:
         if not failing:
             return
         self._seed += 1
-        seed, end = self._seed, min(self._end, monotonic() + OPERATOR_SECONDS / (2 * ROUNDS))
         answered: list[NodeSample] = []
-
-        def work() -> Iterator[Any]:
-            for count, variation in enumerate(neighbours(failing, passing, seed, _NODE_SECONDS)):
-                yield variation
-                if count + 1 >= NODES_PER_ROUND or monotonic() > end:
-                    return
-
-        with suppress(ProcessLostError):
-            for variation in on_corrected_reference(work, 4 * EVALUATION_SECONDS):
-                if variation is None:
-                    continue
-                returned = self._submit(variation.model, variation.inputs)
-                if returned is not None:
-                    answered.append(
-                        NodeSample(
-                            "", variation.model, variation.inputs, variation.outputs, returned, None
-                        )
+        seconds = min(self._remaining(), OPERATOR_SECONDS / (2 * ROUNDS))
+        nodes = partial(neighbours, failing, passing, self._seed, _NODE_SECONDS)
+        for variation in self._forked(lambda: islice(nodes(), NODES_PER_ROUND), seconds):
+            if variation is None:
+                continue
+            returned = self._submit(variation.model, variation.inputs)
+            if returned is not None:
+                answered.append(
+                    NodeSample(
+                        "", variation.model, variation.inputs, variation.outputs, returned, None
                     )
+                )
         self._examine_generated(answered)
 
     def _is_possible(self, name: str) -> bool:
@@ -520,13 +541,43 @@ class _NodeSearch:
                 effects = {name: judge.effect(self._mistakes[name])[0] for name in names}
                 yield index, judge.failed, judge.traits, effects
 
-        with suppress(ProcessLostError):
-            for index, failed, traits, effects in on_corrected_reference(
-                work, 4 * EVALUATION_SECONDS
-            ):
-                sample = samples[index]
-                sample.failed, sample.traits, sample.effects = failed, traits, effects
+        for index, failed, traits, effects in self._forked(work, self._remaining()):
+            sample = samples[index]
+            sample.failed, sample.traits, sample.effects = failed, traits, effects
         self._samples += [sample for sample in samples if sample.traits]
+
+    # Time ---------------------------------------------------------------------------------------
+
+    def _remaining(self) -> float:
+        """Return the seconds that remain for this search."""
+        return self._end - self._clock.now()
+
+    def _forked(self, work: Callable[[], Iterator[_Item]], seconds: float) -> Iterator[_Item]:
+        """Yield the items of a function that runs with the corrected reference in a fork.
+
+        The items end early if the process crashes, or has taken a number of seconds of processor
+        time, which count as time of this search.
+        """
+        parent = getpid()
+
+        def timed() -> Iterator[tuple[float, list[_Item]]]:
+            if getpid() != parent:
+                # The process may die of a model, so onnx needs no process of its own for that.
+                die_with_models()
+            began = process_time()
+            for item in work():
+                used = process_time() - began
+                yield used, [item]
+                if used > seconds:
+                    return
+            yield process_time() - began, []
+
+        used = 0.0
+        with suppress(ProcessLostError):
+            for total, items in on_corrected_reference(timed, 4 * EVALUATION_SECONDS):
+                self._clock.add(total - used)
+                used = total
+                yield from items
 
 
 def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:

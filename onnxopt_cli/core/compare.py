@@ -523,7 +523,8 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
         return np.hypot(real, absolute_distance(expected.imag, actual.imag))
     with np.errstate(all="ignore"):
         expected, actual = expected.astype(np.float64), actual.astype(np.float64)
-        distance = np.abs(actual - expected)
+        # Of two scalars, NumPy returns a number, not an array.
+        distance = np.asarray(np.abs(actual - expected))
     equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     distance[equal] = 0.0
     # NaN remains where exactly one value is NaN.

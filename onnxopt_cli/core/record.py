@@ -81,6 +81,11 @@ class Explanation:
         return tuple(case for cause in self.causes if cause.known_mistakes for case in cause.cases)
 
     @property
+    def is_unexamined(self) -> bool:
+        """Whether the search did not examine the operator fully, because its time was over."""
+        return not self.causes and not self.complete and self.others.keys() == {NOT_TRIED}
+
+    @property
     def text(self) -> str:
         """One sentence for a reader; its counts add up to the failing cases."""
         unexplained = {state: kinds for state, kinds in self.others.items() if kinds}
@@ -103,6 +108,8 @@ class Explanation:
 
 #: State of failing cases that no known mistake reproduces.
 UNEXPLAINED = "not explained"
+#: State of failing cases on which no known mistake was tried.
+NOT_TRIED = "not tried"
 
 
 #: Maximum number of kinds in a sentence.

@@ -413,9 +413,25 @@ def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text
     return lines
 
 
+# Operators named that the search for known mistakes did not reach.
+_MAX_UNEXAMINED = 5
+
+
 def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     """Yield a line for each explanation, and the commands that show its known mistakes."""
+    for backend in dict.fromkeys(explanation.backend for explanation in explanations):
+        names = [
+            explanation.operator
+            for explanation in explanations
+            if explanation.backend == backend and explanation.is_unexamined
+        ]
+        if names:
+            count = f"{len(names)} operator{'s' * (len(names) > 1)} not fully examined"
+            line = Text.assemble("  ", (printable(backend), "bold"), f": {count}: ")
+            yield line.append(some_of(names, _MAX_UNEXAMINED), "dim")
     for explanation in explanations:
+        if explanation.is_unexamined:
+            continue
         backend = printable(explanation.backend)
         line = Text.assemble("  ", (backend, "bold"), f", {explanation.operator}: ")
         yield line.append(printable(explanation.text), style="" if explanation.causes else "dim")

@@ -117,3 +117,16 @@ def test_mistake_computes_what_its_description_says(operator, name, operands, ex
     mistake = node_mistakes("", operator, 22)[name]
     (result,) = mistake.outputs(model, inputs, lambda *_: [])
     assert result.tolist() == expected
+
+
+def test_operators_that_the_search_does_not_reach_are_counted(onnxopt, workplace):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n"
+        "def wrong(model, inputs):\n"
+        "    return [output + 1 for output in native_outputs(model, inputs)]\n"
+    )
+    operators = ("--operator", "Sin", "--operator", "Cos", "--explain-time", "1e-6")
+    run = ("run", "operators", *operators, "-b", "python:wrong.py:wrong", "--isolation", "none")
+    text = " ".join(onnxopt(*run).out.split())
+    assert "2 operators not fully examined: Cos, Sin" in text
+    assert "--explain-time SECONDS" in text

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.compare import absolute_distance, compare_outputs
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -243,3 +243,10 @@ def test_unexpectedly_nonfinite_element_is_not_in_the_ulp_counts():
 
 def test_integers_have_no_ulp_counts():
     assert judge(np.arange(3), np.arange(3)).ulp_counts == ()
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "int64", "complex64", "bool"])
+def test_distance_of_scalars_is_a_scalar_array(name):
+    zero, one = (np.array(number, name) for number in (0, 1))
+    assert absolute_distance(zero, one).shape == ()
+    assert absolute_distance(zero, one) == 1
