@@ -468,6 +468,7 @@ def audit(
     cluster: Cluster | None = None,
     shard: Shard | None = None,
     join: Sequence[Path] = (),
+    inputs: int | None = None,
 ) -> list[MutationScore]:
     """Return the mutation score of cases for each operator.
 
@@ -485,6 +486,8 @@ def audit(
         cluster: cluster that runs the audit of operators with a formula; None for this machine.
         shard: the part of the implementations to test; None for all.
         join: JSON files of audits of all shards, which are merged instead of testing anything.
+        inputs: number of further nodes on which surviving mutants of operators without a formula
+            run; None for the default.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
@@ -492,7 +495,7 @@ def audit(
         BackendUnavailable: if the cluster is lost.
     """
     from onnxopt_cli.analysis.audit import audit, find_trials
-    from onnxopt_cli.analysis.node_audit import find_node_trials
+    from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS, find_node_trials
 
     cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
@@ -518,6 +521,7 @@ def audit(
         elsewhere=elsewhere,
         node_trials=node_trials,
         elsewhere_nodes=bool(join),
+        inputs=EQUIVALENCE_INPUTS if inputs is None else inputs,
     )
 
 

@@ -1,7 +1,11 @@
-"""Audit the cases of operators one after another: the table in docs/mutation-analysis.md.
+"""Audit the cases of operators: the table in docs/mutation-analysis.md.
 
-Each operator's result is a file in a folder. Operators that have one are not audited again, so an
-interrupted script continues where it ended.
+    python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [OPERATOR...]
+
+Each operator's result is a file in the folder. Operators that have one are not audited again, so an
+interrupted audit continues where it ended. The first suite determines the rows of the table; those
+of further suites have a column for their score. Without operators, all of the suite ``operators``
+are audited.
 """
 
 from __future__ import annotations
@@ -9,81 +13,141 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
+import onnxopt_cli
+from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS
+from onnxopt_cli.cases.case import Case
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.report.audit_report import audit_json
+from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
-def audited(suite: str, operator: str, path: Path, jobs: int) -> Mapping[str, Any] | None:
-    """Return the score of an operator, from its file if there is one; None if the audit failed."""
+#: Operators with a lower mutation score are listed.
+LEAST_SHARE = 0.9
+
+
+@cache
+def cases_of(suite: str) -> Mapping[str, Sequence[Case]]:
+    """Return the cases of a suite by the first operator that they name."""
+    by_operator: dict[str, list[Case]] = {}
+    for case in onnxopt_cli.load_cases(suite):
+        if case.operators:
+            by_operator.setdefault(case.operators[0], []).append(case)
+    return by_operator
+
+
+class Counts:
+    """The mutants of an operator by outcome.
+
+    Args:
+        score: the operator's score as ``onnxopt audit --json`` writes it.
+    """
+
+    def __init__(self, score: Mapping[str, Any]) -> None:
+        mutants = score["automatic"]
+        self.equivalent = sum(mutant["equivalent"] for mutant in mutants)
+        self.stillborn = sum(mutant["stillborn"] for mutant in mutants)
+        self.counted = len(mutants) - self.equivalent - self.stillborn
+        self.killed = self.counted - len(score["survivors"])
+        self.inputs = max((mutant.get("inputs", 0) for mutant in mutants), default=0)
+        self.accepted = len(score["right"]) - len(score["false_alarms"])
+        self.reformulations = len(score["right"])
+        self.cases = len(score["cases"])
+
+    @property
+    def share(self) -> float | None:
+        """The mutation score; None without mutants."""
+        return self.killed / self.counted if self.counted else None
+
+
+def audited(folder: Path, inputs: int, suite: str, operator: str) -> Counts | None:
+    """Return the mutants of an operator, from its file if there is one; None without cases."""
+    path = folder / suite / f"{operator}.json"
     if not path.exists():
-        command = [sys.executable, "-m", "onnxopt_cli", "audit", suite, "--operator", operator]
-        subprocess.run(
-            [*command, "-j", str(jobs), "--json", str(path)],
-            stdout=subprocess.DEVNULL,
-            check=False,
+        warnings.simplefilter("ignore")
+        start = process_time()
+        scores = onnxopt_cli.audit(
+            cases_of(suite).get(operator, []),
+            operators=[operator],
+            thorough=False,
+            invalid=lambda faults: print(*faults, sep="\n", file=sys.stderr),
+            inputs=inputs,
         )
-    if not path.exists():
-        return None
-    (score,) = json.loads(path.read_text())["operators"]
-    return dict(score)
+        document = json.loads(audit_json(scores))
+        document["seconds"] = round(process_time() - start, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(document, indent=1).encode())
+    scores = json.loads(path.read_text())["operators"]
+    return Counts(scores[0]) if scores else None
 
 
-def row(score: Mapping[str, Any]) -> str:
+def percent(share: float | None) -> str:
+    """Return a share as text, rounded down."""
+    return "" if share is None else f"{int(1000 * share) / 10:.1f} %"
+
+
+def row(operator: str, counts: Counts, others: Sequence[Counts | None]) -> str:
     """Return an operator's row of the table."""
-    mutants = score["automatic"]
-    equivalent = sum(mutant["equivalent"] for mutant in mutants)
-    stillborn = sum(mutant["stillborn"] for mutant in mutants)
-    counted = len(mutants) - equivalent - stillborn
-    killed = counted - len(score["survivors"])
-    accepted = len(score["right"]) - len(score["false_alarms"])
     cells = (
-        score["operator"],
-        len(score["cases"]),
-        f"{killed} of {counted}",
-        f"{100 * killed / counted:.1f} %" if counted else "",
-        equivalent,
-        stillborn,
-        f"{accepted} of {len(score['right'])}",
+        operator,
+        counts.cases,
+        f"{counts.killed} of {counts.counted}",
+        percent(counts.share),
+        *(percent(other.share if other else None) for other in others),
+        counts.equivalent,
+        counts.inputs,
+        counts.stillborn,
+        f"{counts.accepted} of {counts.reformulations}",
     )
     return f"| {' | '.join(map(str, cells))} |"
-
-
-def survivors_by_kind(scores: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    """Return the number of surviving mutants by kind."""
-    return Counter(
-        mutant["kind"]
-        for score in scores
-        for mutant in score["automatic"]
-        if mutant["name"] in score["survivors"]
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of the operators that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("operators", nargs="+")
-    parser.add_argument("--suite", default="onnx-node")
+    parser.add_argument("operators", nargs="*")
+    parser.add_argument("--suite", action="append", dest="suites")
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--inputs", type=int, default=EQUIVALENCE_INPUTS)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}")
-    print("| operator | cases | killed | score | equivalent | stillborn | accepted |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    scores = []
-    for operator in options.operators:
-        path = options.folder / f"{operator}.json"
-        score = audited(options.suite, operator, path, options.jobs)
-        if score is not None:
-            scores.append(score)
-            print(row(score), flush=True)
-    for kind, count in survivors_by_kind(scores).most_common():
-        print(f"{count} survivors: {kind}")
+    first, *others = options.suites or ["operators"]
+    names = options.operators or sorted(selected_seeds())
+    print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, {options.jobs} processes\n")
+    columns = ["operator", "cases", "killed", "score", *others]
+    columns += ["equivalent", "inputs", "stillborn", "accepted"]
+    print(f"| {' | '.join(columns)} |")
+    print(f"|---{'|---:' * (len(columns) - 1)}|")
+    results: list[tuple[str, Counts]] = []
+    totals: dict[str, Counter[str]] = {suite: Counter() for suite in (first, *others)}
+    with ProcessPoolExecutor(options.jobs) as pool:
+        by_suite = {
+            suite: pool.map(partial(audited, options.folder, options.inputs, suite), names)
+            for suite in (first, *others)
+        }
+        for operator, *counts in zip(names, *by_suite.values(), strict=True):
+            for suite, entry in zip(by_suite, counts, strict=True):
+                if entry is not None:
+                    totals[suite].update(killed=entry.killed, counted=entry.counted, operators=1)
+            if counts[0] is not None:
+                results.append((operator, counts[0]))
+                print(row(operator, counts[0], counts[1:]), flush=True)
+    print()
+    for suite, total in totals.items():
+        share = percent(total["killed"] / max(1, total["counted"]))
+        killed = f"{total['killed']:,} of {total['counted']:,} mutants"
+        print(f"{suite}: {killed} of {total['operators']} operators are killed, {share}")
+    low = [(counts.share, name) for name, counts in results if (counts.share or 0) < LEAST_SHARE]
+    print(f"{len(low)} operators below 90 %: {', '.join(name for _, name in sorted(low))}")
 
 
 if __name__ == "__main__":

@@ -8,20 +8,21 @@ every reformulation of its operator. Outputs are judged as in ``run``. The modul
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from onnxopt_cli.analysis.node_audit import (
+    EQUIVALENCE_INPUTS,
     NodeOperator,
     NodeTrial,
     implementation_names,
-    node_outcome,
+    node_outcomes,
 )
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
@@ -45,6 +46,8 @@ LARGE_ELEMENTS = 40
 #: An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
 #: thorough, no further case runs on the mutant.
 CLEAR_ERROR_RATIO = 1e7
+#: A process takes at most this many implementations of an operator at a time.
+_BATCH = 16
 
 
 #: An operator's name, a kind of implementation (a key of KINDS) and the implementation's index. The
@@ -115,6 +118,7 @@ class Verdict:
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
         stillborn: whether the implementation fails on every node on which it has an effect. Such a
             mutant counts neither as rejected nor as surviving.
+        inputs: number of further inputs on which a mutant ran that no trial rejects.
     """
 
     name: str
@@ -124,6 +128,7 @@ class Verdict:
     distinguishing: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     mutant_kind: str = ""
     stillborn: bool = False
+    inputs: int = 0
 
     @property
     def rejecting(self) -> list[int]:
@@ -245,6 +250,7 @@ def audit(
     elsewhere: Callable[[Sequence[Task]], Iterable[Verdict | Sequence[Inconclusive]]] | None = None,
     node_trials: Mapping[str, Sequence[NodeTrial]] | None = None,
     elsewhere_nodes: bool = False,
+    inputs: int = EQUIVALENCE_INPUTS,
 ) -> list[MutationScore]:
     """Compute the mutation score of every operator with trials.
 
@@ -259,6 +265,8 @@ def audit(
         node_trials: from :func:`~onnxopt_cli.analysis.node_audit.find_node_trials`.
         elsewhere_nodes: whether ``elsewhere`` yields the outcomes of operators without a formula,
             too; they run on this machine otherwise.
+        inputs: number of further nodes on which surviving mutants of operators without a formula
+            run.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}
@@ -277,15 +285,15 @@ def audit(
         tasks.append((name, INCONCLUSIVE, 0))
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
-    work = partial(outcome, trials=trials, thorough=thorough, node_trials=nodes)
+    work = partial(
+        _batch_outcomes, trials=trials, thorough=thorough, node_trials=nodes, inputs=inputs
+    )
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    local = tasks[len(distributed) :]
     outcomes = chain(
         elsewhere(distributed) if elsewhere and distributed else (),
-        # A mutant of a node takes seconds, so that each process takes one at a time.
-        parallel(work, local, jobs, chunk=1 if nodes else 8),
+        chain.from_iterable(parallel(work, [*_batches(tasks[len(distributed) :])], jobs, chunk=1)),
     )
     by_kind: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for count, ((name, kind, _), result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
@@ -306,17 +314,52 @@ def audit(
     ]
 
 
-def outcome(
-    task: Task,
+def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """Yield tasks in groups of one operator and kind."""
+    for _, group in groupby(tasks, key=lambda task: task[:2]):
+        remaining = [*group]
+        for start in range(0, len(remaining), _BATCH):
+            yield remaining[start : start + _BATCH]
+
+
+def _batch_outcomes(
+    tasks: Sequence[Task],
     trials: Mapping[str, Sequence[AuditedCase]],
+    node_trials: Mapping[str, Sequence[NodeTrial]],
+    inputs: int,
     *,
     thorough: bool,
-    node_trials: Mapping[str, Sequence[NodeTrial]] | None = None,
+) -> Sequence[Verdict | Sequence[Inconclusive]]:
+    """Return the outcomes of tasks of one operator and kind."""
+    name, kind, _ = tasks[0]
+    if name not in node_trials:
+        return [outcome(task, trials, thorough=thorough) for task in tasks]
+    own_trials = node_trials[name]
+    if kind == INCONCLUSIVE:
+        return [[entry for trial in own_trials for entry in trial.inconclusive()]]
+    all_names = implementation_names(kind, own_trials)
+    names = [all_names[index] for _, _, index in tasks]
+    judged = node_outcomes(names, kind, own_trials, thorough=thorough, inputs=inputs)
+    return [
+        Verdict(
+            implementation_name,
+            entry.about,
+            entry.excess,
+            entry.equivalent,
+            entry.distinguishing,
+            entry.mutant_kind,
+            entry.stillborn,
+            entry.inputs,
+        )
+        for implementation_name, entry in zip(names, judged, strict=True)
+    ]
+
+
+def outcome(
+    task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
 ) -> Verdict | Sequence[Inconclusive]:
     """Return the verdict on one implementation, or an operator's inconclusive elements."""
     name, kind, index = task
-    if node_trials and name in node_trials:
-        return _verdict_on_node(kind, index, node_trials[name], thorough=thorough)
     operator_trials = trials[name]
     if kind == INCONCLUSIVE:
         return [
@@ -343,24 +386,6 @@ def outcome(
         is_equivalent = equivalent(operator, audited)
         distinguishing = None if is_equivalent else distinguishing_input(operator, audited)
     return Verdict(audited.name, audited.about, tuple(excess), is_equivalent, distinguishing)
-
-
-def _verdict_on_node(
-    kind: str, index: int, trials: Sequence[NodeTrial], *, thorough: bool
-) -> Verdict | Sequence[Inconclusive]:
-    if kind == INCONCLUSIVE:
-        return [entry for trial in trials for entry in trial.inconclusive()]
-    name = implementation_names(kind, trials)[index]
-    judged = node_outcome(name, kind, trials, thorough=thorough)
-    return Verdict(
-        name,
-        judged.about,
-        judged.excess,
-        judged.equivalent,
-        judged.distinguishing,
-        judged.mutant_kind,
-        judged.stillborn,
-    )
 
 
 def implementation(task: Task) -> Implementation:

@@ -276,6 +276,7 @@ def _outcome_from_json(
         distinguishing,
         str(data.get("kind", "")),
         bool(data.get("stillborn")),
+        int(data.get("inputs", 0)),
     )
 
 

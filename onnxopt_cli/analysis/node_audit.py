@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -48,9 +49,9 @@ from onnxopt_cli.workers.isolated import (
 
 #: An operator has at most this many mutants of its code; they are spread over the code evenly.
 MAX_CODE_MUTANTS = 400
-#: A mutant counts as equivalent if none of this many valid inputs, made by changing the published
-#: ones, distinguishes it.
-EQUIVALENCE_INPUTS = 300
+#: By default, a mutant counts as equivalent if none of this many valid nodes, made by changing
+#: those of the cases, and half as many generated ones distinguishes it.
+EQUIVALENCE_INPUTS = 200
 #: A mutant that takes longer than this on one node counts as failing.
 EVALUATION_SECONDS = 2.0
 #: Bytes that a mutant may allocate.
@@ -59,6 +60,9 @@ EVALUATION_BYTES = 1 << 30
 _MAX_TIMEOUTS = 2
 # Differences that are confirmed by a condition estimate, which takes long, for each mutant.
 _MAX_CONFIRMATIONS = 12
+# A search for a distinguishing node shows at least this often that it has not stopped.
+_SECONDS_BETWEEN_SIGNS = 0.5
+_SIGN = -1
 # A tolerance is never smaller than this number of units in the last place.
 _LEAST_ULPS = 4
 
@@ -311,6 +315,7 @@ class NodeOutcome:
         excess: for each trial, the largest error / tolerance of an output; None if it was skipped.
         stillborn: whether it failed on every node on which it has an effect.
         equivalent: whether no further input distinguishes it.
+        inputs: number of further inputs of a mutant that no trial rejects.
         distinguishing: attributes and inputs that distinguish a survivor; None without any.
     """
 
@@ -319,62 +324,173 @@ class NodeOutcome:
     excess: tuple[float | None, ...]
     stillborn: bool = False
     equivalent: bool = False
+    inputs: int = 0
     distinguishing: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
 
+    @property
+    def survives(self) -> bool:
+        """Whether no trial rejects the implementation, and it runs on some node."""
+        return not self.stillborn and all(not ratio or ratio <= 1 for ratio in self.excess)
 
-def node_outcome(
-    name: str, kind: str, trials: Sequence[NodeTrial], *, thorough: bool
-) -> NodeOutcome:
-    """Run an implementation on the trials of its operator, and a survivor on further inputs.
+
+def node_outcomes(
+    names: Sequence[str],
+    kind: str,
+    trials: Sequence[NodeTrial],
+    *,
+    thorough: bool,
+    inputs: int = EQUIVALENCE_INPUTS,
+) -> list[NodeOutcome]:
+    """Run implementations on the trials of their operator, and survivors on further inputs.
 
     Args:
-        name: the implementation's name.
+        names: the implementations' names.
         kind: "automatic" for mutants, "right" for reformulations.
         trials: the trials of the operator, the smallest first.
         thorough: whether a rejected mutant runs on all trials.
+        inputs: number of changed nodes of the trials on which survivors run.
     """
-    versions = _versions(trials)
-    by_version = {
-        opset: _implementations(kind, domain, op_type, opset).get(name)
-        for domain, op_type, opset in versions
-    }
-    first = next(entry for entry in by_version.values() if entry is not None)
+    outcomes = outcomes_on_trials(names, kind, trials, thorough=thorough)
+    alive = [index for index, outcome in enumerate(outcomes) if outcome.survives]
+    if kind != "automatic" or not alive:
+        return outcomes
+    candidates, evaluators = _operator_variations(tuple(trials), inputs)
+    found = distinguishing_nodes(
+        [names[index] for index in alive],
+        trials[0].operator,
+        candidates,
+        evaluators,
+        partial(reference_state, trials, _operator_trials(tuple(trials))),
+    )
+    for index, nodes in zip(alive, found, strict=True):
+        outcomes[index] = replace(
+            outcomes[index],
+            equivalent=not nodes,
+            inputs=len(candidates),
+            distinguishing=candidates[nodes[0]].described() if nodes else None,
+        )
+    return outcomes
+
+
+def outcomes_on_trials(
+    names: Sequence[str], kind: str, trials: Sequence[NodeTrial], *, thorough: bool
+) -> list[NodeOutcome]:
+    """Run implementations on the trials of their operator; the arguments of node_outcomes."""
     is_mutant = kind == "automatic"
-    seconds = EVALUATION_SECONDS
-    ratios: list[float | None] = [None] * len(trials)
-    succeeded = failed = timeouts = 0
+    evaluators = _operator_trials(tuple(trials))
+    by_name = {name: _in_versions(name, kind, trials) for name in names}
 
-    compute = computing(_operator_trials(tuple(trials)), by_version)
-
-    def on_trials() -> Iterator[tuple[int, float | None, str]]:
+    def run(name: str) -> Iterator[tuple[int, float, str]]:
+        entries = by_name[name]
+        compute = computing(evaluators, entries)
+        succeeded = is_killed = False
+        timeouts = 0
         for index, trial in enumerate(trials):
-            entry = by_version[trial.opset]
-            outputs, failure = run_implementation(entry, trial.model, trial.inputs, compute)
-            ratio = 0.0 if outputs is None else trial.excess(outputs)
-            yield index, ratio, failure or ("" if outputs is None else "ran")
+            outputs, failure = run_implementation(
+                entries[trial.opset], trial.model, trial.inputs, compute
+            )
+            ran = outputs is not None and not failure
+            ratio = float("inf") if failure else trial.excess(outputs or ()) if ran else 0.0
+            yield index, ratio, failure or ("ran" if ran else "")
+            succeeded |= ran
+            is_killed |= ratio > 1
+            timeouts += failure == "timeout"
+            is_over = (succeeded and is_killed and not thorough) or timeouts >= _MAX_TIMEOUTS
+            if is_mutant and is_over:
+                return
 
-    try:
-        for index, ratio, event in on_corrected_reference(on_trials, seconds):
-            if event in {"", "ran"}:
-                ratios[index] = ratio
-                succeeded += event == "ran"
-            else:
-                ratios[index] = float("inf")
-                failed += 1
-                timeouts += event == "timeout"
-            is_killed = succeeded and any(r is not None and r > 1 for r in ratios)
-            if is_mutant and ((is_killed and not thorough) or timeouts >= _MAX_TIMEOUTS):
-                break
-    except ProcessLostError:
-        failed += 1
-    stillborn = is_mutant and failed > 0 and not succeeded
-    mutant_kind = str(first.kind) if isinstance(first, NodeMutant) else ""
-    outcome = NodeOutcome(first.about, mutant_kind, tuple(ratios), stillborn)
-    killed = any(ratio is not None and ratio > 1 for ratio in ratios)
-    if not is_mutant or killed or stillborn:
-        return outcome
-    distinguishing = _distinguishing(name, trials)
-    return replace(outcome, equivalent=distinguishing is None, distinguishing=distinguishing)
+    check = partial(reference_state, trials, evaluators)
+    outcomes: list[NodeOutcome] = []
+    results = _in_turn(names, run, EVALUATION_SECONDS, check)
+    for name, (events, was_lost) in zip(names, results, strict=True):
+        first = next(entry for entry in by_name[name].values() if entry is not None)
+        mutant_kind = str(first.kind) if isinstance(first, NodeMutant) else ""
+        ratios: list[float | None] = [None] * len(trials)
+        for index, ratio, _ in events:
+            ratios[index] = ratio
+        if was_lost:
+            ratios[min(len(events), len(trials) - 1)] = float("inf")
+        ran = {event for _, _, event in events}
+        failed = was_lost or bool(ran - {"", "ran"})
+        is_stillborn = is_mutant and failed and "ran" not in ran
+        outcomes.append(NodeOutcome(first.about, mutant_kind, tuple(ratios), is_stillborn))
+    return outcomes
+
+
+def _in_versions(
+    name: str, kind: str, trials: Sequence[NodeTrial]
+) -> Mapping[int, NodeImplementation | None]:
+    """Return an implementation in the opset versions of trials; None where it does not exist."""
+    return {
+        opset: _implementations(kind, domain, op_type, opset).get(name)
+        for domain, op_type, opset in _versions(trials)
+    }
+
+
+def _in_turn(
+    items: Sequence[str],
+    work: Callable[[str], Iterator[T]],
+    silence: float,
+    check: Callable[[], str],
+) -> list[tuple[list[T], bool]]:
+    """Return what a function yields for each item, and whether it ended the process.
+
+    The items are worked on in one forked process, since a new one takes longer than most mutants.
+    The process is replaced if an item ends it. If an item has changed its state, all are worked on
+    again in several processes, so that no item has an effect on another.
+
+    Args:
+        items: the items.
+        work: yields results for an item.
+        silence: seconds without a result after which the process is killed.
+        check: describes the state that no item may change.
+    """
+    results: list[tuple[list[T], bool]] = []
+    events: list[T] = []
+
+    def run(remaining: Sequence[str]) -> Iterator[T | bool | None]:
+        before = check()
+        for item in remaining:
+            yield from work(item)
+            yield None
+        yield check() == before
+
+    while len(results) < len(items):
+        events = []
+        try:
+            for event in on_corrected_reference(partial(run, items[len(results) :]), silence):
+                if event is False and len(items) > 1:
+                    middle = len(items) // 2
+                    return [
+                        *_in_turn(items[:middle], work, silence, check),
+                        *_in_turn(items[middle:], work, silence, check),
+                    ]
+                if event is None:
+                    results.append((events, False))
+                    events = []
+                elif not isinstance(event, bool):
+                    events.append(event)
+        except ProcessLostError:
+            if len(results) < len(items):
+                results.append((events, True))
+    return results
+
+
+def reference_state(trials: Sequence[NodeTrial], evaluators: Mapping[int, ReferenceModel]) -> str:
+    """Return the outputs of onnx's reference on trials as text."""
+    compute = computing(evaluators, {})
+    texts: list[str] = []
+    for trial in trials:
+        try:
+            outputs = compute(trial.model, trial.inputs)
+        except Exception as error:  # noqa: BLE001 - any exception that the reference raises
+            texts.append(repr(error))
+            continue
+        texts += [
+            f"{value.dtype} {value.tolist()}" if isinstance(value, np.ndarray) else repr(value)
+            for value in outputs
+        ]
+    return "\n".join(texts)
 
 
 def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
@@ -388,7 +504,7 @@ def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> I
         yield from items
 
 
-def _prepared(nodes: Sequence[NodeTrial | Variation]) -> dict[int, ReferenceModel]:
+def prepared(nodes: Sequence[NodeTrial | Variation]) -> dict[int, ReferenceModel]:
     """Return evaluators of nodes by the identities of their models."""
     evaluators: dict[int, ReferenceModel] = {}
     with replaced(*replacements()):
@@ -411,9 +527,17 @@ def computing(
         evaluators = {}
 
     def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
-        return (evaluators.get(id(model)) or ReferenceModel(model)).run(inputs)
+        evaluator = evaluators.get(id(model)) or ReferenceModel(model)
+        # A mutant may change its inputs, which other mutants get as well.
+        return evaluator.run({name: _copied(value) for name, value in inputs.items()})
 
     return compute
+
+
+def _copied(value: Value) -> Value:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def run_implementation(
@@ -435,58 +559,74 @@ def run_implementation(
         return [], "error"
 
 
-def _distinguishing(
-    name: str, trials: Sequence[NodeTrial]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return attributes and inputs that distinguish a mutant from the operator, or None."""
-    candidates, evaluators = _operator_variations(tuple(trials))
-    operator = trials[0].operator
-    # Generated nodes have versions that the cases lack.
-    by_version = {
-        opset: operator_mutants(operator.domain, operator.name, opset).get(name)
-        for opset in {variation.opset for variation in candidates}
-    }
-    compute = computing(evaluators, by_version)
+def distinguishing_nodes(
+    names: Sequence[str],
+    operator: NodeOperator,
+    candidates: Sequence[Variation],
+    evaluators: Mapping[int, ReferenceModel],
+    check: Callable[[], str],
+    limit: int = 1,
+) -> list[list[int]]:
+    """Return the indices of the first nodes that distinguish each mutant from its operator.
 
-    def search() -> Iterator[int | None]:
-        confirmations = 0
+    Args:
+        names: the mutants' names.
+        operator: the operator.
+        candidates: nodes of the operator.
+        evaluators: the result of :func:`prepared` for the nodes.
+        check: describes the state of the reference, which no mutant may change.
+        limit: number of nodes after which the search for a mutant ends.
+    """
+    opsets = {variation.opset for variation in candidates}
+    expected: dict[int, Expected | None] = {}
+
+    def search(name: str) -> Iterator[int]:
+        # Generated nodes have versions that the cases lack.
+        by_version = {
+            opset: operator_mutants(operator.domain, operator.name, opset).get(name)
+            for opset in opsets
+        }
+        compute = computing(evaluators, by_version)
+        confirmations = count = 0
+        last_sign = monotonic()
         for index, variation in enumerate(candidates):
-            entry = by_version.get(variation.opset)
+            entry = by_version[variation.opset]
             outputs, failure = run_implementation(entry, variation.model, variation.inputs, compute)
             if outputs is not None and not failure and may_differ(variation.outputs, outputs):
-                confirmations += 1
-                if _is_wrong(variation, outputs):
+                if index not in expected:
+                    expected[index] = _estimated(variation)
+                result = expected[index]
+                if result is not None and excess(result, outputs) > 1:
                     yield index
-                    return
-            if confirmations >= _MAX_CONFIRMATIONS:
+                    count += 1
+                else:
+                    confirmations += 1
+            if count >= limit or confirmations >= _MAX_CONFIRMATIONS:
                 return
-            yield None
+            if monotonic() > last_sign + _SECONDS_BETWEEN_SIGNS:
+                last_sign = monotonic()
+                yield _SIGN
 
-    try:
-        for index in on_corrected_reference(search, 15 * EVALUATION_SECONDS):
-            if index is not None:
-                return candidates[index].described()
-    except ProcessLostError:
-        pass
-    return None
+    results = _in_turn(names, search, 15 * EVALUATION_SECONDS, check)
+    return [[index for index in events if index != _SIGN] for events, _ in results]
 
 
 @lru_cache(maxsize=1)
 def _operator_trials(trials: tuple[NodeTrial, ...]) -> dict[int, ReferenceModel]:
     """Return the evaluators of an operator's cases, which each process prepares once."""
-    return _prepared(trials)
+    return prepared(trials)
 
 
 @lru_cache(maxsize=1)
 def _operator_variations(
-    trials: tuple[NodeTrial, ...],
+    trials: tuple[NodeTrial, ...], count: int
 ) -> tuple[Sequence[Variation], dict[int, ReferenceModel]]:
     """Return varied nodes of an operator's cases with evaluators, made once in each process."""
     nodes = [(trial.model, trial.inputs) for trial in trials]
-    varied = variations(nodes, EQUIVALENCE_INPUTS, EVALUATION_SECONDS)
+    varied = variations(nodes, count, EVALUATION_SECONDS)
     # The first node that distinguishes a mutant is shown, so small ones come first.
     varied.sort(key=lambda variation: variation.size)
-    return varied, _prepared(varied)
+    return varied, prepared(varied)
 
 
 def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
@@ -515,8 +655,8 @@ def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
     return False
 
 
-def _is_wrong(variation: Variation, outputs: Sequence[Value]) -> bool:
-    """Return whether the conditioned tolerance rejects outputs of a varied node."""
+def _estimated(variation: Variation) -> Expected | None:
+    """Return the expected outputs of a varied node; None without a condition estimate."""
     names = [output.name for output in variation.model.graph.output]
     stored = dict(zip(names, variation.outputs, strict=True))
     problem = Problem(variation.model, variation.inputs, stored)
@@ -524,5 +664,5 @@ def _is_wrong(variation: Variation, outputs: Sequence[Value]) -> bool:
         with time_limit(4 * EVALUATION_SECONDS):
             expected = estimated_here(problem)
     except (TimeLimitError, Exception):  # noqa: BLE001 - a node without an estimate shows nothing
-        return False
-    return not expected.contradictions and excess(expected, outputs) > 1
+        return None
+    return None if expected.contradictions else expected

@@ -82,11 +82,12 @@ def variations(
 
     Args:
         nodes: models of one node with their inputs.
-        count: the number of variations; fewer are returned if most changes yield invalid nodes.
+        count: the number of changed nodes; there are fewer if most changes yield invalid nodes.
+            Half as many nodes of the operator's generator follow, if there is one.
         seconds: nodes that take longer are left out.
     """
     random = Random(0)  # noqa: S311 - no cryptography
-    varied = _generated(nodes, count // 2, seconds)
+    varied: list[Variation] = []
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
     small = [node for node in bound if _elements(node) <= _MAX_ELEMENTS] or bound[:1]
     for attempt in range(count * _ATTEMPTS_PER_VARIATION):
@@ -104,7 +105,7 @@ def variations(
                 continue
         if variation is not None:
             varied.append(variation)
-    return varied
+    return varied + _generated(nodes, count // 2, seconds)
 
 
 def neighbours(

@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
 )
+@option(
+    "--inputs N",
+    "Run surviving mutants of operators without a formula on N further nodes; default 200.",
+    type=click.IntRange(min=1),
+)
 @options_of(ClusterConfig)
 @option(
     "--json",
@@ -142,6 +147,7 @@ def _scored(
             cluster=cluster,
             shard=shard,
             join=options["join"],
+            inputs=options["inputs"],
         )
     tell_problems(problems[known:])
     if not scores:

@@ -22,7 +22,6 @@ from onnxopt_cli.analysis.audit import (
 )
 from onnxopt_cli.analysis.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.analysis.injected_errors import InjectedErrors
-from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.record_json import number_to_json
 from onnxopt_cli.core.text import printable
@@ -43,9 +42,8 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
     has_formula = isinstance(score.operator, Operator)
-    subject = (
-        "formula on every input" if has_formula else f"operator on {EQUIVALENCE_INPUTS} inputs"
-    )
+    tried = max((verdict.inputs for verdict in score.automatic), default=0)
+    subject = "formula on every input" if has_formula else f"operator on {tried} inputs"
     automatic_note = f"rejected; {equivalent} more equal the {subject}"
     if stillborn:
         automatic_note += f", {stillborn} fail on all nodes"
@@ -226,5 +224,6 @@ def _verdict(verdict: Verdict, *, joinable: bool) -> dict[str, Any]:
         "rejected": verdict.rejected,
         "stillborn": verdict.stillborn,
         "equivalent": verdict.equivalent,
+        **({"inputs": verdict.inputs} if verdict.inputs else {}),
         "largest_share_of_limit": number_to_json(verdict.largest),
     }

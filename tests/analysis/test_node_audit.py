@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnxopt_cli
-from onnxopt_cli.analysis.node_audit import find_node_trials, node_outcome
+from onnxopt_cli.analysis.node_audit import find_node_trials, node_outcomes
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -98,7 +98,7 @@ def test_published_cases_accept_reformulations(operator, form):
     cases = onnxopt_cli.load_cases("onnx-node", operators=[operator])
     trials, faults = find_node_trials(cases, Judging(), 1, lambda *_: None, [operator])
     assert not faults
-    verdict = node_outcome(form, "right", trials[operator], thorough=True)
+    (verdict,) = node_outcomes([form], "right", trials[operator], thorough=True)
     assert max(verdict.excess) <= 1
     (entry,) = [entry for entry in node_reformulations(operator) if entry.name == form]
     outputs = [entry.outputs(t.model, t.inputs, native_outputs) for t in trials[operator]]
