@@ -272,6 +272,14 @@ def test_omitted_intercepts_add_zero():
     verify(model_of([node], {"x": x}, {"y": y}, 3, "ai.onnx.ml"), {"x": x}, [y])
 
 
+def test_floats_are_encoded_as_the_integers_they_are_cast_to():
+    x = f32([5.75, -1.25, 0.5])
+    y = f32([[1, 0], [0, 1], [0, 0]])
+    attributes = {"cats_int64s": [5, -1], "zeros": 1}
+    node = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    verify(model_of([node], {"x": x}, {"y": y}, 1, "ai.onnx.ml"), {"x": x}, [y])
+
+
 @st.composite
 def pools(draw):
     """Draw a pool whose windows all contain elements of its input."""

@@ -11,6 +11,8 @@ from onnxopt_cli.suites.catalogue import suite_files
 from onnxopt_cli.suites.operators.generators import (
     FAMILIES,
     NOT_COVERED,
+    boundaries,
+    draw_boundary,
     draw_seeded,
     schemas,
 )
@@ -38,6 +40,17 @@ def test_generated_nodes_are_valid(family):
                 if fault := model_fault(node.problem.model):
                     faults[node.about] = fault
     assert faults == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nodes_at_boundaries_are_valid(family):
+    drawn_nodes = [
+        draw_boundary(operator, name)
+        for operator in FAMILIES[family]
+        for name in boundaries(operator)
+    ]
+    faults = {node.about: model_fault(node.problem.model) for node in drawn_nodes}
+    assert {about: fault for about, fault in faults.items() if fault} == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -259,6 +259,12 @@ def _without_intercepts(
     return original(node, x, intercepts=0.0 if intercepts is None else intercepts, **kwargs)
 
 
+@replaces("aionnxml.op_one_hot_encoder.OneHotEncoder._run")
+def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
+    """Convert floats to integers before the lookup. The reference looks up the floats."""
+    return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
+
+
 @replaces("op_affine_grid.AffineGrid._run")
 def _grid(node: Any, original: Any, theta: Array, *args: Any, **kwargs: Any) -> tuple[Array]:
     """Return the grid in the type of theta. The reference returns float32."""

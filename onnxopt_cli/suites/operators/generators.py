@@ -9,6 +9,8 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
+from onnxopt_cli.suites.operators.boundary_shapes import boundary_shapes
+from onnxopt_cli.suites.operators.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
 from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
@@ -91,6 +93,26 @@ def schemas(operator: str) -> Sequence[OpSchema]:
     return versions
 
 
+@cache
+def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
+    """Return the generators of an operator's nodes at boundaries, by the boundary's name.
+
+    They belong to the newest version of the operator.
+    """
+    return {
+        name: generate
+        for owner, name, generate in (*boundary_values(), *boundary_shapes())
+        if owner == operator
+    }
+
+
+def draw_boundary(operator: str, name: str) -> GeneratedNode:
+    """Draw a node at a boundary of an operator."""
+    schema = schemas(operator)[0]
+    choices = SeededChoices(f"{operator}-{schema.since_version}-{name}")
+    return _drawn(schema, boundaries(operator)[name], choices)
+
+
 def draw(schema: OpSchema, choices: Choices) -> GeneratedNode:
     """Draw a valid node.
 
@@ -104,6 +126,12 @@ def draw(schema: OpSchema, choices: Choices) -> GeneratedNode:
     generate = generator(schema.name)
     if generate is None:
         raise Unsuitable
+    return _drawn(schema, generate, choices)
+
+
+def _drawn(
+    schema: OpSchema, generate: Callable[[NodeDraft], None], choices: Choices
+) -> GeneratedNode:
     draft = NodeDraft(schema, choices)
     generate(draft)
     while draft.inputs and draft.inputs[-1] is None and not schema.name.startswith("Optional"):

@@ -1,4 +1,4 @@
-"""The suite ``operators``: cases of the selected seeds, in memory and as files."""
+"""The suite ``operators``: nodes of selected seeds and at boundaries, in memory and as files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
-from onnxopt_cli.suites.operators.generators import domain_of, draw_seeded, schemas
+from onnxopt_cli.suites.operators.generators import (
+    boundaries,
+    domain_of,
+    draw_boundary,
+    draw_seeded,
+    schemas,
+)
 
 #: The name of the suite.
 OPERATORS = "operators"
 #: Incremented when a case is added, removed or changed.
-VERSION = "2"
+VERSION = "3"
 _SELECTION = "selected_seeds.json"
 
 
@@ -46,6 +52,9 @@ def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
     for schema in schemas(operator):
         for seed in selected.get(schema.since_version, ()):
             yield f"v{schema.since_version}_{seed}", draw_seeded(schema, seed)
+    newest = schemas(operator)[0].since_version
+    for name in boundaries(operator):
+        yield f"v{newest}_{name}", draw_boundary(operator, name)
 
 
 def operator_cases(stem: str = "", telling: Telling = silently) -> list[Case]:

@@ -1,0 +1,438 @@
+"""Nodes whose elements lie at the boundaries of an operator's definition.
+
+Random draws seldom contain them: exceptional arguments of functions, elements equal to a threshold,
+integers that no float represents, empty axes, ties. Each operator of a family gets the same kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
+
+Generator = Callable[[NodeDraft], None]
+_INF, _NAN = np.inf, np.nan
+# Beyond the square root of the largest float32 and float64.
+_HUGE = (1e20, 1e200)
+_FAR_ARGUMENTS = (100.0, 1000.0, _INF)
+_ROUNDED = (
+    *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
+    *(4194302.5, 4194304.5, 8388607.5, 8388609.0, 16777217.5, 2147483648.5, 1e20, _INF),
+)
+
+
+def _both_signs(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(sign * value for value in values for sign in (1.0, -1.0))
+
+
+#: Exceptional arguments by operator, where the result follows from the function's limits.
+EXCEPTIONAL: Mapping[str, Sequence[float]] = {
+    "Acos": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
+    "Acosh": (1.0, 0.5, -2.0, *_HUGE, _INF, _NAN),
+    "Asin": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
+    "Asinh": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, _NAN),
+    "Atan": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, _NAN),
+    "Atanh": (*_both_signs((1.0, 1e-20, 1.5, _INF)), 0.0, _NAN),
+    "Ceil": (*_both_signs(_ROUNDED), 0.0, _NAN),
+    "Celu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
+    "Cos": (_INF, -_INF, _NAN, 0.0, 1e-20),
+    "Cosh": (*_both_signs((*_FAR_ARGUMENTS, 1e-20)), 0.0, _NAN),
+    "Elu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
+    "Erf": (*_both_signs((10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
+    "Exp": (*_both_signs((88.5, *_FAR_ARGUMENTS)), 0.0, -80.0, _NAN),
+    "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
+    "Gelu": (100.0, 1000.0, 0.0),
+    "HardSigmoid": (*_both_signs((2.5, 3.0, *_FAR_ARGUMENTS)), 0.0),
+    "HardSwish": (*_both_signs((3.0, 100.0, 1000.0)), 0.0),
+    "LeakyRelu": (*_both_signs((1.0, *_HUGE, _INF)), 0.0),
+    "Log": (0.0, -0.0, 1.0, -1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
+    "Mish": (100.0, 1000.0, 0.0),
+    "Reciprocal": (*_both_signs((0.0, 1.0, 1e20, 1e-20, _INF)), _NAN),
+    "Relu": (*_both_signs((0.0, 1e-20, *_HUGE, _INF)),),
+    "Round": (*_both_signs(_ROUNDED), 0.0, _NAN),
+    "Selu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
+    "Sigmoid": (*_both_signs((1000.0, _INF)), 0.0),
+    "Sign": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, -0.0),
+    "Sin": (_INF, -_INF, _NAN, 0.0, 1e-20),
+    "Sinh": (*_both_signs((*_FAR_ARGUMENTS, 1e-20)), 0.0, _NAN),
+    "Softplus": (-1000.0, -_INF, 0.0),
+    "Softsign": (*_both_signs((1e20, 1e-20, 1.0)), 0.0),
+    "Sqrt": (0.0, -0.0, -1.0, 1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
+    "Swish": (100.0, 1000.0, 0.0, -1000.0),
+    "Tan": (_INF, -_INF, _NAN, 0.0, 1e-20),
+    "Tanh": (*_both_signs((20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
+    "ThresholdedRelu": (*_both_signs((1.0, 2.0, 1e20, _INF)), 0.0),
+    "IsInf": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
+    "IsNaN": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
+}
+#: A float attribute that the elements equal, by operator: its name, its value and other attributes.
+THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
+    "Shrink": ("lambd", 1.5, {"bias": 0.5}),
+    "ThresholdedRelu": ("alpha", 1.5, {}),
+    "Binarizer": ("threshold", 0.5, {}),
+}
+_BEYOND_FLOATS = (2**24 + 1, 2**24, 2**53 + 1, 2**53, 2**53 - 1, -(2**24) - 1, -(2**53) - 1, 3)
+_COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+_PAIRED = (0.0, -0.0, 1.0, -2.0, _INF, -_INF, _NAN)
+
+
+def _typed(draft: NodeDraft, place: int, name: str) -> np.dtype[Any]:
+    """Return an element type that an input must have."""
+    draft.require(draft.allowed(place, (name,)))
+    return DTYPES[name]
+
+
+def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
+    with np.errstate(over="ignore"):
+        draft.add(np.array(values).astype(_typed(draft, 0, dtype)))
+    if draft.schema.name == "LeakyRelu":
+        # max(x, alpha * x) is wrong above 1.
+        draft.set("alpha", 2.0)
+    if draft.schema.name == "Gelu":
+        draft.attribute("approximate", (None, "tanh"))
+
+
+def _threshold(draft: NodeDraft, *, name: str, value: float, further: Mapping[str, float]) -> None:
+    near = [value + step / 4 for step in (-2, -1, 0, 1, 2)]
+    draft.set(name, value)
+    for attribute, attribute_value in further.items():
+        draft.set(attribute, attribute_value)
+    draft.add(np.array(_both_signs(near), np.float32))
+
+
+def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
+    kind = _typed(draft, 0, dtype)
+    draft.add(np.array([*values, -_INF, _INF], kind))
+    for bound in values:
+        draft.add(np.array(bound, kind))
+
+
+def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
+    """Draw integers that float32 or float64 rounds; the others differ from them by little."""
+    dtype = _typed(draft, 0, "int64")
+    values = np.array(_BEYOND_FLOATS, dtype)
+    draft.add(values)
+    constant = {"Mul": 3, "Div": 1, "Mod": 2**24, "Sub": 2}.get(draft.schema.name)
+    for _ in range(operands - 1):
+        draft.add(np.full_like(values, constant) if constant else values - dtype.type(1))
+
+
+def _large_clip(draft: NodeDraft) -> None:
+    _large_integers(draft)
+    draft.add(np.array(-(2**53) - 1, np.int64))
+    draft.add(np.array(2**53 - 1, np.int64))
+
+
+def _large_matrix(draft: NodeDraft) -> None:
+    """Draw matrices of integers whose products no float32 or float64 represents."""
+    dtype = _typed(draft, 0, "int64")
+    draft.add(np.array([[2**53 + 1, 2], [3, 2**24 + 1]], dtype))
+    draft.add(np.array([[1, 3], [5, -7]], dtype))
+    if draft.schema.name == "Einsum":
+        draft.set("equation", "ij,jk->ik")
+
+
+def _large_axis(draft: NodeDraft) -> None:
+    """Draw rows of integers whose sums and maxima no float64 represents."""
+    dtype = _typed(draft, 0, "int64")
+    x = np.array([[2**53, 1, 0], [2**24, 2**24 + 1, 5], [-(2**53) - 1, 2, -(2**53)]], dtype)
+    draft.add(x)
+    name = draft.schema.name
+    if name.startswith("Cum"):
+        draft.add(np.array(1, np.int64))
+    elif name == "TopK":
+        draft.add(np.array([2], np.int64))
+    elif name.startswith("Arg"):
+        draft.set("axis", 1)
+    else:
+        draft.add(np.array([1], np.int64))
+
+
+def _pairs(draft: NodeDraft) -> None:
+    """Draw every pair of exceptional values."""
+    values = np.array(_PAIRED, _typed(draft, 0, "float32"))
+    draft.add(values[:, None])
+    draft.add(values)
+
+
+def _shift(draft: NodeDraft, *, dtype: str, direction: str) -> None:
+    kind = _typed(draft, 0, dtype)
+    info = np.iinfo(kind)
+    draft.set("direction", direction)
+    draft.add(np.array([[info.max], [info.max // 2 + 1], [1], [5]], kind))
+    draft.add(np.array([0, 1, 3, info.bits - 1], kind))
+
+
+_EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+
+
+def _cast_to_float8(draft: NodeDraft, *, target: str, saturate: int) -> None:
+    """Draw floats in, at and beyond the range of a type of 8 bits."""
+    dtype = DTYPES[target]
+    # Between the largest value and the next power of two, published tables and rounding disagree.
+    values = (0.0, 1.0, 1.0625, 1.1875, 0.013, 240.0, 448.0, 512.0, 57344.0, 65536.0, 1e6)
+    draft.add(np.array(_both_signs((*values, _INF)), np.float32))
+    if draft.schema.name == "Cast":
+        draft.set("to", helper.np_dtype_to_tensor_dtype(dtype))
+    else:
+        draft.require(draft.allowed(1, (target,)))
+        draft.add(np.zeros(1, dtype))
+    draft.set("saturate", saturate)
+
+
+def _reduced(draft: NodeDraft, x: Array, axes: Sequence[int] | None, noop: int | None) -> None:
+    draft.add(x)
+    draft.set("noop_with_empty_axes", noop)
+    draft.require(len(draft.schema.inputs) > 1 or axes is None)
+    if axes is not None:
+        draft.add(np.array(axes, np.int64))
+
+
+def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
+    """Draw a tensor of which an axis without elements is reduced."""
+    _reduced(draft, np.zeros((2, 0, 3), _typed(draft, 0, dtype)), [1], None)
+
+
+def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
+    """Draw a tensor of which no axes are named."""
+    x = draft.tensor(_typed(draft, 0, "float32"), (2, 3), low=0.25, high=4.0)
+    _reduced(draft, x, axes, noop)
+
+
+def _infinite_rows(draft: NodeDraft) -> None:
+    rows = [[-_INF, -_INF], [-_INF, 1.0], [2.0, _INF], [-3.0, -2.0], [_INF, _INF]]
+    x = np.array(rows, _typed(draft, 0, "float32"))
+    if draft.schema.name.startswith("Arg"):
+        draft.add(x)
+        draft.set("axis", 1)
+    else:
+        _reduced(draft, x, [1], None)
+
+
+def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
+    """Draw exponents whose powers overflow or vanish."""
+    rows = [[1000.0, 999.0, 0.0], [-1000.0, -1001.0, -1000.5], [90.0, 89.0, -90.0], [0.0, 0.0, 0.0]]
+    x = np.array(rows, _typed(draft, 0, dtype))
+    if draft.schema.name == "ReduceLogSumExp":
+        _reduced(draft, x, [1], None)
+    else:
+        draft.add(x)
+        draft.set("axis", 1)
+
+
+def _masked_rows(draft: NodeDraft) -> None:
+    """Draw rows in which minus infinity stands for masked elements."""
+    draft.add(np.array([[-_INF, 0.0, 1.0], [2.0, -_INF, -_INF]], _typed(draft, 0, "float32")))
+    draft.set("axis", -1)
+
+
+def _tied(draft: NodeDraft, *, axis: int) -> None:
+    x = [[[1, 1, 0], [0, 1, 1]], [[0, 0, 0], [2, -1, 2]], [[1, 1, 0], [2, 1, 1]]]
+    draft.add(np.array(x, np.float32))
+    draft.set("axis", axis)
+    if draft.schema.name == "TopK":
+        draft.add(np.array([2], np.int64))
+
+
+def _cumulated(draft: NodeDraft, *, exclusive: int, reverse: int, axis: int) -> None:
+    x = [[1.0, 2.0, 0.0, -3.0], [2.0, -0.5, 4.0, 3.0], [0.5, 0.0, 2.0, -1.0]]
+    draft.add(np.array(x, np.float32))
+    draft.add(np.array(axis, np.int64))
+    draft.set("exclusive", exclusive)
+    draft.set("reverse", reverse)
+
+
+def _zero_rows(draft: NodeDraft, *, p: int) -> None:
+    """Draw rows of both signs, whose sum vanishes in one, and a row of zeros."""
+    rows = [[1.5, -2.0, 0.25], [0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [-3.0, -0.5, -1.0]]
+    draft.add(np.array(rows, np.float32))
+    draft.set("p", p)
+    draft.set("axis", 1)
+
+
+def _local_window(draft: NodeDraft, *, size: int) -> None:
+    draft.add(draft.tensor(np.dtype(np.float32), (1, 5, 2, 2), styles=("plain",)))
+    draft.set("size", size)
+    draft.set("alpha", 2.0)
+    draft.set("bias", 0.5)
+
+
+def _dynamic_ties(draft: NodeDraft, *, low: float, high: float) -> None:
+    """Draw elements half way between quantized values: the scale is a power of two."""
+    ties = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 17.5, 100.5]) / 64
+    inside = ties[(ties >= low) & (ties <= high)]
+    draft.add(np.array([low, high, *inside], np.float32))
+
+
+def _quantized_ties(draft: NodeDraft, *, dtype: str, zero_point: int) -> None:
+    """Draw elements half way between quantized values, and others beyond the range."""
+    kind = DTYPES[dtype]
+    values = [0.5, 1.5, 2.5, 3.5, 100.5, 127.5, 250.5, 300.0, 1000.0, 1e6]
+    draft.add(np.array(_both_signs(values), np.float32) * np.float32(0.25))
+    draft.add(np.array(0.25, np.float32))
+    draft.require(draft.allowed(2, (dtype,)))
+    draft.add(np.array(zero_point, kind))
+
+
+def _extreme_products(draft: NodeDraft, *, a_type: str, b_type: str) -> None:
+    """Draw factors whose sums of products leave 16 bits."""
+    first, second = DTYPES[a_type], DTYPES[b_type]
+    ends_a, ends_b = np.iinfo(first), np.iinfo(second)
+    a, b = [ends_a.max, ends_a.max, ends_a.min], [ends_b.max, ends_b.min]
+    draft.add(np.array([a, a[::-1]], first))
+    draft.add(np.array([b, b, [b[1], b[0]]], second))
+
+
+def _qlinear_ties(draft: NodeDraft) -> None:
+    """Draw products half way between quantized values, and others beyond the range."""
+    scale = np.array(0.5, np.float32)
+    draft.add(np.array([[1, 3], [5, 255], [7, 0]], np.uint8))
+    draft.add(scale)
+    draft.add(np.array(0, np.uint8))
+    draft.add(np.array([[1, 3, 255], [2, 4, 255]], np.uint8))
+    draft.add(scale)
+    draft.add(np.array(1, np.uint8))
+    draft.add(np.array(0.5, np.float32))
+    draft.add(np.array(3, np.uint8))
+
+
+def _one_hot_fractions(draft: NodeDraft) -> None:
+    """Draw floats that are converted to integers."""
+    draft.set("cats_int64s", [5, -1, 9])
+    draft.set("zeros", 1)
+    draft.add(np.array([5.75, -1.75, 9.0, 8.75, -0.5], _typed(draft, 0, "float32")))
+
+
+def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
+    """Draw a map in which the last of equal keys counts."""
+    draft.require(draft.has("keys_tensor"))
+    pool: Mapping[str, list[Any]] = {
+        "int64s": [5, -1, 5, 9],
+        "strings": ["a", "ab", "a", ""],
+        "floats": [0.5, _NAN, 0.5, 2.0],
+    }
+    mapped: Mapping[str, list[Any]] = {"strings": ["p", "q", "r", "s"], "int64s": [1, 2, 3, 4]}
+    draft.set(f"keys_{keys}", pool[keys])
+    draft.set(f"values_{values}", mapped[values])
+    dtype = {"int64s": np.int64, "strings": object, "floats": np.float32}[keys]
+    unknown: Mapping[str, list[Any]] = {"int64s": [7], "strings": ["b"], "floats": [1.0]}
+    draft.add(np.array([*pool[keys], *unknown[keys]], dtype))
+
+
+def _normalizer_zeros(draft: NodeDraft, *, norm: str) -> None:
+    draft.set("norm", norm)
+    draft.add(np.array([[1.0, 2.0, 0.5], [0.0, 0.0, 0.0]], np.float32))
+
+
+def boundary_values() -> Iterator[tuple[str, str, Generator]]:
+    """Yield operators, the names of their boundaries, and generators."""
+    yield from _arguments()
+    yield from _integers()
+    yield from _conversions()
+    yield from _reductions()
+    yield from _along_axes()
+    yield from _quantized()
+
+
+def _arguments() -> Iterator[tuple[str, str, Generator]]:
+    for operator, arguments in EXCEPTIONAL.items():
+        for dtype in ("float32", "float64"):
+            draw = partial(_exceptional, values=arguments, dtype=dtype)
+            yield operator, f"exceptional_{dtype}", draw
+    for operator, (name, value, further) in THRESHOLDS.items():
+        draw = partial(_threshold, name=name, value=value, further=further)
+        yield operator, "threshold", draw
+    yield "Clip", "infinite", partial(_clip, values=(-1.0, 2.0), dtype="float32")
+    yield "Clip", "exchanged", partial(_clip, values=(2.0, -1.0), dtype="float64")
+    for operator in ("Add", "Sub", "Mul", "Div", *_COMPARISONS):
+        yield operator, "exceptional_pairs", _pairs
+
+
+def _integers() -> Iterator[tuple[str, str, Generator]]:
+    for operator in ("Abs", "Neg", "Sign"):
+        yield operator, "large_integers", _large_integers
+    for operator in ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", *_COMPARISONS):
+        yield operator, "large_integers", partial(_large_integers, operands=2)
+    for operator in ("MatMul", "Gemm", "Einsum"):
+        yield operator, "large_integers", _large_matrix
+    sums = ("ReduceSum", "ReduceL1", "ReduceMax", "ReduceMin")
+    for operator in (*sums, "ArgMax", "ArgMin", "TopK", "CumSum"):
+        yield operator, "large_integers", _large_axis
+    yield "Clip", "large_integers", _large_clip
+    for dtype in ("uint8", "uint16", "uint32", "uint64"):
+        for direction in ("LEFT", "RIGHT"):
+            shift = partial(_shift, dtype=dtype, direction=direction)
+            yield "BitShift", f"all_bits_{dtype}_{direction.lower()}", shift
+
+
+def _conversions() -> Iterator[tuple[str, str, Generator]]:
+    for operator in ("Cast", "CastLike"):
+        for target in _EIGHT_BIT_FLOATS:
+            for saturate in (0, 1):
+                cast = partial(_cast_to_float8, target=target, saturate=saturate)
+                yield operator, f"{target}_{'saturated' if saturate else 'unsaturated'}", cast
+    yield "OneHotEncoder", "fractions", _one_hot_fractions
+    for keys, values in (("int64s", "strings"), ("strings", "int64s"), ("floats", "strings")):
+        map_keys = partial(_repeated_keys, keys=keys, values=values)
+        yield "LabelEncoder", f"repeated_{keys}", map_keys
+    for norm in ("L1", "L2", "MAX"):
+        yield "Normalizer", f"zeros_{norm.lower()}", partial(_normalizer_zeros, norm=norm)
+
+
+def _reductions() -> Iterator[tuple[str, str, Generator]]:
+    defined_empty = ("Sum", "SumSquare", "Prod", "L1", "L2", "Max", "Min", "LogSum", "LogSumExp")
+    for name in (*defined_empty, "Mean"):
+        operator = f"Reduce{name}"
+        if name in defined_empty:
+            yield operator, "empty_axis", partial(_empty_axis, dtype="float32")
+        for axes, noop, stem in (([], 1, "noop"), (None, 1, "noop_omitted"), ([], 0, "all_axes")):
+            yield operator, stem, partial(_empty_axes, axes=axes, noop=noop)
+    for name in ("Max", "Min"):
+        yield f"Reduce{name}", "empty_axis_int64", partial(_empty_axis, dtype="int64")
+    for operator in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin"):
+        yield operator, "infinite_rows", _infinite_rows
+    for operator in ("ReduceLogSumExp", "Softmax", "LogSoftmax"):
+        for dtype in ("float32", "float64"):
+            yield operator, f"far_{dtype}", partial(_far_rows, dtype=dtype)
+
+
+def _along_axes() -> Iterator[tuple[str, str, Generator]]:
+    for operator in ("Softmax", "LogSoftmax"):
+        yield operator, "masked", _masked_rows
+    for operator in ("Hardmax", "TopK"):
+        for axis, stem in ((0, "first"), (1, "inner"), (-1, "last")):
+            yield operator, f"ties_{stem}", partial(_tied, axis=axis)
+    for operator in ("CumSum", "CumProd"):
+        for exclusive, reverse, axis in np.ndindex(2, 2, 2):
+            stem = f"{'exclusive' if exclusive else 'inclusive'}{'_reverse' if reverse else ''}"
+            draw = partial(_cumulated, exclusive=exclusive, reverse=reverse, axis=axis)
+            yield operator, f"{stem}_{axis}", draw
+    for p in (1, 2):
+        yield "LpNormalization", f"zeros_{p}", partial(_zero_rows, p=p)
+    for size in (2, 3, 4):
+        yield "LRN", f"window_{size}", partial(_local_window, size=size)
+
+
+def _quantized() -> Iterator[tuple[str, str, Generator]]:
+    largest = 255 / 64
+    for stem, low, high in (
+        ("both", -1.0, largest - 1.0),
+        ("positive", 0.25, largest),
+        ("negative", -largest, 0.0),
+    ):
+        draw = partial(_dynamic_ties, low=low, high=high)
+        yield "DynamicQuantizeLinear", f"ties_{stem}", draw
+    for dtype, zero_point in (("uint8", 3), ("int8", -5), ("uint8", 128), ("int16", 7)):
+        ties = partial(_quantized_ties, dtype=dtype, zero_point=zero_point)
+        yield "QuantizeLinear", f"ties_{dtype}_{abs(zero_point)}", ties
+    for a_type in ("uint8", "int8"):
+        for b_type in ("uint8", "int8"):
+            extreme = partial(_extreme_products, a_type=a_type, b_type=b_type)
+            yield "MatMulInteger", f"extreme_{a_type}_{b_type}", extreme
+    yield "QLinearMatMul", "ties", _qlinear_ties
