@@ -196,9 +196,8 @@ def outcomes(onnxopt, folder, stored, *names):
     log = folder / "run.log"
     log.unlink(missing_ok=True)
     backends = [part for name in names for part in ("-b", f"python:{folder / 'backend.py'}:{name}")]
-    command = onnxopt(
-        "run", str(folder / "cases" / stored), *backends, "--log", log, "--isolation", "none", "-v"
-    )
+    options = ("--log", log, "--isolation", "none", "--no-explain", "-v")
+    command = onnxopt("run", str(folder / "cases" / stored), *backends, *options)
     records = [json.loads(line) for line in log.read_text().splitlines()]
     results = [record["result"] for record in records if "result" in record]
     return {
