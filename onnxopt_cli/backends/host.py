@@ -64,6 +64,7 @@ class Request:
             number of steps that the case states.
         call: the call of a formula, if the model is one node of it; only backends in this process
             use it.
+        joinable: whether the model may run in a batch, together with those of other requests.
     """
 
     model: onnx.ModelProto
@@ -75,6 +76,7 @@ class Request:
     writable_inputs: Mapping[str, Value] | None = None
     formula_loop: bool = False
     call: Call[Array] | None = None
+    joinable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Response:
         leak: a description of leaked resources; empty without a leak.
         seconds: wall time in the backend.
         printed: the end of the backend's output to stdout and stderr, if captured.
+        batch: the number of cases whose models ran as one; 0 for a case that ran alone.
     """
 
     outputs: list[Value] | None = None
@@ -104,6 +107,7 @@ class Response:
     seconds: float = 0.0
     printed: str = ""
     opset: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ _OPTION = rf"{_NAME}[^,]*"
 _LAST = "unsupported="
 #: Beginning of an option that sets an environment variable before the backend is imported.
 ENVIRONMENT = "env."
-#: Options that concern the judgement or the model, and that the backend does not see.
-OWN_OPTIONS = ("math", "opset")
+#: Options that concern the judgement, the model or the run, and that the backend does not see.
+OWN_OPTIONS = ("math", "opset", "batch")
 #: Mathematics that a backend may declare, with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums", "vulkan", "cuda-fast")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -191,6 +191,11 @@ def _parsed(text: str) -> Specification:
     return Specification(text, name=name.strip(), options=options)
 
 
+def batch_size(specification: Specification) -> int:
+    """Return the option ``batch`` of a specification; 1 if it is absent."""
+    return int(specification.options.get("batch", 1))
+
+
 def declared_math(text: str) -> str:
     """Return the option ``math`` of a specification; empty if it is absent."""
     with suppress(UsageError):
@@ -238,6 +243,9 @@ def _options(text: str, written: str) -> dict[str, str]:
             raise misused(text, f": math is {printable(value)!r}", listed)
         if name == "opset" and value != "auto":
             raise misused(text, f": opset is {printable(value)!r}", "write opset=auto")
+        if name == "batch" and not re.fullmatch("[1-9][0-9]{0,2}", value):
+            problem = f": batch is {printable(value)!r}"
+            raise misused(text, problem, "it is a number of cases from 1 to 999")
     if last:
         options["unsupported"] = _pattern(text, pattern)
     return options

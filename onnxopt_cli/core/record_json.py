@@ -98,6 +98,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "returned": [value_to_json(value) for value in result.returned],
         **({"content": asdict(result.content)} if result.content else {}),
         **({"opset": result.opset} if result.opset else {}),
+        **({"batch": result.batch} if result.batch else {}),
     }
 
 
@@ -126,6 +127,7 @@ def result_from_json(data: Any) -> Result:
             returned=tuple(map(value_from_json, data["returned"])),
             content=_content_from_json(data.get("content")),
             opset=data.get("opset", 0),
+            batch=data.get("batch", 0),
         )
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a result: {error}") from error

@@ -103,6 +103,7 @@ class Result:
             elements; may be empty.
         content: the content of the case, of a result other than a pass; None if it is unknown.
         opset: the older opset in which the backend ran the model; 0 for the model's own.
+        batch: the number of cases whose models ran as one; 0 for a case that ran alone.
     """
 
     case: str
@@ -124,6 +125,7 @@ class Result:
     note: str = ""
     content: CaseContent | None = None
     opset: int = 0
+    batch: int = 0
 
     @property
     def failing(self) -> bool:

@@ -233,6 +233,7 @@ def _result(
         outcome=outcome,
         lowered=response.lowered,
         opset=response.opset,
+        batch=response.batch,
         message=message,
         diffs=diffs,
         curve=curve or {},

@@ -32,6 +32,7 @@ from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 from onnxopt_cli.oracle.expected import Expected, PendingExpected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
+from onnxopt_cli.run.batches import in_batches
 from onnxopt_cli.run.executors import (
     Executor,
     InProcess,
@@ -128,7 +129,7 @@ def open_plan(
     with started as opened:
         yield Plan(
             (),
-            opened,
+            opened if cluster else [*map(in_batches, opened)],
             judging=judging,
             interruption=interruption,
             oracle=Oracles(judging, reference_oracle),
@@ -200,10 +201,9 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     window: deque[_Submission | tuple[Result, ...]] = deque()
     with closing(finished) if finished else nullcontext():
         while True:
-            ahead = max((executor.ahead for executor in plan.backends), default=1)
             submitted_count = sum(isinstance(entry, _Submission) for entry in window)
             # Submissions are kept whole until they are judged; finished rows are small.
-            while submitted_count <= ahead:
+            while submitted_count <= (ahead := _ahead(plan)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
                     break
@@ -216,6 +216,10 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
             if not window:
                 return
             yield window.popleft()
+
+
+def _ahead(plan: Plan) -> int:
+    return max((executor.ahead for executor in plan.backends), default=1)
 
 
 def _submit(plan: Plan, case: Case) -> _Submission:
@@ -255,8 +259,6 @@ def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected,
 
 def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Iterator[Pending]:
     """Yield for each backend a function that waits for its response."""
-    is_loop = problem.trajectory is not None
-    call = None if is_loop else problem.call
     for executor in plan.backends:
         started = partial(plan.started, case.id, executor.name)
         if problem.stepwise:
@@ -265,16 +267,20 @@ def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) ->
 
             yield partial(stepwise, executor, problem, started)
         else:
-            yield executor.submit(
-                Request(
-                    problem.model,
-                    problem.inputs,
-                    started,
-                    expected_bytes=expected_bytes,
-                    formula_loop=is_loop,
-                    call=call,
-                )
-            )
+            yield executor.submit(_request(problem, started, expected_bytes))
+
+
+def _request(problem: Problem, started: Callable[[], None], expected_bytes: int) -> Request:
+    is_loop = problem.trajectory is not None
+    return Request(
+        problem.model,
+        problem.inputs,
+        started,
+        expected_bytes=expected_bytes,
+        formula_loop=is_loop,
+        call=None if is_loop else problem.call,
+        joinable=not (is_loop or problem.must_reject),
+    )
 
 
 def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
@@ -303,6 +309,9 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
             return unanswered(case, executor.name, response)
         math = declared_math(executor.text)
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
+        if response.batch and result.outcome is not Outcome.PASS:
+            # Other cases of the batch may have caused it.
+            return _result_alone(plan, submission, index)
         if result.outcome is not Outcome.PASS:
             return result
         reason = plan.vacuity.reason(executor, problem, response)
@@ -314,6 +323,16 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         return result
     content = case_content(case, problem)
     return replace(result, outcome=Outcome.VACUOUS, message=reason, content=content)
+
+
+def _result_alone(plan: Plan, submission: _Submission, index: int) -> Result:
+    """Run a case on one backend again, outside of any batch, and judge the response."""
+    case, problem, executor = submission.case, submission.problem, plan.backends[index]
+    assert problem is not None  # noqa: S101 - the case has run
+    started = partial(plan.started, case.id, executor.name)
+    pending = executor.submit(replace(_request(problem, started, 0), joinable=False))
+    responses = (*submission.responses[:index], pending, *submission.responses[index + 1 :])
+    return _result(plan, replace(submission, responses=responses), index)
 
 
 @contextmanager

@@ -1,0 +1,180 @@
+"""Batches of small cases for backends that take seconds to compile a model: option ``batch=N``.
+
+The models of up to N consecutive cases run as one model. If the backend does not return correct
+values for all of its outputs, each half of the batch runs again, down to single cases. A failure is
+therefore never attributed to a case that did not cause it: the response to a case is either a part
+of the outputs of a batch, or the response to the case alone. The runner repeats each case alone
+whose part of the outputs does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from onnxopt_cli.backends.host import Incident, Request, Response
+from onnxopt_cli.backends.joined_models import (
+    join_models,
+    joined_name,
+    joining_key,
+    operators_of,
+)
+from onnxopt_cli.backends.specification import batch_size, parse_specification
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.values import total_bytes
+from onnxopt_cli.run.executors import Executor, Pending
+
+# Cases with more bytes of inputs or expected outputs run alone.
+_MAX_CASE_BYTES = 1 << 20
+# Cases that exceed this size together are not submitted ahead of their results.
+_MAX_BYTES_AHEAD = 64 << 20
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Requests that run as one.
+
+    Attributes:
+        requests: the requests.
+        pending: waits for the response to the joined request; None until it is submitted.
+        responses: a response, or the reason for its absence, for each request; empty until the
+            backend has responded.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    pending: Pending | None = None
+    responses: list[Response | str] = field(default_factory=list)
+
+
+def in_batches(executor: Executor) -> Executor:
+    """Return the backend, or one that runs its cases in batches if it has the option ``batch``."""
+    size = batch_size(parse_specification(executor.text))
+    return executor if size == 1 else BatchExecutor(executor, size)
+
+
+class BatchExecutor:
+    """Runs small cases on a backend in batches.
+
+    Args:
+        executor: the backend.
+        size: the largest number of cases in a batch.
+    """
+
+    def __init__(self, executor: Executor, size: int) -> None:
+        self.name, self.text, self.version = executor.name, executor.text, executor.version
+        self._executor = executor
+        self._size = size
+        self._open: dict[Hashable, _Batch] = {}
+        # Models with these operators failed alone, so they would make a batch fail.
+        self._failed_alone: set[frozenset[tuple[str, str]]] = set()
+        self._bytes_ahead = 0
+        self.ahead = size * executor.ahead
+
+    def ready(self) -> None:
+        """Wait until the backend has started."""
+        self._executor.ready()
+        self.version = self._executor.version
+
+    def renew(self) -> None:
+        """Restart the backend; no case may be pending."""
+        self._executor.renew()
+
+    def finish(self) -> list[Incident]:
+        """Shut the backend down, and return its failures outside of any case."""
+        return self._executor.finish()
+
+    def submit(self, request: Request) -> Pending:
+        """Add a case to a batch, or begin to run it alone."""
+        request_bytes = total_bytes(request.inputs.values()) + request.expected_bytes
+        key = None
+        if request.joinable and request_bytes <= _MAX_CASE_BYTES:
+            key = joining_key(request.model)
+        self._count_ahead(request_bytes)
+        if key is None or operators_of(request.model) in self._failed_alone:
+            wait: Pending = partial(self._response_alone, request, self._executor.submit(request))
+        else:
+            batch = self._open.setdefault(key, _Batch())
+            wait = partial(self._response, batch, len(batch.requests))
+            batch.requests.append(request)
+            if len(batch.requests) >= self._size:
+                self._send(batch)
+        return partial(self._arrived, wait, request_bytes)
+
+    def _arrived(self, wait: Pending, request_bytes: int) -> Response | str:
+        self._count_ahead(-request_bytes)
+        return wait()
+
+    def _count_ahead(self, request_bytes: int) -> None:
+        self._bytes_ahead += request_bytes
+        full = self._bytes_ahead > _MAX_BYTES_AHEAD
+        self.ahead = self._executor.ahead * (1 if full else self._size)
+
+    def _send(self, batch: _Batch) -> None:
+        self._open = {key: other for key, other in self._open.items() if other is not batch}
+        batch.pending = self._submit_together(batch.requests)
+
+    def _submit_together(self, requests: Sequence[Request]) -> Pending:
+        return self._executor.submit(requests[0] if len(requests) == 1 else _joined(requests))
+
+    def _response(self, batch: _Batch, place: int) -> Response | str:
+        """Wait for the response to one request of a batch."""
+        if batch.pending is None:
+            self._send(batch)
+        if batch.pending is not None and not batch.responses:
+            batch.responses = self._responses(batch.requests, batch.pending)
+        return batch.responses[place]
+
+    def _responses(self, requests: Sequence[Request], pending: Pending) -> list[Response | str]:
+        """Return the response to each request; after a failure, run each half again."""
+        if len(requests) == 1:
+            return [self._response_alone(requests[0], pending)]
+        response = pending()
+        if isinstance(response, Response):
+            if parts := _parts(requests, response):
+                return [*parts]
+            if response.failure in {Outcome.TIMEOUT, Outcome.OOM}:
+                self._size = max(1, self._size // 2)
+        middle = len(requests) // 2
+        halves = requests[:middle], requests[middle:]
+        submitted = [(half, self._submit_together(half)) for half in halves]
+        return [each for half, wait in submitted for each in self._responses(half, wait)]
+
+    def _response_alone(self, request: Request, pending: Pending) -> Response | str:
+        response = pending()
+        if isinstance(response, Response) and response.outputs is None:
+            self._failed_alone.add(operators_of(request.model))
+        return response
+
+
+def _joined(requests: Sequence[Request]) -> Request:
+    def started() -> None:
+        for request in requests:
+            request.started()
+
+    return Request(
+        join_models([request.model for request in requests]),
+        {
+            joined_name(index, name): value
+            for index, request in enumerate(requests)
+            for name, value in request.inputs.items()
+        },
+        started,
+        expected_bytes=sum(request.expected_bytes for request in requests),
+    )
+
+
+def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
+    """Split the response to a joined request; return no parts if it is a failure of any kind."""
+    counts = [len(request.model.graph.output) for request in requests]
+    outputs = response.outputs
+    if outputs is None or len(outputs) != sum(counts):
+        return []
+    if response.lowered or response.changed or response.leak:
+        return []
+    seconds = response.seconds / len(requests)
+    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    return [
+        replace(response, outputs=outputs[end - count : end], seconds=seconds, batch=len(requests))
+        for count, end in zip(counts, ends, strict=True)
+    ]

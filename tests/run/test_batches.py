@@ -1,0 +1,129 @@
+"""The option batch=N: several small cases run as one model, and outcomes stay the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxopt_cli._api import load_cases
+from onnxopt_cli.backends.host import same_bits
+from onnxopt_cli.backends.joined_models import join_models, joined_name, joining_key
+
+# Element-wise operators, subgraphs, sequences, optionals, strings and functions.
+OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
+# Each plugin is wrong in its own way, for a single node or for several.
+PLUGINS = """\
+import os
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+def run(model, inputs):
+    return ReferenceEvaluator(model).run(None, inputs)
+
+def operators(model):
+    return {node.op_type for node in model.graph.node}
+
+def right(model, inputs):
+    with open("submitted", "a") as file:
+        print(len(model.graph.output), file=file)
+    return run(model, inputs)
+
+def faulty(model, inputs):
+    if "Tan" in operators(model):
+        os._exit(3)
+    if "Acos" in operators(model):
+        raise NotImplementedError("no Acos here")
+    if "Asinh" in operators(model):
+        raise ValueError("bad Asinh")
+    return run(model, inputs)
+
+def wrong(model, inputs):
+    outputs = run(model, inputs)
+    return [output + 1 for output in outputs] if "Cosh" in operators(model) else outputs
+
+def misjoins(model, inputs):
+    return run(model, inputs)[::-1]
+"""
+
+
+def outcomes(log, backend):
+    """Return outcome, message and size of the batch of each case of a backend in a log."""
+    records = map(json.loads, Path(log).read_text().splitlines())
+    results = [record["result"] for record in records if record["record"] == "end"]
+    return {
+        result["case"]: (result["outcome"], result["message"], result.get("batch", 0))
+        for result in results
+        if result["backend"] == backend
+    }
+
+
+@pytest.mark.isolated
+@pytest.mark.slow
+def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
+    (workplace / "plugins.py").write_text(PLUGINS)
+    backends = {"ort": "onnxruntime"}
+    operators = [word for operator in OPERATORS for word in ("--operator", operator)]
+    for plugin in ("right", "faulty", "wrong", "misjoins"):
+        backends[plugin] = f"python:plugins.py:{plugin}"
+    submitted_counts = []
+    for batch in ("", ",batch=8"):
+        words = [
+            word for name, text in backends.items() for word in ("-b", f"{name}={text}{batch}")
+        ]
+        onnxopt("run", "onnx-node", *operators, *words, "--no-explain", "--log", f"log{batch}")
+        submitted_counts.append(len(Path("submitted").read_text().split()) - sum(submitted_counts))
+    # Batches save half of the models at least, although their opsets differ.
+    assert submitted_counts[1] < 0.5 * submitted_counts[0]
+    for backend in backends:
+        alone, in_batches = outcomes("log", backend), outcomes("log,batch=8", backend)
+        assert len(alone) > 20
+        assert all(row == (*alone[case][:2], row[2]) for case, row in in_batches.items()), backend
+        assert not any(batch for *_, batch in alone.values())
+        batched = [outcome for outcome, _, batch in in_batches.values() if batch]
+        # Only a pass is accepted from a batch.
+        assert {*batched} <= {"pass", "vacuous"}
+        if backend in {"ort", "right"}:
+            assert len(batched) > len(alone) // 2
+
+
+@pytest.mark.slow
+def test_joined_models_compute_the_outputs_of_each():
+    by_key = {}
+    cases = [case for case in load_cases("onnx-node") if {*case.operators} & {*OPERATORS}]
+    for case in cases:
+        problem = case.load()
+        if (key := joining_key(problem.model)) is not None:
+            by_key.setdefault(key, []).append(problem)
+    for problems in by_key.values():
+        joined = join_models([problem.model for problem in problems])
+        onnx.checker.check_model(joined)
+        inputs = {
+            joined_name(index, name): value
+            for index, problem in enumerate(problems)
+            for name, value in problem.inputs.items()
+        }
+        outputs = iter(ReferenceEvaluator(joined).run(None, inputs))
+        for problem in problems:
+            evaluator = ReferenceEvaluator(problem.model)
+            for expected in evaluator.run(None, dict(problem.inputs)):
+                assert same_bits(_plain(expected), _plain(next(outputs))), problem.model
+        assert next(outputs, None) is None
+    assert sum(map(len, by_key.values())) > len(cases) // 2
+
+
+def _plain(value):
+    if value is None or isinstance(value, list):
+        return value and [*map(_plain, value)]
+    return np.asarray(value)
+
+
+@pytest.mark.parametrize("value", ["0", "x", "1000", "-2", "2.5", ""])
+def test_wrong_size_of_batches_is_an_error(value, onnxopt):
+    answer = onnxopt("run", "spec", "-b", f"onnxruntime,batch={value}")
+    assert answer.code == 2
+    assert "a number of cases from 1 to 999" in " ".join(answer.err.split())
