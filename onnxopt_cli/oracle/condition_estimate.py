@@ -77,6 +77,7 @@ from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconcl
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
+from onnxopt_cli.oracle.rounding.flushed_terms import with_flushed_root
 from onnxopt_cli.oracle.rounding.injection import (
     SHORT_UNITS,
     SINGLE_ROUNDOFF,
@@ -748,7 +749,7 @@ def _out_of_range_outputs(
 ) -> list[list[Any]]:
     """Return further outputs of a model if an intermediate result leaves the range of its type."""
     results = [native] if _OVERFLOW in events else []
-    if _SUBNORMAL in events:
+    if not events.isdisjoint({_SUBNORMAL, _UNDERFLOW}):
         results.append(native_model.run(inputs, partial(_flushing, visitor)))
     if _SPREADS in events:
         specials = (np.nan, np.inf, -np.inf)
@@ -760,7 +761,8 @@ def _out_of_range_outputs(
 def _flushing(
     visitor: Visitor, node: Any, compute: Compute, operands: Sequence[Any], index: int
 ) -> list[Any]:
-    return [_flushed(output) for output in visitor(node, compute, operands, index)]
+    outputs = visitor(node, compute, operands, index)
+    return [_flushed(with_flushed_root(node, output)) for output in outputs]
 
 
 def _flushed(value: Value) -> Value:

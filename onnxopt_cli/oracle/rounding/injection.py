@@ -30,6 +30,7 @@ from onnxopt_cli.oracle.rounding.coordinates import (
 )
 from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
+from onnxopt_cli.oracle.rounding.flushed_terms import flushed_error
 from onnxopt_cli.oracle.rounding.gates import moved_activations
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
@@ -55,7 +56,7 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     accumulates_in_single,
     takes_exact_operands,
 )
-from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide
+from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
 #: Unit roundoff of declared arithmetic: of operands of products, or of sums.
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
@@ -82,6 +83,11 @@ _MAX_KEPT_ELEMENTS = 1 << 24
 _SUBNORMAL_ERRORS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
+}
+# The smallest normal number of the type that a node computes in, by its roundoff.
+_SMALLEST_NORMAL = {
+    roundoff: smallest_normal(np.dtype(dtype))
+    for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
 }
 # The error of a larger number, in errors of rounding a subnormal number, hides such an error.
 _VISIBLE = 2.0**60
@@ -118,6 +124,7 @@ class RoundingSite:
         operand_roundoff: the unit roundoff by which its operands are perturbed.
         scales: for each output, the scale of its absolute error; empty if each perturbed run
             derives it from the output.
+        flushed: for each output, the scale of its error if subnormal terms are flushed to zero.
         average_errors: the errors of sequential algorithms for the statistics of a normalization.
         exact_run: its inputs and outputs; None if it rounds, or if too many elements are kept.
     """
@@ -127,6 +134,7 @@ class RoundingSite:
     roundoff: float
     operand_roundoff: float
     scales: Sequence[Any]
+    flushed: Sequence[Any]
     average_errors: AverageErrors
     exact_run: tuple[Sequence[Any], Sequence[Any]] | None
 
@@ -231,7 +239,17 @@ class SiteRecorder:
             with average_errors.observing():
                 compute(*operands)
         return RoundingSite(
-            node.op_type, node_class, roundoff, operand_roundoff, scales, average_errors, exact_run
+            op_type=node.op_type,
+            node_class=node_class,
+            roundoff=roundoff,
+            operand_roundoff=operand_roundoff,
+            scales=scales,
+            flushed=[
+                _flushed_scale(node, node_class, compute, operands, output, roundoff)
+                for output in outputs
+            ],
+            average_errors=average_errors,
+            exact_run=exact_run,
         )
 
     def _scales(
@@ -315,6 +333,7 @@ class Injector:
                 outputs = compute(*moved)
         else:
             outputs = compute(*moved)
+        flushed = [error * roundoff for error in site.flushed]
         # Two long sums in a graph have independent errors, however the terms of both move.
         sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
         if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
@@ -326,15 +345,15 @@ class Injector:
             for output in outputs
         ]
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
-        return [
-            np.asarray(
-                output
-                + _output_error(output, self._roundings(output), roundoff, scale, subnormal_error)
-            )
-            if is_wide(output) and output.size
-            else output
-            for output, scale in zip(outputs, scales, strict=True)
-        ]
+        moved_outputs = []
+        for output, scale, error in zip(outputs, scales, flushed, strict=True):
+            if is_wide(output) and output.size:
+                moves = self._roundings(output)
+                moved_by = _output_error(output, moves, roundoff, scale, subnormal_error)
+                moved_outputs.append(np.asarray(output + (moved_by + moves * error)))
+            else:
+                moved_outputs.append(output)
+        return moved_outputs
 
     def _moved_operands(self, node: Any, operands: Sequence[Any], site: RoundingSite) -> list[Any]:
         moved, kind = list(operands), site.node_class.kind
@@ -405,6 +424,23 @@ def _accumulated(node_class: NodeClass, roundoff: float) -> float:
 def has_long_sums(site: RoundingSite) -> bool:
     """Return whether the sums of a site have an error of more than one rounding."""
     return bool(site.roundoff) and _accumulated(site.node_class, site.roundoff) > 1
+
+
+def _flushed_scale(
+    node: Any,
+    node_class: NodeClass,
+    compute: Compute,
+    operands: Sequence[Any],
+    output: Any,
+    roundoff: float,
+) -> Any:
+    """Return the scale of an output's error if subnormal terms are flushed to zero."""
+    if not roundoff or not is_wide(output) or not output.size:
+        return 0.0
+    units = UNITS if roundoff <= SINGLE_ROUNDOFF else SHORT_UNITS
+    tiny = _SMALLEST_NORMAL[min(roundoff, SINGLE_ROUNDOFF)]
+    error = flushed_error(node, node_class, compute, operands, output, tiny)
+    return error / (units * roundoff)
 
 
 def _output_error(

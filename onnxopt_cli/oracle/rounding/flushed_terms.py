@@ -1,0 +1,98 @@
+"""Sums whose terms a device may flush to zero one by one.
+
+A device that flushes subnormal numbers replaces each product, and each partial sum, below the
+smallest normal number by zero. A sum of n terms is then off by up to n times that number, although
+the sum itself may be normal. If it is subnormal, so are its terms, and the device yields zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.oracle.evaluator import Compute
+from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
+from onnxopt_cli.oracle.widen import is_wide, smallest_normal
+
+# Operators whose terms are powers of the elements.
+_POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
+# Operators that take the root of their sum.
+_ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
+# Kinds that multiply each element by a coefficient of their own, not below this one.
+_WEIGHTED = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
+_LEAST_WEIGHT = 2.0**-24
+_SUMS = _WEIGHTED | {NodeKind.COMBINE, NodeKind.CONVOLVE, NodeKind.GATES, NodeKind.MIX}
+_DEFAULT_POWER = 2
+# A quotient by a root of which so much is lost is inconclusive.
+_MAX_LOST_SHARE = 0.99
+
+
+def flushed_error(
+    node: Any,
+    node_class: NodeClass,
+    compute: Compute,
+    operands: Sequence[Any],
+    output: Array,
+    tiny: float,
+) -> Any:
+    """Return the largest error of each element of an output if its terms are flushed to zero.
+
+    Args:
+        node: the node, as the evaluator has it.
+        node_class: its kind, and the number of terms of its sums.
+        compute: runs it with other inputs.
+        operands: its inputs, floats as doubles.
+        output: its output.
+        tiny: the smallest normal number of the type in which the node computes.
+    """
+    if node_class.kind not in _SUMS:
+        return 0.0
+    power = _power_of(node)
+    if _smallest_term(node_class.kind, operands, power) >= tiny:
+        return 0.0
+    error = node_class.terms * tiny
+    if node.op_type in _ROOTS:
+        size = np.abs(output)
+        loss = size - np.maximum(size**power - error, 0.0) ** (1 / power)
+        return np.where(size**power < tiny, 0.0, loss)
+    if node.op_type == "LpNormalization":
+        axes = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "axis"]
+        total = np.sum(np.abs(operands[0]) ** power, axis=axes[0] if axes else -1, keepdims=True)
+        lost = np.minimum(error / np.maximum(total, error), _MAX_LOST_SHARE)
+        return np.where(total < tiny, 0.0, np.abs(output) * ((1 - lost) ** (-1 / power) - 1))
+    (magnitudes, *_) = compute(*(np.abs(v) if is_wide(v) else v for v in operands))
+    is_normal = np.abs(magnitudes) >= tiny if np.shape(magnitudes) == output.shape else True
+    return np.where(is_normal, error, 0.0)
+
+
+def with_flushed_root(node: Any, output: Value) -> Value:
+    """Return an output with zeros where the sum under a root is subnormal."""
+    if node.op_type not in _ROOTS or not isinstance(output, np.ndarray):
+        return output
+    flushes = np.abs(output) < smallest_normal(np.dtype(np.float32)) ** (1 / _power_of(node))
+    return np.where(flushes, output.dtype.type(0), output)
+
+
+def _power_of(node: Any) -> int:
+    """Return the power of which an operator sums its elements."""
+    if node.op_type not in _POWERS:
+        return 1
+    powers = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "p"]
+    return int(powers[0]) if powers else _DEFAULT_POWER
+
+
+def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: int) -> float:
+    """Return a lower bound of the magnitudes of terms that are not zero."""
+    smallest = sorted(
+        float(np.min(size, initial=np.inf, where=size > 0))
+        for size in (np.abs(operand) for operand in operands if is_wide(operand))
+    )
+    if power > 1 or not smallest:
+        return smallest[0] ** power if smallest else np.inf
+    if kind in _WEIGHTED:
+        return smallest[0] * _LEAST_WEIGHT
+    # Each factor may also be a term, as the bias of a convolution is.
+    return min(smallest[0], smallest[0] * min([*smallest[1:], 1.0]))
