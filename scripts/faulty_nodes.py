@@ -702,6 +702,17 @@ def rounded_at_random(value: Array, generator: np.random.Generator) -> Array:
     return value * (1 + ROUNDOFF * generator.choice([-1.0, 1.0], value.shape))
 
 
+def rounded_operands(
+    node: Node, operands: Sequence[Array], generator: np.random.Generator
+) -> list[Array]:
+    """Return the operands of a node with a rounding of each tensor that is not a size."""
+    sizes = range(1, len(operands)) if node.op_type == "Resize" else ()
+    return [
+        value if index in sizes else rounded_at_random(value, generator)
+        for index, value in enumerate(operands)
+    ]
+
+
 def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequence[Array]) -> bool:
     """Return whether a wrong output differs from the right one by more than rounding explains.
 
@@ -730,7 +741,7 @@ def is_visible(step: Step, wrong: Sequence[Array], compute: Compute) -> bool:
     operands = [*map(widened, step.operands)]
     exact = compute(step.node, operands)
     runs = [
-        compute(step.node, [rounded_at_random(value, generator) for value in operands])
+        compute(step.node, rounded_operands(step.node, operands, generator))
         for _ in range(ROUNDING_RUNS)
     ]
     return any(
@@ -757,8 +768,10 @@ class ChainVisibility:
         generator = np.random.default_rng(0)
 
         def rounded(node: Node, operands: Sequence[Array]) -> list[Array]:
-            moved = [rounded_at_random(value, generator) for value in operands]
-            return [rounded_at_random(value, generator) for value in self._wide(node, moved)]
+            outputs = self._wide(node, rounded_operands(node, operands, generator))
+            if not operands:
+                return outputs
+            return [rounded_at_random(value, generator) for value in outputs]
 
         self._exact = self._run(self._wide)
         self._roundings = [self._run(rounded) for _ in range(ROUNDING_RUNS)]

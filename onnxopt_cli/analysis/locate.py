@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.analysis.explain import explain
-from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, count_nodes
+from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, count_nodes, name_nodes
 from onnxopt_cli.analysis.subgraph import smallest_failing
 from onnxopt_cli.analysis.value_store import ValueStore
 from onnxopt_cli.backends.host import Request, Response
@@ -33,6 +34,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
+from onnxopt_cli.oracle.condition_estimate import NoReferenceError
 from onnxopt_cli.oracle.reference_in_worker import (
     CONTRIBUTIONS,
     VALUES,
@@ -48,6 +50,8 @@ _MAX_REASON_CHARS = 300
 _LEAST_SHARE = 0.05
 # Limit of the search for the known mistakes that a node of a training operator has.
 _EXPLAIN_SECONDS = 10.0
+# The cause of a node that is wrong only when it is run again.
+_RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # The backend returned no outputs. A node may end so because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
@@ -253,17 +257,21 @@ class _Search:
             )
         if isinstance(values, str):
             return ()
-        by_name = {node_run.name: node_run for node_run in self._walk.runs}
+        # The iterations of a body count as one node.
+        shares: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for entry in parsed_contributions(values):
+            shares[entry.output, entry.node] += entry.share
+        runs = {node_run.label: node_run for node_run in self._walk.runs}
         return tuple(
             NodeContribution(
-                entry.output,
-                entry.node,
-                by_name[entry.node].operator if entry.node in by_name else "",
-                entry.share,
-                self._digits_lost(by_name.get(entry.node)),
+                output,
+                label,
+                runs[label].operator if label in runs else "",
+                min(share, 1.0),
+                self._digits_lost(runs.get(label)),
             )
-            for entry in parsed_contributions(values)
-            if entry.share >= _LEAST_SHARE
+            for (output, label), share in sorted(shares.items(), key=lambda item: -item[1])
+            if share >= _LEAST_SHARE
         )
 
     def _digits_lost(self, node_run: NodeRun | None) -> float:
@@ -290,8 +298,8 @@ class _Search:
 
     def _findings(self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]) -> Located:
         """Return the nodes that are wrong, and those that cannot be judged."""
-        wrong: dict[tuple[str, str], tuple[NodeRun, LocatedNode]] = {}
-        not_judged: dict[tuple[str, str], NotJudged] = {}
+        wrong: dict[tuple[int, str], tuple[NodeRun, LocatedNode]] = {}
+        not_judged: dict[tuple[int, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
         # The nodes of a branch are judged in the place of its If.
         searched = {
@@ -303,13 +311,13 @@ class _Search:
         for node_run in self._walk.runs:
             if node_run.missing:
                 for executor in self._plan.backends:
-                    not_judged[node_run.name, executor.name] = NotJudged(
+                    not_judged[id(node_run), executor.name] = NotJudged(
                         node_run.name, node_run.operator, node_run.missing, executor.name
                     )
             for result in rows.get(id(node_run), ()):
-                key = node_run.name, result.backend
+                key = id(node_run), result.backend
                 if result.outcome is Outcome.FAIL:
-                    wrong.setdefault(key, (node_run, self._wrong_node(node_run, result)))
+                    wrong[key] = node_run, self._wrong_node(node_run, result)
                 elif (reason := _reason(result)) and id(node_run) not in searched:
                     not_judged[key] = NotJudged(
                         node_run.name, node_run.operator, reason, result.backend
@@ -400,6 +408,7 @@ class _Search:
     def _with_subgraphs(self, located: Located) -> Located:
         """Reduce the model for each backend on which its nodes are right, but the model is not."""
         backends = {finding.backend for finding in located.wrong}
+        further: list[LocatedNode] = []
         subgraphs: dict[str, tuple[str, ...]] = {}
         reproductions: dict[str, Problem] = {}
         for executor in self._plan.backends:
@@ -413,24 +422,38 @@ class _Search:
             ]
             with self._telling("reducing", "subgraphs") as tick:
                 fails = _Counted(partial(self._fails, executor), tick)
-                if fails(runs):
-                    smallest = smallest_failing(runs, fails)
+                smallest = smallest_failing(runs, fails) if fails(runs) else []
+                if len(smallest) == 1:
+                    further += self._wrong_again(executor, smallest[0])
+                elif smallest:
                     subgraphs[executor.name] = tuple(node_run.name for node_run in smallest)
                     reproductions[executor.name] = self._problem_of(smallest, stored=True)
         return replace(
             located,
+            wrong=(*located.wrong, *further),
             subgraph=subgraphs,
             reproductions=reproductions,
             interrupted=bool(self._plan.interruption.signal),
         )
 
+    def _wrong_again(self, executor: Executor, node_run: NodeRun) -> Iterator[LocatedNode]:
+        """Yield a node that was right when it ran first, if it is wrong now."""
+        result = self._result_together(executor, [node_run])
+        if result.outcome is Outcome.FAIL:
+            finding = self._wrong_node(node_run, result)
+            yield replace(finding, cause=f"{_RIGHT_AT_FIRST}{finding.cause}")
+
     def _fails(self, executor: Executor, runs: Sequence[NodeRun]) -> bool:
         """Return whether some nodes together are wrong on a backend."""
         if self._plan.interruption.signal:
             return False
+        return self._result_together(executor, runs).outcome is Outcome.FAIL
+
+    def _result_together(self, executor: Executor, runs: Sequence[NodeRun]) -> Result:
+        """Return the result of some nodes as one model on a backend."""
         case = Case(self._case.id, self._case.location, partial(self._problem_of, runs))
         (result,) = run_case(replace(self._plan, backends=(executor,)), case)
-        return result.outcome is Outcome.FAIL
+        return result
 
     def _problem_of(self, runs: Sequence[NodeRun], *, stored: bool = False) -> Problem:
         """Return the problem of some nodes, with expected outputs for a test directory."""
@@ -457,6 +480,7 @@ class _Search:
         assert oracle is not None  # noqa: S101 - the plan has an oracle
         assert oracle.workers is not None  # noqa: S101 - so it has workers
         onnx.helper.set_model_props(request.model, {key: "1"})
+        name_nodes(request.model.graph)
         return oracle.workers()(request)
 
     def _values(
@@ -472,7 +496,8 @@ class _Search:
         if isinstance(response, str):
             return response
         if response.outputs is None:
-            return clipped(response.message or str(response.failure), _MAX_REASON_CHARS)
+            reason = response.message.removeprefix(f"{NoReferenceError.__name__}: ")
+            return clipped(reason or str(response.failure), _MAX_REASON_CHARS)
         return response.outputs
 
 

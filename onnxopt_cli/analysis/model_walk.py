@@ -7,6 +7,7 @@ of a Loop or Scan, are walked, too. Functions must have been inlined.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 #: Computes the outputs of a model of one node; or returns why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
+#: Why a node after one without values cannot run.
+NO_OPERAND = "an operand has no value"
 # Iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -48,7 +51,8 @@ class NodeRun:
 
     Attributes:
         node: the node; the names of its inputs and outputs are the keys of the values.
-        name: its name in the model or, if it has none, that of its first output.
+        label: its name in its graph, as :func:`node_labels` returns it.
+        name: the label, after the names of the control flow nodes that contain it.
         constants: the keys among its inputs that depend on no input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
@@ -56,6 +60,7 @@ class NodeRun:
     """
 
     node: onnx.NodeProto
+    label: str
     name: str
     constants: frozenset[str]
     holders: tuple[NodeRun, ...] = ()
@@ -77,6 +82,29 @@ class NodeRun:
     def outputs(self) -> list[str]:
         """The keys of its outputs."""
         return [*filter(None, self.node.output)]
+
+
+def node_labels(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the nodes of a graph.
+
+    The name of a node that has no name, or shares it with another node, is that of its first
+    output.
+    """
+    names = Counter(node.name for node in graph.node)
+    return [
+        node.name
+        if node.name and names[node.name] == 1
+        else next(filter(None, node.output), node.op_type)
+        for node in graph.node
+    ]
+
+
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Set the names of the nodes of a graph and its subgraphs to their labels."""
+    for node, label in zip(graph.node, node_labels(graph), strict=True):
+        node.name = label
+        for inner in subgraphs(node):
+            name_nodes(inner)
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
@@ -166,13 +194,15 @@ class ModelWalk:
             if name not in scope:
                 scope[name] = Tensor(f"{prefix}{name}", constant=True)
                 self.store[scope[name].key] = array
-        for node in graph.node:
+        labels = node_labels(graph)
+        for node, label in zip(graph.node, labels, strict=True):
             tensors = {name: scope[name] for name in used_names(node) if name in scope}
             keys = {name: tensor.key for name, tensor in tensors.items()}
             keys |= {name: f"{prefix}{name}" for name in node.output if name}
             run = NodeRun(
                 _renamed(node, keys),
-                f"{prefix}{node.name or next(filter(None, node.output), node.op_type)}",
+                label,
+                f"{prefix}{label}",
                 frozenset(tensor.key for tensor in tensors.values() if tensor.constant),
                 holders,
                 repeated,
@@ -273,7 +303,11 @@ class ModelWalk:
         """Compute the outputs of a node and store them."""
         absent = [key for key in run.read if key not in self.store]
         if absent:
-            run.missing = "an operand has no value"
+            run.missing = NO_OPERAND
+            return
+        if run.node.op_type == "Optional" and run.read and not plain_domain(run.node.domain):
+            # onnx's reference returns a list with the element.
+            self.store[run.outputs[0]] = self.store[run.read[0]]
             return
         model, inputs = self.model_of([run], typed=False)
         values = self.reference(model, inputs)
@@ -326,17 +360,21 @@ class ModelWalk:
         for run in runs:
             for key in run.outputs:
                 if key in output_keys:
-                    value = self.store.get(key) if typed else None
-                    graph.output.append(
-                        self._info(key, value) if typed else onnx.ValueInfoProto(name=key)
-                    )
+                    if typed or self._is_compound(key):
+                        graph.output.append(self._info(key, self.store.get(key)))
+                    else:
+                        graph.output.append(onnx.ValueInfoProto(name=key))
         model = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph)
         model.opset_import.extend(self.model.opset_import)
         model.functions.extend(self.model.functions)
         return model, inputs
 
+    def _is_compound(self, key: str) -> bool:
+        """Return whether a value is declared as a sequence, an optional or a map."""
+        return key in self.types and not self.types[key].HasField("tensor_type")
+
     def _info(self, key: str, value: Value) -> onnx.ValueInfoProto:
-        if key in self.types and not self.types[key].HasField("tensor_type"):
+        if self._is_compound(key):
             return onnx.ValueInfoProto(name=key, type=self.types[key])
         return helper.make_value_info(key, type_of(value))
 

@@ -1,13 +1,18 @@
 """Reduction of a failing model to a smallest failing subgraph: delta debugging over its nodes.
 
-The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph.
+The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph. Of a few
+remaining nodes, all connected subsets are judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from onnxopt_cli.analysis.model_walk import NodeRun
+
+# All connected subsets of this many nodes are judged.
+_MAX_ENUMERATED = 6
 
 
 def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
@@ -34,7 +39,8 @@ def smallest_failing(
 
     Args:
         runs: nodes that fail together.
-        fails: judges some nodes by themselves; a single node does not fail.
+        fails: judges some nodes by themselves. A single node fails only on a backend that keeps
+            state, because each node was right when it ran first.
     """
     failing, pieces = [*runs], 2
     while len(failing) > 1:
@@ -46,6 +52,23 @@ def smallest_failing(
             pieces = min(2 * pieces, len(failing))
         else:
             break
+    return _smallest_subset(failing, fails)
+
+
+def _smallest_subset(
+    failing: list[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
+) -> list[NodeRun]:
+    """Return the smallest connected subset of a few nodes that fails.
+
+    A part can fail although no larger part with one node less does: a backend may fuse nodes only
+    at the beginning or end of a model.
+    """
+    if len(failing) > _MAX_ENUMERATED:
+        return failing
+    for size in range(2, len(failing) - 1):
+        for subset in combinations(failing, size):
+            if len(connected_parts(subset)) == 1 and fails(subset):
+                return [*subset]
     return failing
 
 
@@ -57,13 +80,13 @@ def _reduced(
     subsets = [failing[start : start + size] for start in range(0, len(failing), size)]
     for subset in subsets:
         for part in connected_parts(subset):
-            if len(part) > 1 and fails(part):
+            if fails(part):
                 return part, True
     if len(subsets) <= 2:  # noqa: PLR2004 - each is the complement of the other
         return None
     for subset in subsets:
         removed = {id(run) for run in subset}
         for part in connected_parts([run for run in failing if id(run) not in removed]):
-            if len(part) > 1 and fails(part):
+            if fails(part):
                 return part, False
     return None

@@ -13,21 +13,24 @@ from typing import Any
 from rich.text import Text
 
 from onnxopt_cli.analysis.locate import Located, LocatedNode
+from onnxopt_cli.analysis.model_walk import NO_OPERAND
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record_json import number_to_json
-from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome
-from onnxopt_cli.core.text import command_line, printable
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
 
 _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
+_MAX_FAILURE_CHARS = 300
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
+_NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
 #: The folder of each finding by node and backend; that of a subgraph has the node "".
 Folders = Mapping[tuple[str, str], Path]
 
@@ -40,10 +43,17 @@ def exit_code(located: Located) -> int:
     if located.wrong or located.subgraph:
         return 1
     outcomes = {result.outcome for result in located.whole.values()}
-    if outcomes - _RIGHT - NOT_ITS_FAULT:
+    if outcomes - _RIGHT - _NOT_JUDGED:
         return 1
     is_right = bool(outcomes) and outcomes <= _RIGHT
     return 0 if is_right or not located.not_judged else 2
+
+
+def _failure_of(result: Result) -> str:
+    """Return why a model fails that has no wrong node or subgraph; empty if it does not fail."""
+    if result.outcome in _RIGHT | _NOT_JUDGED:
+        return ""
+    return clipped(printable(result.message), _MAX_FAILURE_CHARS)
 
 
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
@@ -145,13 +155,26 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         )
         yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
         yield _again(folders["", backend], texts[backend])
-    for entry in located.not_judged[:_MAX_LISTED]:
+    if not located.wrong and not located.subgraph:
+        for backend, result in located.whole.items():
+            if failure := _failure_of(result):
+                yield Text.assemble(
+                    (f"{result.outcome} ", "bold red"),
+                    f"the whole model on {printable(backend)}: {failure}",
+                )
+    after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
+    listed = [entry for entry in located.not_judged if entry.reason != NO_OPERAND]
+    for entry in listed[:_MAX_LISTED]:
         on = f" on {printable(entry.backend)}" if several else ""
         yield Text.assemble(
             ("not judged ", "yellow"),
             f"{printable(entry.node)} ({entry.operator}){on}: {printable(entry.reason)}",
         )
-    if (hidden := len(located.not_judged) - _MAX_LISTED) > 0:
+    if after_others:
+        count = len({entry.node for entry in after_others})
+        nodes = "1 node that reads" if count == 1 else f"{count} nodes that read"
+        yield Text.assemble(("not judged ", "yellow"), f"{nodes} a value that is missing")
+    if (hidden := len(listed) - _MAX_LISTED) > 0:
         more = "1 more node is" if hidden == 1 else f"{hidden} more nodes are"
         yield Text(f"{more} not judged; --json lists all", "dim")
     yield from _differences(located)

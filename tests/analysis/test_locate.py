@@ -47,6 +47,13 @@ class Leaky:
                 node.attribute.append(helper.make_attribute("alpha", 0.02))
         return _run(model, inputs)
 
+class TakesLists(Leaky):
+    def run(self, model, inputs):
+        for info in model.graph.input:
+            if info.type.HasField("sequence_type") and not isinstance(inputs[info.name], list):
+                raise TypeError("expected a list")
+        return super().run(model, inputs)
+
 class HangsAtSub(Leaky):
     def run(self, model, inputs):
         if [node.op_type for node in model.graph.node] == ["Sub"]:
@@ -112,6 +119,31 @@ class Vendor:
             if node.op_type == "LeakyRelu":
                 node.attribute.append(helper.make_attribute("alpha", 0.02))
         return ReferenceEvaluator(model, new_ops=[Triple]).run(None, inputs)
+
+class Unable:
+    def run(self, model, inputs):
+        from onnxopt_cli.errors import Unsupported
+
+        raise Unsupported("no such operator")
+
+class Stateful:
+    def __init__(self):
+        self.calls = 0
+
+    def run(self, model, inputs):
+        outputs = _run(model, inputs)
+        if any(node.op_type == "Tanh" for node in model.graph.node):
+            self.calls += 1
+            return [y + np.float32(self.calls > 1) for y in outputs]
+        return outputs
+
+class FusingInSomeModels:
+    # Not in models of three nodes.
+    def run(self, model, inputs):
+        operators = [node.op_type for node in model.graph.node]
+        if operators == ["MatMul", "Add"] or len(operators) == 4:
+            return Fusing().run(model, inputs)
+        return _run(model, inputs)
 
 class Refusing:
     def run(self, model, inputs):
@@ -326,6 +358,67 @@ def test_fault_of_a_combination_is_reduced_to_it(locate, onnxopt):
     assert onnxopt(*again, "python:backend.py:Right").code == 0
 
 
+def test_smaller_part_is_found_although_larger_parts_are_right(locate):
+    nodes = [
+        node("Exp", "x", "a"),
+        node("MatMul", "a w", "b"),
+        node("Add", "b a", "c"),
+        node("Tanh", "c", "y"),
+    ]
+    _, found = locate(model_of(nodes, w=W), "FusingInSomeModels")
+    assert found["subgraph"] == ["the_b", "the_c"]
+
+
+def test_node_that_is_wrong_only_when_it_runs_again_is_named_alone(locate):
+    nodes = [node("Exp", "x", "a"), node("Tanh", "a", "b"), node("Exp", "b", "y")]
+    ran, found = locate(model_of(nodes), "Stateful")
+    assert ran.code == 1
+    assert [item["node"] for item in found["wrong"]] == ["the_b"]
+    assert found["wrong"][0]["cause"].startswith("right when it ran first")
+    assert found["subgraph"] == []
+
+
+def test_nodes_with_the_same_name_are_named_by_their_outputs(locate):
+    nodes = [
+        node("LeakyRelu", "x", "a", name="act"),
+        node("MatMul", "a w", "b", name="b"),
+        node("LeakyRelu", "b", "y", name="act"),
+    ]
+    _, found = locate(model_of(nodes, w=W), "Leaky")
+    assert [item["node"] for item in found["wrong"]] == ["a", "y"]
+    _, found = locate(model_of(nodes, w=W), "Right")
+    assert {entry["node"] for entry in found["contributions"]} <= {"a", "b", "y"}
+
+
+def test_iterations_of_a_body_contribute_as_one_node(locate):
+    infos = [helper.make_tensor_value_info(name, 1, (4,)) for name in ("s", "r")]
+    results = [helper.make_tensor_value_info(name, 1, (4,)) for name in ("t", "q")]
+    body = [node("Sigmoid", "s", "t"), node("Add", "t r", "q")]
+    graph = helper.make_graph(body, "body", infos, results)
+    scan = helper.make_node(
+        "Scan", ["zero", "x"], ["last", "y"], "l", body=graph, num_scan_inputs=1
+    )
+    _, found = locate(model_of([scan], zero=np.zeros(4, np.float32)), "Right")
+    nodes = [(entry["node"], entry["operator"]) for entry in found["contributions"]]
+    assert sorted(nodes) == [("the_q", "Add"), ("the_t", "Sigmoid")]
+
+
+def test_nodes_that_read_sequences_and_optionals_are_judged(locate):
+    nodes = [
+        node("SplitToSequence", "x four", "s"),
+        node("SequenceAt", "s zero", "a"),
+        node("Optional", "a", "o"),
+        node("OptionalGetElement", "o", "b"),
+        node("LeakyRelu", "b", "y"),
+    ]
+    model = model_of(nodes, four=np.array(4), zero=np.array(0))
+    model.opset_import[0].version = 18
+    _, found = locate(model, "TakesLists")
+    assert [entry["node"] for entry in found["not_judged"]] == ["the_s", "the_o"]
+    assert [item["node"] for item in found["wrong"]] == ["the_y"]
+    assert re.search(r"at \[\d, \d\]", found["wrong"][0]["cause"])
+
+
 def branch(operator, output):
     info = helper.make_tensor_value_info(output, 1, None)
     return helper.make_graph([node(operator, "x", output)], output, [], [info])
@@ -454,6 +547,27 @@ def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
     ran, found = locate(model_of([node("Abs", "x", "a"), node("Exp", "a", "y")]), "OneNodeOnly")
     assert (ran.code, found["wrong"], found["not_judged"]) == (1, [], [])
     assert found["whole"] == {"python:backend.py:OneNodeOnly": "error"}
+    assert "RuntimeError: too many" in ran.out
+
+
+def test_model_that_a_backend_does_not_support_is_not_judged(locate):
+    ran, found = locate(model_of([node("Abs", "x", "a"), node("Exp", "a", "y")]), "Unable")
+    assert (ran.code, found["wrong"], len(found["not_judged"])) == (2, [], 2)
+    assert found["whole"] == {"python:backend.py:Unable": "unsupported"}
+
+
+def test_nodes_after_one_without_values_are_counted_in_one_line(locate):
+    nodes = [
+        helper.make_node("Triple", ["x"], ["a"], "triple", domain="vendor"),
+        node("Exp", "a", "b"),
+        node("Abs", "b", "y"),
+    ]
+    model = model_of(nodes)
+    model.opset_import.append(helper.make_opsetid("vendor", 1))
+    ran, found = locate(model, "Right")
+    assert len(found["not_judged"]) == 3
+    assert "not judged 2 nodes that read a value that is missing" in ran.out
+    assert "NoReferenceError" not in ran.out
 
 
 def test_error_of_an_exact_output_is_distinct_from_a_missing_output(locate):
