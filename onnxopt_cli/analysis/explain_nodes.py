@@ -28,6 +28,8 @@ import onnx
 from onnxopt_cli.analysis.explain import SearchClock, least_seconds
 from onnxopt_cli.analysis.mistake_effects import (
     IGNORED,
+    MIN_ELEMENTS_ALIKE,
+    PROBES,
     Effect,
     NodeSample,
     effects_on,
@@ -70,6 +72,8 @@ MAX_CONTRADICTING_SHARE = 0.02
 MIN_AGREEING, MIN_OTHERS = 4, 4
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
+#: Right nodes that lack one part alone of a condition of two parts.
+MIN_LACKING = 3
 #: Without a backend: failing cases that meet a condition, and passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
 #: Most causes that are stated for one operator.
@@ -81,6 +85,8 @@ _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 _VERSION_COST = 0.5
 # Most mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
+# Most mistakes that reproduce only few wrong elements.
+_MAX_DOUBTFUL = 12
 # Attempts to prove hypotheses, one after the other.
 _MAX_PROOFS = 4
 # Cost of a second part of a condition. A hypothesis is a rival of the best if it costs at most this
@@ -116,6 +122,12 @@ class Hypothesis:
         if self.mistake is None:
             return f"wrong wherever {where}"
         return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
+
+    @property
+    def dependence(self) -> str:
+        """The change by which a node shows whether it depends on the condition."""
+        given = all(trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring)
+        return "leaving it out" if given else "its value"
 
     def meets(self, sample: NodeSample) -> bool:
         """Return whether a node meets the condition."""
@@ -256,6 +268,8 @@ class _NodeSearch:
         self._samples = _samples(results, cases)
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
+        # Those that reproduce too few wrong elements to be named without generated nodes.
+        self._doubtful: list[str] = []
         self._mistakes: dict[str, NodeMutant] = {}
         self._accepted: list[Hypothesis] = []
         self._seed = 0
@@ -298,6 +312,8 @@ class _NodeSearch:
         best = ranked[0]
         failing = [s for s in self._open_failures() if s.case and best.explains(s)]
         passing = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
+        if best.mistake is not None and best.mistake.name in self._doubtful:
+            return False
         if best.mistake is not None and not best.traits:
             is_distinguished = any(
                 sample.failed is False and self._has_no_effect(best, sample)
@@ -350,7 +366,7 @@ class _NodeSearch:
                 sample.failed is False and not best.contradicts(sample) for sample in fresh
             )
             proven = agreeing >= MIN_AGREEING and passing >= MIN_OTHERS and self._is_necessary(best)
-            if proven or self._cases_support(ranked):
+            if (proven or self._cases_support(ranked)) and self._needs_all_parts(best):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
             if self.ran_out_of_time:
@@ -364,6 +380,27 @@ class _NodeSearch:
             bool(sample.failed) and not _any_explains(self._accepted, sample) for sample in outside
         )
         return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(outside)
+
+    def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
+        """Return whether most nodes that lack only one part of a condition are right.
+
+        Otherwise that part has nothing to do with the fault. Nodes count as wrong even if another
+        statement explains them.
+        """
+        if len(hypothesis.traits) == 1:
+            return True
+        for part in hypothesis.traits:
+            rest = Hypothesis(
+                tuple(trait for trait in hypothesis.traits if trait is not part),
+                hypothesis.mistake,
+                0.0,
+            )
+            outside = [s for s in self._samples if part not in s.traits and rest.meets(s)]
+            wrong = sum(map(rest.explains, outside))
+            right = sum(map(rest.contradicts, outside))
+            if right < MIN_LACKING or wrong > MAX_OTHER_SHARE * (right + wrong):
+                return False
+        return True
 
     def _causes(self) -> tuple[Cause, ...]:
         """Return the accepted hypotheses that still agree with all nodes, as causes."""
@@ -381,8 +418,9 @@ class _NodeSearch:
             if ids:
                 explained.update(ids)
                 names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
-                effect = ", if leaving it out changes the result"
-                text = hypothesis.text + effect * hypothesis.has_exceptions(self._samples)
+                text = hypothesis.text
+                if hypothesis.has_exceptions(self._samples):
+                    text += f", if {hypothesis.dependence} changes the result"
                 text += self._evidence(hypothesis, causes_before)
                 causes_before.append(hypothesis)
                 causes.append(Cause(text, ids, names))
@@ -481,15 +519,20 @@ class _NodeSearch:
             for name, mistake in mistakes.items():
                 yield name, *effects_on(mistake, judges)
 
+        elements: dict[str, float] = {}
         for key, value, effects in self._forked(work, self._remaining()):
             if isinstance(key, int):
                 cases[key].traits = value
-            elif value or key.endswith(IGNORED):
-                self._candidates += [key] * value
+            elif value or key.endswith(PROBES):
+                elements[key] = value
                 self._mistakes[key] = mistakes[key]
                 for index, effect in effects.items():
                     cases[index].effects[key] = effect
         self._samples = [sample for sample in cases if sample.traits]
+        self._candidates = [key for key, count in elements.items() if count >= MIN_ELEMENTS_ALIKE]
+        if not self._candidates and self._submit:
+            self._doubtful = [key for key, count in elements.items() if count][:_MAX_DOUBTFUL]
+            self._candidates = [*self._doubtful]
 
     @staticmethod
     def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
@@ -530,7 +573,7 @@ class _NodeSearch:
     def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
         candidates = [name for name in self._candidates if self._is_possible(name)]
-        ignoring = [name for name in self._mistakes if name.endswith(IGNORED)]
+        ignoring = [name for name in self._mistakes if name.endswith(PROBES)]
 
         def work() -> Iterator[Any]:
             for index, sample in enumerate(samples):

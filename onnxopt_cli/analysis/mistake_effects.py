@@ -35,10 +35,13 @@ from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
 # Failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
-#: Wrong elements that a mistake must reproduce; an element of a boolean output counts as a quarter.
+#: Wrong elements that a mistake must reproduce, unless generated nodes confirm it; an element of a
+#: boolean output counts as a quarter.
 MIN_ELEMENTS_ALIKE = 3.0
-#: Ending of the names of mistakes that ignore an attribute or input.
-IGNORED = " ignored"
+#: Endings of the names of mistakes that ignore an attribute or input, or change a default. They
+#: show whether a node depends on it.
+IGNORED, CHANGED = " ignored", " changed"
+PROBES = (IGNORED, CHANGED)
 # A mistake agrees with a wrong element if their distance is below this share of the error.
 _NEAR_SHARE = 0.02
 # Names of mistakes that compute in a coarser type, with the type.
@@ -138,8 +141,6 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             stored = dict(zip(names, right, strict=True))
             problem = Problem(sample.model, sample.inputs, stored)
             node = BoundNode.of(sample.model, sample.inputs)
-            if not any(value.size for value in right if isinstance(value, np.ndarray)):
-                return None
             traits = node_traits(node, stored)
             expected = estimated_here(problem)
             if expected.invalid or expected.contradictions:
@@ -150,6 +151,9 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
                 failed = may_differ([*expected.outputs.values()], sample.returned) and (
                     excess(expected, sample.returned) > 1
                 )
+            if not failed and not any(v.size for v in right if isinstance(v, np.ndarray)):
+                # Outputs without elements are right with most mistakes.
+                return None
             return JudgedNode(sample, expected, native, failed, traits)
     except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
         return None
@@ -239,8 +243,8 @@ def _floats_alike(
 
 def effects_on(
     mistake: NodeMutant, judges: Mapping[int, JudgedNode]
-) -> tuple[bool, dict[int, Effect]]:
-    """Return whether a mistake reproduces failing cases, and its effects on cases by number."""
+) -> tuple[float, dict[int, Effect]]:
+    """Return how many wrong elements a mistake reproduces, and its effects on cases by number."""
     effects: dict[int, Effect] = {}
     elements = 0.0
     for index, judge in judges.items():
@@ -250,8 +254,9 @@ def effects_on(
             unlike = sum(effect is Effect.UNLIKE for effect in effects.values())
             if unlike >= _FIRST_CASES and Effect.ALIKE not in effects.values():
                 break
-    is_candidate = elements >= MIN_ELEMENTS_ALIKE
-    if is_candidate or mistake.name.endswith(IGNORED):
+    if mistake.name.endswith(CHANGED):
+        elements = 0.0
+    if elements or mistake.name.endswith(PROBES):
         further = [index for index in judges if index not in effects]
         effects |= {index: judges[index].effect(mistake)[0] for index in further}
-    return is_candidate, effects
+    return elements, effects

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import defs
 
 from onnxopt_cli.core.text import clipped
@@ -22,6 +24,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 _MAX_VALUE_CHARS = 40
 # Values of larger inputs are not examined.
 _MAX_ELEMENTS = 1 << 20
+# Attributes whose value is the number of an element type.
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 # Integers beyond this are not exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 _LONGEST_NAMED_RANK = 5
@@ -37,9 +41,9 @@ class Trait:
     Attributes:
         text: the statement, as it follows "wherever".
         cost: preference; of several conditions that agree with all nodes the cheapest is named.
-        ignoring: name of the mutant that ignores the attribute or optional input of the statement.
-            A node on which that mutant is right says nothing about the statement. Empty for other
-            statements.
+        ignoring: name of the mutant that ignores the attribute or optional input of the statement,
+            or changes its default. A node on which that mutant is right says nothing about the
+            statement. Empty for other statements.
     """
 
     text: str
@@ -79,7 +83,7 @@ def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
             else:
                 yield _stated(name, default, ignoring)
         else:
-            yield Trait(f"{name} {_are(name)} left out", 1.5)
+            yield Trait(f"{name} {_are(name)} left out", 1.5, f"default of {name} changed")
         if value is not None:
             is_default = value == node.with_attribute(name, None).attribute(name)
             yield from _named(name, value, "" if is_default else ignoring, 1.0 + 0.15 * is_default)
@@ -109,6 +113,9 @@ def _named(name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]
         yield from _list_traits(name, value, ignoring)
         return
     words = _words(value)
+    if name in _TYPE_ATTRIBUTES and value in onnx.TensorProto.DataType.values():
+        yield Trait(f"{name} is {onnx.TensorProto.DataType.Name(value).lower()}", cost, ignoring)
+        return
     is_number = isinstance(value, int | float)
     yield from _true(
         (
@@ -193,8 +200,29 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
     requested = [bool(name) for name in node.node.output]
     for formal, is_requested in list(zip(node.schema.outputs, requested, strict=False))[1:]:
         yield from _true([(is_requested, f"the output {formal.name} is requested", 1.2)])
-    version = node.schema.since_version
+    yield from _version_traits(node.schema)
+
+
+def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
+    version = schema.since_version
     yield Trait(f"the operator has version {version}", 1.45)
+    for other in _versions(schema.name, schema.domain)[1:]:
+        yield from _true(
+            (
+                (version >= other, f"the operator has at least version {other}", 1.4),
+                (version < other, f"the operator has a version before {other}", 1.4),
+            )
+        )
+
+
+@cache
+def _versions(op_type: str, domain: str) -> list[int]:
+    """Return the versions of an operator in ascending order."""
+    return sorted(
+        schema.since_version
+        for schema in defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == domain
+    )
 
 
 def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:

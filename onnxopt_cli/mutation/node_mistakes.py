@@ -100,6 +100,15 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                     f"The attribute {name} is always {value}.",
                     partial(_always, name, value),
                 )
+    for name in kinds:
+        other = _other_default(schema, name)
+        if other is not None:
+            yield NodeMutant(
+                f"default of {name} changed",
+                MutantKind.ATTRIBUTE_DEFAULT,
+                f"The attribute {name} has another default.",
+                partial(_defaulting, name, other),
+            )
     for first, second in combinations(kinds, 2):
         if kinds[first] == kinds[second] and kinds[first] in {"INT", "INTS", "FLOAT"}:
             yield NodeMutant(
@@ -108,6 +117,26 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 f"The attributes {first} and {second} are exchanged.",
                 partial(_attributes_exchanged, first, second),
             )
+
+
+def _other_default(schema: defs.OpSchema, name: str) -> Any:
+    """Return another value than an attribute's default; None if there is no default."""
+    entry = schema.attributes[name]
+    if entry.required or not entry.default_value.type:
+        return None
+    default = onnx.helper.get_attribute_value(entry.default_value)
+    if isinstance(default, bytes):
+        others = [choice for choice in choices(schema.name, name) if choice != default.decode()]
+        return others[0].encode() if others else None
+    if isinstance(default, float):
+        return 1.25 * default + 0.125
+    if isinstance(default, int):
+        return {0: -1 if name == "axis" else 1, 1: 0}.get(default, default + 1)
+    return None
+
+
+def _defaulting(name: str, value: Any, node: BoundNode) -> BoundNode | None:
+    return None if name in node.attributes else node.with_attribute(name, value)
 
 
 def _read_as(name: str, given: bytes, read: bytes, node: BoundNode) -> BoundNode | None:
@@ -330,6 +359,11 @@ def _unbiased(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     return np.sqrt((centre * centre).sum(axes, keepdims=True) / (count - 1) + epsilon)
 
 
+def _unbiased_if_several(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    count = max(2, np.prod([centre.shape[axis] for axis in axes]))
+    return np.sqrt((centre * centre).sum(axes, keepdims=True) / (count - 1) + epsilon)
+
+
 def _no_epsilon(centre: Array, axes: tuple[int, ...], _epsilon: float) -> Array:
     return np.sqrt((centre * centre).mean(axes, keepdims=True))
 
@@ -465,6 +499,57 @@ def _alpha_times_size(node: BoundNode) -> BoundNode:
     return node.with_attribute("alpha", node.attribute("alpha") * node.attribute("size"))
 
 
+def _window_to_the_left(node: BoundNode) -> Sequence[Value] | None:
+    x, size = node.operand(0), node.attribute("size")
+    if x is None or x.ndim < 2 or size % 2:  # noqa: PLR2004 - batch and channels
+        return None
+    squares = np.pad(
+        x.astype(np.float64) ** 2, [(0, 0), (size // 2, size), *[(0, 0)] * (x.ndim - 2)]
+    )
+    total = sum(squares[:, at : at + x.shape[1]] for at in range(size))
+    scale = node.attribute("bias") + node.attribute("alpha") / size * total
+    return [(x / scale ** node.attribute("beta")).astype(x.dtype)]
+
+
+def _celu_as_elu(node: BoundNode) -> Sequence[Value] | None:
+    x, alpha = node.operand(0), node.attribute("alpha")
+    if x is None:
+        return None
+    wide = x.astype(np.float64)
+    return [np.where(wide < 0, alpha * np.expm1(wide), wide).astype(x.dtype)]
+
+
+def _unshifted(node: BoundNode) -> Sequence[Value] | None:
+    """Compute Softmax or LogSoftmax without subtracting the largest element."""
+    x, axis = node.operand(0), node.attribute("axis")
+    if x is None or node.schema.since_version < _SOFTMAX_OF_ONE_AXIS:
+        return None
+    powers = np.exp(x)
+    quotients = powers / powers.sum(axis, keepdims=True, dtype=x.dtype)
+    is_log = node.node.op_type == "LogSoftmax"
+    return [(np.log(quotients) if is_log else quotients).astype(x.dtype)]
+
+
+def _reduced(before: Callable[[Array], Array], after: Callable[[Array], Array]) -> _Computed:
+    """Return a mistake that computes a function of a sum of another function."""
+
+    def computation(node: BoundNode) -> Sequence[Value] | None:
+        x, axes = node.operand(0), node.operand(1)
+        if x is None or x.dtype.kind != "f":
+            return None
+        listed = node.attribute("axes") if axes is None else axes.reshape(-1).tolist()
+        if not listed and node.attribute("noop_with_empty_axes"):
+            return None
+        total = before(x).sum(
+            tuple(listed) if listed else None,
+            keepdims=bool(node.attribute("keepdims")),
+            dtype=x.dtype,
+        )
+        return [np.asarray(after(total)).astype(x.dtype)]
+
+    return _Computed(computation)
+
+
 def _momentum_reversed(node: BoundNode) -> BoundNode | None:
     if not node.attribute("training_mode"):
         return None
@@ -537,6 +622,8 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
     ]
 
 
+# Since this version, Softmax normalizes one axis, not all axes from one on.
+_SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _RMS = ("RMSNormalization",)
 _NAMES_OF_LSTM_GATES = "iofc"
@@ -583,6 +670,9 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      "The divisor is sqrt(mean square) + epsilon.", _normalized(_root_plus_epsilon, centred=False)),
     ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1",
      "The variance is that of a sample.", _normalized(_unbiased)),
+    ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1, or by 1",
+     "The variance is that of a sample, and 0 for a single element.",
+     _normalized(_unbiased_if_several)),
     (_NORMALIZATIONS, "epsilon not added", "The deviation is sqrt(var).", _normalized(_no_epsilon)),
     (_NORMALIZATIONS, "epsilon as a lower bound",
      "The deviation is sqrt(max(var, epsilon)).", _normalized(_largest_of_both)),
@@ -623,6 +713,20 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      partial(_causal_mask, "last")),
     (("ConvInteger",), "padded with 0", "The padding is 0, not the zero point of x.",
      _padded_with_zero),
+    (("LRN",), "window of an even size centred to the left",
+     "For size 2, a channel is summed with the one before, not with the one after.",
+     _Computed(_window_to_the_left)),
+    (("HardSigmoid",), "alpha defaults to 1/6", "The slope is that of PyTorch's function.",
+     partial(_defaulting, "alpha", 1 / 6)),
+    (("Celu",), "alpha only in the factor", "The result is alpha * (exp(x) - 1) below 0.",
+     _Computed(_celu_as_elu)),
+    (("Softplus",), "overflow of exp", "The result is log(exp(x) + 1), which is infinite at 100.",
+     _elementwise(lambda x: np.log(np.exp(x) + x.dtype.type(1)))),
+    (("ReduceLogSumExp",), "overflow of exp",
+     "The largest element is not subtracted: the result is infinite at 100.",
+     _reduced(np.exp, np.log)),
+    (("Softmax", "LogSoftmax"), "overflow of exp",
+     "The largest element is not subtracted: the result is NaN at 100.", _Computed(_unshifted)),
     (("LRN",), "alpha not divided by size", "The sum of squares is multiplied by alpha.",
      _alpha_times_size),
     (("ScatterND", "ScatterElements"), "one update of each element",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from textwrap import dedent
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 
+from onnxopt_cli.analysis.node_traits import node_traits
+from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 
 
@@ -98,6 +100,9 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("Round", "halves rounded up", [[0.5, 2.5, -2.5]], [1, 3, -2]),
         ("Div", "integers divided with floor", [[-7], [2]], [-4]),
         ("Shrink", "elements within lambd kept", [[0.25, 2.0]], [0.25, 2.0]),
+        ("Softplus", "overflow of exp", [[100.0, -200.0]], [np.inf, 0]),
+        ("ReduceLogSumExp", "overflow of exp", [[100.0, 0.0]], [np.inf]),
+        ("LogSoftmax", "overflow of exp", [[-200.0, 0.0]], [-np.inf, 0]),
     ],
 )
 def test_mistake_computes_what_its_description_says(operator, name, operands, expected):
@@ -130,3 +135,15 @@ def test_operators_that_the_search_does_not_reach_are_counted(onnxopt, workplace
     text = " ".join(onnxopt(*run).out.split())
     assert "2 operators not fully examined: Cos, Sin" in text
     assert "--explain-time SECONDS" in text
+
+
+def test_traits_of_a_node_name_its_type_attribute_and_version():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 9]> '
+        "g (float[2] x) => (bool[2] y) { y = Cast<to = 9>(x) }"
+    )
+    x = np.zeros(2, np.float32)
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, {"x": x}), {"y": x > 0})}
+    assert "to is bool" in texts
+    assert {"the operator has at least version 9", "the operator has a version before 13"} <= texts
+    assert "the operator has at least version 13" not in texts
