@@ -329,6 +329,16 @@ def other(fields):
             f"{HEAD}tolerance: {{Z: {{ulp: 1}}}}\ncases: [{{name: c, inputs: {ADAM_INPUTS}}}]",
             ["4: tolerance.Z: found an unknown output, expected one of H_new, V_new, X_new"],
         ),
+        # The graph around the node.
+        (adam(graph="{inputs: [G, G]}"), [
+            "4: case c: graph.inputs: found a list of 2, expected each of them once"
+        ]),
+        (adam(graph="{names: {X: ''}}"), [
+            '4: case c: graph.names.X: found "", expected a text of at least 1 characters'
+        ]),
+        (adam(graph=f"{{names: {{X: {'x' * 201}}}}}"), [
+            f'4: case c: graph.names.X: found "{"x" * 79}..., expected a text of at most 200 characters'
+        ]),
         # Model files.
         (adam(model="gone.onnx"), ["4: case c: model: the file gone.onnx is missing"]),
         (adam(model="/etc/passwd"), [

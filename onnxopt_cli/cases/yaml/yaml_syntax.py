@@ -57,7 +57,12 @@ _EXPECTED = {
     "maximum": "at most {limit}",
     "minItems": "at least {limit} of them",
     "maxItems": "at most {limit} of them",
+    "uniqueItems": "each of them once",
+    "minLength": "a text of at least {limit} characters",
+    "maxLength": "a text of at most {limit} characters",
 }
+# The expected content for violations of all other keywords.
+_EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
 # The validator turns mapping keys of only these characters into list indices; see _marked().
 _INDEX_CHARS = "\0+0123456789"
@@ -286,7 +291,9 @@ def _format_errors(
             expected = part.get("errorMessage")
             if expected is None and kind == "type":
                 expected = " or ".join(_TYPES[name] for name in details["types"])
-            yield unexpected(node, expected or _EXPECTED[kind].format(**details))
+            elif expected is None:
+                expected = _EXPECTED.get(kind, _EXPECTED_BY_SCHEMA).format(**details)
+            yield unexpected(node, expected)
 
 
 def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) -> FormatError:
