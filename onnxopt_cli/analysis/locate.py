@@ -37,6 +37,8 @@ from onnxopt_cli.operators.nodes import spell_out_defaults
 from onnxopt_cli.oracle.condition_estimate import NoReferenceError
 from onnxopt_cli.oracle.reference_in_worker import (
     CONTRIBUTIONS,
+    ERROR_CONTRIBUTIONS,
+    RETURNED,
     VALUES,
     parsed_contributions,
 )
@@ -103,6 +105,25 @@ class NodeContribution:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorContribution:
+    """How much a node contributes to the error of an output on a backend.
+
+    Attributes:
+        output: the output.
+        node: the name of the node.
+        operator: its operator.
+        share: the share of the squared error, from 0 to 1.
+        backend: the backend.
+    """
+
+    output: str
+    node: str
+    operator: str
+    share: float
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
 class Disagreement:
     """A node that backends compute differently, although each is within the tolerance.
 
@@ -146,6 +167,7 @@ class Located:
         reproductions: the case of each subgraph, by backend.
         whole: the result of the whole model, by backend; empty if it was not judged.
         contributions: the largest contributions of nodes to the tolerances, largest first.
+        error_contributions: the same to the errors of each backend.
         disagreements: nodes that backends compute differently within the tolerance.
         interrupted: whether the user ended the search.
     """
@@ -157,6 +179,7 @@ class Located:
     reproductions: Mapping[str, Problem] = field(default_factory=dict)
     whole: Mapping[str, Result] = field(default_factory=dict)
     contributions: tuple[NodeContribution, ...] = ()
+    error_contributions: tuple[ErrorContribution, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     interrupted: bool = False
 
@@ -232,7 +255,11 @@ class _Search:
         located = self._with_subgraphs(located)
         if located.wrong or located.subgraph or located.interrupted:
             return located
-        return replace(located, contributions=self._contributions())
+        return replace(
+            located,
+            contributions=self._contributions(),
+            error_contributions=tuple(self._error_contributions()),
+        )
 
     def first_wrong(self, end: float) -> LocatedNode | None:
         """Judge nodes in the order of the graph until one is wrong or the time has passed."""
@@ -257,22 +284,58 @@ class _Search:
             )
         if isinstance(values, str):
             return ()
-        # The iterations of a body count as one node.
-        shares: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for entry in parsed_contributions(values):
-            shares[entry.output, entry.node] += entry.share
         runs = {node_run.label: node_run for node_run in self._walk.runs}
         return tuple(
             NodeContribution(
                 output,
                 label,
                 runs[label].operator if label in runs else "",
-                min(share, 1.0),
+                share,
                 self._digits_lost(runs.get(label)),
             )
-            for (output, label), share in sorted(shares.items(), key=lambda item: -item[1])
-            if share >= _LEAST_SHARE
+            for output, label, share in _shares(values)
         )
+
+    def _error_contributions(self) -> Iterator[ErrorContribution]:
+        """Yield the largest contributions of nodes to the errors of each backend.
+
+        Models with control flow, whose nodes run several times or not at all, have none.
+        """
+        runs = self._walk.runs
+        if any(node_run.missing or node_run.holders for node_run in runs):
+            return
+        operators = {node_run.label: node_run.operator for node_run in runs}
+        for executor in self._plan.backends:
+            returned = self._returned_by(executor)
+            inputs = {**self._problem.inputs, **returned}
+            submit = partial(self._of_oracle, ERROR_CONTRIBUTIONS)
+            values = self._values(submit, self._walk.model, inputs) if returned else ""
+            if not isinstance(values, str):
+                for output, label, share in _shares(values):
+                    operator = operators.get(label, "")
+                    yield ErrorContribution(output, label, operator, share, executor.name)
+
+    def _returned_by(self, executor: Executor) -> dict[str, Value]:
+        """Return the outputs of all nodes alone on a backend; nothing if some are missing or large.
+
+        The keys are the names of the values after :data:`RETURNED`.
+        """
+        returned: dict[str, Value] = {}
+        remaining = _USUAL_BYTES
+        with self._telling("measuring", "nodes") as tick:
+            for count, node_run in enumerate(self._walk.runs, start=1):
+                model, inputs = self._walk.model_of([node_run])
+                values = self._values(executor.submit, model, inputs)
+                if self._plan.interruption.signal or isinstance(values, str):
+                    return {}
+                for info, value in zip(model.graph.output, values, strict=False):
+                    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+                        returned[f"{RETURNED}{info.name}"] = value
+                        remaining -= value.nbytes
+                if remaining < 0:
+                    return {}
+                tick(count, len(self._walk.runs))
+        return returned
 
     def _digits_lost(self, node_run: NodeRun | None) -> float:
         """Return how many decimal digits a sum or difference of two tensors cancels."""
@@ -499,6 +562,22 @@ class _Search:
             reason = response.message.removeprefix(f"{NoReferenceError.__name__}: ")
             return clipped(reason or str(response.failure), _MAX_REASON_CHARS)
         return response.outputs
+
+
+def _shares(values: Sequence[Value]) -> list[tuple[str, str, float]]:
+    """Return output, node and share of the contributions in a response, largest first.
+
+    The iterations of a body count as one node. Small contributions are left out.
+    """
+    shares: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for entry in parsed_contributions(values):
+        shares[entry.output, entry.node] += entry.share
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return [
+        (output, node, min(share, 1.0))
+        for (output, node), share in ordered
+        if share >= _LEAST_SHARE
+    ]
 
 
 def _size(value: Value) -> float:

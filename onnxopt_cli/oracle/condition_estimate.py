@@ -48,7 +48,11 @@ from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import all_nodes, operator_names
-from onnxopt_cli.oracle.contributions import Contribution, contributions
+from onnxopt_cli.oracle.contributions import (
+    Contribution,
+    contributions,
+    error_contributions,
+)
 from onnxopt_cli.oracle.corrections.contested import (
     CONTESTED,
     questions_at,
@@ -287,6 +291,27 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
             return native
     return [*map(_rounded_to_type_of, exact, native)]
+
+
+def node_error_contributions(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], returned: Mapping[str, Array]
+) -> list[Contribution]:
+    """Return the largest contributions of nodes to the error of each output.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        returned: outputs of nodes that a backend ran alone, by name.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    model = _prepared(model, inputs)
+    with corrected():
+        try:
+            return error_contributions(model, inputs, returned)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {_first_line(error)}") from error
 
 
 def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Contribution]:

@@ -1,4 +1,4 @@
-"""How much of the tolerance of a model's outputs the roundings of each node cause.
+"""How much of the tolerance or error of a model's outputs each node causes.
 
 To first order, an output moves by the sum of c_i, where c_i is its movement by the roundings of
 node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so that it yields
@@ -7,11 +7,13 @@ node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so
 
 estimates |c_i|^2 for all nodes at once. The nodes with the largest estimates then run alone, which
 measures their movements. The share of a node is |c_i|^2 / sum_j |c_j|^2.
+
+For the error of a backend, c_i is the movement by the error that the backend has in node i alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,7 @@ _SEED = 42
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of a node to the tolerance of an output.
+    """The contribution of a node to the tolerance or error of an output.
 
     Attributes:
         output: the output.
@@ -84,7 +86,7 @@ def contributions(
     recorder = SiteRecorder(visited, "")
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
-        names.append(node.onnx_node.name or next(filter(None, node.output), node.op_type))
+        names.append(_name_of(node))
         return recorder(node, compute, operands, index)
 
     wide_model = ReferenceModel(model, wide=True)
@@ -92,14 +94,97 @@ def contributions(
     exact = wide_model.run(doubles, record)
     sites = recorder.sites
     rounding = [index for index, site in enumerate(sites) if site.roundoff]
-    if not rounding:
-        return []
 
     def movements(factors: Sequence[float]) -> list[Array | None]:
         injector = _SignedInjector(sites, recorder.step, factors)
         return [*map(_movement, wide_model.run(doubles, injector), exact)]
 
-    signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], (_RUNS, len(sites)))
+    return _largest_shares(model, names, rounding, movements)
+
+
+def error_contributions(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], returned: Mapping[str, Array]
+) -> list[Contribution]:
+    """Return the largest contributions to the error of each output, largest first.
+
+    The error of a node is the difference between the outputs that a backend returned for the node
+    alone and those in double, both computed from operands that are rounded to the model's types.
+    The shares are of the movements of an output by these errors.
+
+    Args:
+        model: the model, as the reference runs it.
+        inputs: its inputs.
+        returned: outputs of nodes that a backend ran alone, by name.
+
+    Returns:
+        The contributions; none if an output that was returned is not one of a visited node, because
+        its operator is replaced by others.
+    """
+    wide_model = ReferenceModel(model, wide=True)
+    doubles = {name: widened_value(value) for name, value in inputs.items()}
+    names: list[str] = []
+    errors: list[dict[int, Array]] = []
+    measured: set[str] = set()
+
+    def measure(node: Any, compute: Compute, operands: Sequence[Any], _index: int) -> Sequence[Any]:
+        outputs = [*compute(*operands)]
+        names.append(_name_of(node))
+        errors.append({})
+        for place, (name, exact) in enumerate(zip(node.output, outputs, strict=False)):
+            measured.add(name)
+            output = returned.get(name)
+            if output is None or not is_wide(exact) or output.shape != exact.shape:
+                continue
+            difference = output.astype(exact.dtype) - exact
+            errors[-1][place] = np.nan_to_num(difference, posinf=0.0, neginf=0.0)
+            outputs[place] = exact.astype(output.dtype).astype(exact.dtype)
+        return outputs
+
+    with np.errstate(all="ignore"):
+        wide_model.run(doubles, measure)
+    if returned.keys() - measured:
+        return []
+    exact_outputs = wide_model.run(doubles)
+
+    def movements(factors: Sequence[float]) -> list[Array | None]:
+        def move(
+            _node: Any, compute: Compute, operands: Sequence[Any], index: int
+        ) -> Sequence[Any]:
+            outputs = [*compute(*operands)]
+            for place, error in errors[index].items() if index < len(errors) else ():
+                if np.shape(outputs[place]) == error.shape:
+                    outputs[place] = outputs[place] + factors[index] * error
+            return outputs
+
+        return [*map(_movement, wide_model.run(doubles, move), exact_outputs)]
+
+    candidates = [index for index, error in enumerate(errors) if any(map(np.any, error.values()))]
+    return _largest_shares(model, names, candidates, movements)
+
+
+def _name_of(node: Any) -> str:
+    """Return the name of a visited node or, if it has none, of its first output."""
+    return str(node.onnx_node.name or next(filter(None, node.output), node.op_type))
+
+
+def _largest_shares(
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    candidates: Sequence[int],
+    movements: Callable[[Sequence[float]], list[Array | None]],
+) -> list[Contribution]:
+    """Return the largest shares of nodes in the movements of each output, largest first.
+
+    Args:
+        model: the model.
+        names: the names of its nodes in the order of visits.
+        candidates: the indices of nodes that move the outputs.
+        movements: returns the movements of the outputs by the sum of those of all nodes, each
+            multiplied by its factor.
+    """
+    if not candidates:
+        return []
+    signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], (_RUNS, len(names)))
     runs = [movements(row) for row in signs]
     found: list[Contribution] = []
     estimates: list[tuple[float, int, int]] = []
@@ -114,10 +199,10 @@ def contributions(
         totals.append(float(np.trace(gram)) / _RUNS)
         np.fill_diagonal(gram, 0.0)
         squares = np.einsum("ki,kl,li->i", signs, gram, signs) / (_RUNS * (_RUNS - 1))
-        estimates += [(squares[i] / (totals[-1] or 1.0), output, i) for i in rounding]
+        estimates += [(squares[i] / (totals[-1] or 1.0), output, i) for i in candidates]
     by_estimate = dict.fromkeys(index for _, _, index in sorted(estimates, reverse=True))
     for index in [*by_estimate][:_MAX_ALONE]:
-        factors = [float(place == index) for place in range(len(sites))]
+        factors = [float(place == index) for place in range(len(names))]
         for info, movement, total in zip(
             model.graph.output, movements(factors), totals, strict=True
         ):

@@ -2,7 +2,8 @@
 
 The response has an empty value for each declared output, then a text in JSON that describes the
 readings, then their tensors: for each output of each reading, right values and tolerances in pairs.
-An entry :data:`VALUES` or :data:`CONTRIBUTIONS` in the model's metadata asks for other results.
+An entry :data:`VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS` in the metadata of the
+model asks for other results.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnxopt_cli.oracle.condition_estimate import (
     Reading,
     all_readings,
     node_contributions,
+    node_error_contributions,
     reference_values,
 )
 from onnxopt_cli.oracle.contributions import Contribution
@@ -31,6 +33,10 @@ from onnxopt_cli.oracle.contributions import Contribution
 VALUES = "onnxopt.values"
 #: Key that asks for the contributions of nodes to the tolerances, see :func:`parsed_contributions`.
 CONTRIBUTIONS = "onnxopt.contributions"
+#: Key that asks for the contributions of nodes to the errors of a backend.
+ERROR_CONTRIBUTIONS = "onnxopt.error-contributions"
+#: Beginning of the names of inputs that are outputs of nodes on the backend; the name follows.
+RETURNED = "onnxopt.returned/"
 
 
 class ConditionedReference:
@@ -43,8 +49,16 @@ class ConditionedReference:
         if VALUES in metadata:
             return reference_values(model, inputs)
         if CONTRIBUTIONS in metadata:
-            contributions = [astuple(entry) for entry in node_contributions(model, inputs)]
-            return [None] * output_count + [np.array([json.dumps(contributions)], dtype=object)]
+            return _contributions_response(output_count, node_contributions(model, inputs))
+        if ERROR_CONTRIBUTIONS in metadata:
+            returned: dict[str, Any] = {
+                name.removeprefix(RETURNED): value
+                for name, value in inputs.items()
+                if name.startswith(RETURNED)
+            }
+            fed = {name: inputs[name] for name in inputs if not name.startswith(RETURNED)}
+            contributions = node_error_contributions(model, fed, returned)
+            return _contributions_response(output_count, contributions)
         try:
             results = all_readings(model, inputs, metadata.get("onnxopt.math", ""))
         except NoReferenceError as error:
@@ -64,6 +78,11 @@ class ConditionedReference:
         pairs = [pair for output in outputs for pair in (*output.right, *output.reformulated)]
         tensors = [tensor for pair in pairs for tensor in pair]
         return [None] * output_count + [np.array([description], dtype=object), *tensors]
+
+
+def _contributions_response(output_count: int, contributions: Sequence[Contribution]) -> list[Any]:
+    text = json.dumps([astuple(entry) for entry in contributions])
+    return [None] * output_count + [np.array([text], dtype=object)]
 
 
 def _description(output: ConditionedOutput) -> tuple[Any, ...]:

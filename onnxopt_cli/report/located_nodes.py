@@ -92,6 +92,7 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
         "wrong": [_finding_json(finding, folders) for finding in located.wrong],
         "subgraph": names,
         "contributions": [asdict(entry) for entry in located.contributions],
+        "error_contributions": [asdict(entry) for entry in located.error_contributions],
         "disagreements": [asdict(entry) for entry in located.disagreements],
         "not_judged": [
             {"node": entry.node, "reason": entry.reason, "backend": entry.backend}
@@ -214,6 +215,12 @@ def _differences(located: Located) -> Iterator[Text]:
         yield Text(
             f"{share:.0%} of the tolerance of {printable(contribution.output)} comes from "
             f"{printable(contribution.node)}{operator}{cancels}"
+        )
+
+    for error in located.error_contributions[:_MAX_DIFFERENCES]:
+        yield Text(
+            f"{error.share:.0%} of the error of {printable(error.output)} on "
+            f"{printable(error.backend)} comes from {printable(error.node)} ({error.operator})"
         )
 
 

@@ -74,6 +74,12 @@ class NearlyRight:
     def run(self, model, inputs):
         return [np.nextafter(y, np.float32(9)) for y in _run(model, inputs)]
 
+class InexactSigmoid:
+    def run(self, model, inputs):
+        operators = [node.op_type for node in model.graph.node]
+        factor = np.float32(1 + 5e-7 * (operators == ["Sigmoid"]))
+        return [y * factor for y in _run(model, inputs)]
+
 class OneNodeOnly:
     def run(self, model, inputs):
         if len(model.graph.node) > 1:
@@ -603,6 +609,18 @@ def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(
     first = found["contributions"][0]
     assert (first["output"], first["node"]) == ("y", "the_b")
     assert first["share"] > 0.9
+
+
+def test_node_with_the_largest_error_contributes_most_to_the_error_of_its_backend(locate):
+    nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "b"), node("Tanh", "b", "y")]
+    ran, found = locate(model_of(nodes), "InexactSigmoid")
+    assert ran.code == 0
+    first = found["error_contributions"][0]
+    assert (first["output"], first["node"], first["operator"]) == ("y", "the_b", "Sigmoid")
+    assert first["backend"] == "python:backend.py:InexactSigmoid"
+    assert first["share"] > 0.9
+    assert "of the error of y on" in ran.out
+    assert found["contributions"][0]["node"] != "the_b"
 
 
 def test_backends_that_differ_within_the_tolerance_are_shown(locate):
