@@ -1,0 +1,1000 @@
+"""Right implementations of operators that round differently: none of them may be rejected.
+
+    python scripts/right_forms.py [OPERATOR ...]
+
+Writes cases of several sizes and distributions as ONNX test directories, and runs ``onnxopt run``
+on them with one backend for each place in the lists of forms below: ``Form0`` computes each
+operator by its first form. Prints the results that are rejected, and exits with 1 if there are any.
+
+The forms are those of numerical libraries and textbooks: sums in several orders, one-pass and
+two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,
+factorizations, and identities of activations. All compute in float32; 16-bit operands are converted
+first, and results are rounded at the end. ``FORMS`` has the forms of each operator.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.errors import Unsupported
+
+Array = np.ndarray[Any, Any]
+Attributes = dict[str, Any]
+#: Computes the outputs of a node from its attributes and operands.
+NodeForm = Callable[..., list[Array]]
+Sum = Callable[[Array], Array]
+OPSET = 22
+_MAX_TILED_AXES = 2
+
+
+# Sums along the last axis.
+
+
+def sequential(terms: Array) -> Array:
+    """Add one term after the other."""
+    return np.asarray(np.add.accumulate(terms, axis=-1)[..., -1])
+
+
+def from_last(terms: Array) -> Array:
+    """Add one term after the other, beginning with the last."""
+    return sequential(terms[..., ::-1])
+
+
+def in_pairs(terms: Array) -> Array:
+    """Add pairs of terms, then pairs of sums."""
+    while terms.shape[-1] > 1:
+        if terms.shape[-1] % 2:
+            terms = np.concatenate([terms, np.zeros_like(terms[..., :1])], -1)
+        terms = terms[..., ::2] + terms[..., 1::2]
+    return terms[..., 0]
+
+
+def in_lanes(terms: Array, lanes: int = 16) -> Array:
+    """Add as a vector unit does: each lane on its own, then the lanes."""
+    padding = [(0, 0)] * (terms.ndim - 1) + [(0, -terms.shape[-1] % lanes)]
+    padded = np.pad(terms, padding).reshape(*terms.shape[:-1], -1, lanes)
+    return in_pairs(sequential(np.swapaxes(padded, -1, -2)))
+
+
+def flushing(terms: Array) -> Array:
+    """Add in sequence, with subnormal terms and partial sums replaced by zero."""
+    tiny = np.finfo(terms.dtype).smallest_normal
+
+    def flushed(array: Array) -> Array:
+        return np.where(np.abs(array) < tiny, 0, array).astype(array.dtype)
+
+    total = np.zeros(terms.shape[:-1], terms.dtype)
+    for term in np.moveaxis(flushed(terms), -1, 0):
+        total = flushed(total + term)
+    return total
+
+
+SUMS: list[Sum] = [sequential, from_last, in_pairs, in_lanes]
+
+
+def matrix_product(total: Sum, _: Attributes, a: Array, b: Array) -> list[Array]:
+    """Compute MatMul."""
+    return [total(a[..., :, None, :] * np.swapaxes(b, -1, -2)[..., None, :, :])]
+
+
+def reduced(
+    total: Sum, power: int, root: bool, attributes: Attributes, x: Array, axes: Array
+) -> list[Array]:
+    """Compute ReduceSum, or a sum of powers and its root."""
+    along = tuple(int(axis) % x.ndim for axis in axes)
+    rows = np.moveaxis(x, along, range(-len(along), 0)).reshape(
+        *(size for axis, size in enumerate(x.shape) if axis not in along), -1
+    )
+    result = total(rows**power if power > 1 else rows)
+    result = np.sqrt(result) if root else result
+    return [np.expand_dims(result, along) if attributes.get("keepdims", 1) else result]
+
+
+# Statistics of rows: means and variances.
+
+
+def in_two_passes(total: Sum, x: Array) -> tuple[Array, Array]:
+    """Compute the mean, then the mean square of the distances from it."""
+    count = x.dtype.type(x.shape[-1])
+    mean = total(x)[..., None] / count
+    return mean, total((x - mean) ** 2)[..., None] / count
+
+
+def corrected(total: Sum, x: Array) -> tuple[Array, Array]:
+    """Subtract the contribution of the error of the mean."""
+    count = x.dtype.type(x.shape[-1])
+    mean = total(x)[..., None] / count
+    centred = x - mean
+    squares, rest = total(centred * centred)[..., None], total(centred)[..., None]
+    return mean, (squares - rest * rest / count) / count
+
+
+def shifted(total: Sum, x: Array) -> tuple[Array, Array]:
+    """Subtract the first element, then compute in one pass."""
+    count = x.dtype.type(x.shape[-1])
+    distance = x - x[..., :1]
+    mean, square = total(distance)[..., None] / count, total(distance**2)[..., None] / count
+    return x[..., :1] + mean, np.maximum(square - mean * mean, x.dtype.type(0))
+
+
+def by_recurrence(x: Array) -> tuple[Array, Array]:
+    """Update mean and squares at each element (Welford)."""
+    mean, squares = np.zeros_like(x[..., 0]), np.zeros_like(x[..., 0])
+    for count in range(1, x.shape[-1] + 1):
+        before = x[..., count - 1] - mean
+        mean = mean + before / x.dtype.type(count)
+        squares = squares + before * (x[..., count - 1] - mean)
+    return mean[..., None], squares[..., None] / x.dtype.type(x.shape[-1])
+
+
+def merged(x: Array, length: int = 48) -> tuple[Array, Array]:
+    """Merge the statistics of parts (Chan)."""
+    real, count = x.dtype.type, 0
+    mean = squares = np.zeros_like(x[..., :1])
+    for start in range(0, x.shape[-1], length):
+        part = x[..., start : start + length]
+        size = part.shape[-1]
+        other, variance = by_recurrence(part)
+        distance, together = other - mean, count + size
+        squares = squares + variance * real(size) + distance**2 * real(count * size / together)
+        mean, count = mean + distance * real(size / together), together
+    return mean, squares / real(count)
+
+
+STATISTICS = [
+    *(partial(way, total) for way in (in_two_passes, corrected, shifted) for total in SUMS),
+    by_recurrence,
+    merged,
+]
+
+
+def subtracted(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
+    """Subtract the mean, divide, scale and shift."""
+    return (x - mean) / np.sqrt(variance) * scale + bias
+
+
+def multiplied(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
+    """Multiply by scale and reciprocal in one step."""
+    return (x - mean) * (scale * (x.dtype.type(1) / np.sqrt(variance))) + bias
+
+
+def folded(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
+    """Fold scale, bias and statistics into one factor and one term."""
+    factor = scale / np.sqrt(variance)
+    return x * factor + (bias - mean * factor)
+
+
+APPLICATIONS = [subtracted, multiplied, folded]
+NORMALIZING = [*product(STATISTICS, APPLICATIONS)]
+
+
+def by_channel(array: Array, x: Array) -> Array:
+    """Return values per channel in the rank of a tensor."""
+    return array.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def layer(
+    algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array
+) -> list[Array]:
+    """Compute LayerNormalization."""
+    statistics, applied = algorithms
+    axis = attributes.get("axis", -1) % x.ndim
+    rows = x.reshape(*x.shape[:axis], -1)
+    mean, variance = statistics(rows)
+    variance = variance + x.dtype.type(attributes.get("epsilon", 1e-5))
+    return [applied(rows, mean, variance, scale.ravel(), bias.ravel()).reshape(x.shape)]
+
+
+def group(
+    algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array
+) -> list[Array]:
+    """Compute GroupNormalization, or InstanceNormalization: a group per channel."""
+    statistics, applied = algorithms
+    groups = attributes.get("num_groups", x.shape[1])
+    mean, variance = statistics(x.reshape(len(x), groups, -1))
+    variance = variance + x.dtype.type(attributes.get("epsilon", 1e-5))
+    shape = (len(x), x.shape[1], *[1] * (x.ndim - 2))
+    mean, variance = (
+        np.repeat(array, x.shape[1] // groups, 1).reshape(shape) for array in (mean, variance)
+    )
+    return [applied(x, mean, variance, by_channel(scale, x), by_channel(bias, x))]
+
+
+def batch(
+    algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array, *given: Array
+) -> list[Array]:
+    """Compute BatchNormalization by given statistics."""
+    statistics, applied = algorithms
+    if attributes.get("training_mode"):
+        raise Unsupported("training")
+    if statistics is not STATISTICS[0]:
+        raise Unsupported("given statistics")
+    epsilon = x.dtype.type(attributes.get("epsilon", 1e-5))
+    mean, variance = (by_channel(array, x) for array in given)
+    return [applied(x, mean, variance + epsilon, by_channel(scale, x), by_channel(bias, x))]
+
+
+def across(algorithms: Any, attributes: Attributes, x: Array) -> list[Array]:
+    """Compute MeanVarianceNormalization."""
+    statistics, applied = algorithms
+    axes = [axis % x.ndim for axis in attributes.get("axes", [0, 2, 3])]
+    rows = np.moveaxis(x, axes, range(-len(axes), 0))
+    shape = rows.shape
+    rows = rows.reshape(*shape[: x.ndim - len(axes)], -1)
+    mean, variance = statistics(rows)
+    deviation = np.sqrt(variance) + x.dtype.type(np.float32(1e-9))
+    scale, bias = x.dtype.type(1), x.dtype.type(0)
+    y = applied(rows, mean, deviation * deviation, scale, bias).reshape(shape)
+    return [np.moveaxis(y, range(-len(axes), 0), axes)]
+
+
+# Convolutions.
+
+
+def convolution_operands(attributes: Attributes, x: Array) -> tuple[Array, list[int], list[int]]:
+    """Return the padded input, strides and dilations; auto_pad is not supported."""
+    rank = x.ndim - 2
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise Unsupported("auto_pad")
+    pads = attributes.get("pads", [0] * 2 * rank)
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
+    strides, dilations = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
+    return padded, strides, dilations
+
+
+def spatial(slices: Iterable[slice]) -> tuple[Any, ...]:
+    """Return the index of a part along the last axes."""
+    return (..., *slices)
+
+
+def every_image(steps: Sequence[int]) -> tuple[Any, ...]:
+    """Return the index of each window that begins at a multiple of the steps."""
+    return (slice(None), slice(None), *(slice(None, None, step) for step in steps))
+
+
+def dilated(w: Array, dilations: Sequence[int]) -> Array:
+    """Insert zeros between elements."""
+    sizes = [(size - 1) * step + 1 for size, step in zip(w.shape[2:], dilations, strict=True)]
+    kernels = np.zeros((*w.shape[:2], *sizes), w.dtype)
+    kernels[spatial(slice(None, None, step) for step in dilations)] = w
+    return kernels
+
+
+def with_bias(y: Array, bias: Sequence[Array]) -> list[Array]:
+    """Add a bias if there is one."""
+    return [y + by_channel(bias[0], y) if bias else y]
+
+
+def by_columns(total: Sum, attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
+    """Collect the elements of each window, and multiply them by the kernels (im2col)."""
+    x, strides, dilations = convolution_operands(attributes, x)
+    w, groups = dilated(w, dilations), attributes.get("group", 1)
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], tuple(range(2, x.ndim)))
+    windows = windows[every_image(strides)]
+    rank, sizes = x.ndim - 2, windows.shape[2 : x.ndim]
+    columns = np.moveaxis(windows, 1, 1 + rank).reshape(len(x), math.prod(sizes), groups, 1, -1)
+    kernels = w.reshape(groups, len(w) // groups, -1)
+    y = total(columns * kernels).reshape(len(x), math.prod(sizes), -1)
+    return with_bias(np.swapaxes(y, 1, 2).reshape(len(x), -1, *sizes), bias)
+
+
+def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
+    """Multiply the spectra; omit elements between strides afterwards."""
+    x, strides, dilations = convolution_operands(attributes, x)
+    w, groups = dilated(w, dilations), attributes.get("group", 1)
+    axes = tuple(range(2, x.ndim))
+    sizes = [1 << (size - 1).bit_length() for size in x.shape[2:]]
+    spectra, kernels = (np.fft.rfftn(array, sizes, axes) for array in (x, np.flip(w, axes)))
+    spectra = spectra.reshape(len(x), groups, 1, -1, *spectra.shape[2:])
+    kernels = kernels.reshape(groups, len(w) // groups, *kernels.shape[1:])
+    products = (spectra * kernels).sum(3, dtype=spectra.dtype)
+    y = np.fft.irfftn(products.reshape(len(x), len(w), *products.shape[3:]), sizes, axes)
+    cut = (
+        slice(k - 1, n, step) for k, n, step in zip(w.shape[2:], x.shape[2:], strides, strict=True)
+    )
+    return with_bias(y[spatial(cut)].astype(x.dtype), bias)
+
+
+def winograd_matrices(outputs: int, kernel: int) -> tuple[Array, Array, Array]:
+    """Return the matrices of F(outputs, kernel): for products, kernels and tiles (Cook and Toom).
+
+    The points are 0, 1, -1, 2, -2, 1/2, -1/2 and infinity.
+    """
+    half = Fraction(1, 2)
+    points: list[Any] = [Fraction(0), 1, -1, 2, -2, half, -half][: outputs + kernel - 2]
+    count = len(points)
+
+    def polynomial(roots: Sequence[Any]) -> list[Any]:
+        coefficients = [Fraction(1)]
+        for root in roots:
+            shifted = [Fraction(0), *coefficients]
+            coefficients = [a - root * b for a, b in zip(shifted, [*coefficients, 0], strict=True)]
+        return coefficients
+
+    inverse = np.zeros((outputs, count + 1))
+    weights, tile = np.zeros((count + 1, kernel)), np.zeros((count + 1, count + 1))
+    for place, point in enumerate(points):
+        other_points = points[:place] + points[place + 1 :]
+        scale = math.prod(point - other_point for other_point in other_points)
+        inverse[:, place] = [float(point**power) for power in range(outputs)]
+        weights[place] = [float(point**power / scale) for power in range(kernel)]
+        tile[place, :count] = [float(value) for value in polynomial(other_points)]
+    inverse[-1, -1], weights[-1, -1] = 1, 1
+    tile[-1] = [float(value) for value in polynomial(points)]
+    return inverse, weights, tile
+
+
+def along(matrix: Array, array: Array, axis: int) -> Array:
+    """Multiply by a matrix along an axis, adding one product after the other."""
+    terms = np.moveaxis(array, axis, -1)[..., None, :] * matrix.astype(array.dtype)
+    return np.moveaxis(sequential(terms), -1, axis)
+
+
+def by_winograd(
+    outputs: int, attributes: Attributes, x: Array, w: Array, *bias: Array
+) -> list[Array]:
+    """Transform tiles and kernels, multiply, and transform back."""
+    x, strides, dilations = convolution_operands(attributes, x)
+    rank, groups = x.ndim - 2, attributes.get("group", 1)
+    if max(*strides, *dilations) > 1 or set(w.shape[2:]) != {3} or rank > _MAX_TILED_AXES:
+        raise Unsupported("a kernel that is not tiled")
+    inverse, weights, tile = winograd_matrices(outputs, 3)
+    sizes = [size - 2 for size in x.shape[2:]]
+    x = np.pad(x, [(0, 0), (0, 0), *((0, -size % outputs) for size in sizes)])
+    tiles = np.lib.stride_tricks.sliding_window_view(x, [outputs + 2] * rank, (*range(2, x.ndim),))
+    tiles = tiles[every_image([outputs] * rank)]
+    for axis in range(-rank, 0):
+        tiles, w = along(tile, tiles, axis), along(weights, w, axis)
+    counts = tiles.shape[2 : 2 + rank]
+    # Batch, group, output channel, channel, then tiles, then the elements of a tile.
+    tiles = tiles.reshape(len(x), groups, 1, -1, *tiles.shape[2:])
+    kernels = w.reshape(groups, len(w) // groups, w.shape[1], *[1] * rank, *w.shape[2:])
+    y = sequential(np.moveaxis(tiles * kernels, 3, -1)).reshape(len(x), len(w), *tiles.shape[4:])
+    for axis in range(-rank, 0):
+        y = along(inverse, y, axis)
+    for axis in range(rank):
+        y = np.moveaxis(y, 2 + rank + axis, 3 + 2 * axis)
+    y = y.reshape(len(x), len(w), *(count * outputs for count in counts))
+    return with_bias(y[spatial(slice(size) for size in sizes)], bias)
+
+
+def transposed(
+    form: NodeForm, attributes: Attributes, x: Array, w: Array, *bias: Array
+) -> list[Array]:
+    """Convolve the input with zeros between its elements."""
+    rank, groups = x.ndim - 2, attributes.get("group", 1)
+    if not {"output_shape", "auto_pad"}.isdisjoint(attributes):
+        raise Unsupported("generated pads")
+    strides = attributes.get("strides", [1] * rank)
+    if max(strides) > 1 and getattr(form, "func", None) is by_winograd:
+        raise Unsupported("no known implementation tiles an input with zeros between its elements")
+    w = dilated(w, attributes.get("dilations", [1] * rank))
+    spread = dilated(x, strides)
+    pads = np.reshape(attributes.get("pads", [0] * 2 * rank), (2, rank))
+    extra = attributes.get("output_padding", [0] * rank)
+    reach = np.array(w.shape[2:]) - 1
+    before, after = reach - pads[0], reach - pads[1] + extra
+    if min(*before, *after) < 0:
+        raise Unsupported("pads beyond the kernel")
+    kernels = np.concatenate([part.swapaxes(0, 1) for part in np.split(w, groups)])
+    kernels = np.flip(kernels, tuple(range(2, w.ndim)))
+    return form({"group": groups, "pads": [*before, *after]}, spread, kernels, *bias)
+
+
+def by_scattering(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
+    """Add the product of each kernel element to its place in the output (col2im)."""
+    rank = x.ndim - 2
+    if attributes.get("group", 1) > 1 or not {"output_shape", "auto_pad"}.isdisjoint(attributes):
+        raise Unsupported("groups or generated pads")
+    strides, dilations = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = np.reshape(attributes.get("pads", [0] * 2 * rank), (2, rank))
+    extra = attributes.get("output_padding", [0] * rank)
+    sizes = [
+        (x.shape[2 + axis] - 1) * strides[axis] + (w.shape[2 + axis] - 1) * dilations[axis] + 1
+        for axis in range(rank)
+    ]
+    y = np.zeros((len(x), w.shape[1], *(a + b for a, b in zip(sizes, extra, strict=True))), x.dtype)
+    for place in np.ndindex(*w.shape[2:]):
+        window = tuple(
+            slice(at * step, at * step + (size - 1) * stride + 1, stride)
+            for at, step, size, stride in zip(place, dilations, x.shape[2:], strides, strict=True)
+        )
+        terms = np.einsum("ni...,io->noi...", x, w[(..., *place)])
+        y[spatial(window)] += sequential(np.moveaxis(terms, 2, -1))
+    cut = (slice(a, size - b) for a, b, size in zip(*pads, y.shape[2:], strict=True))
+    return with_bias(y[spatial(cut)], bias)
+
+
+CONVOLUTIONS: list[NodeForm] = [
+    *(partial(by_columns, total) for total in SUMS),
+    by_fourier,
+    *(partial(by_winograd, outputs) for outputs in (2, 4, 6)),
+]
+
+
+# Transforms.
+
+
+def roots(count: int, real: Any, float32_angles: bool = False) -> Array:
+    """Return the twiddle factors, correctly rounded or by angles in float32."""
+    places = np.arange(count)
+    if float32_angles:
+        angles = real(2 * np.pi) * places.astype(real) / real(count)
+        return np.cos(angles) - 1j * np.sin(angles)
+    exact = np.exp(-2j * np.pi * places / count)
+    return exact if real is np.float64 else exact.astype(np.complex64)
+
+
+def real_of(x: Array) -> Any:
+    """Return the type of the real part."""
+    return x.real.dtype.type
+
+
+def by_sums(x: Array, float32_angles: bool = False) -> Array:
+    """Add the products of each output in sequence."""
+    count = x.shape[-1]
+    places = np.outer(np.arange(count), np.arange(count)) % count
+    return sequential(x[..., None, :] * roots(count, real_of(x), float32_angles)[places])
+
+
+def by_matrix(x: Array) -> Array:
+    """Multiply by the matrix of twiddle factors."""
+    count = x.shape[-1]
+    places = np.outer(np.arange(count), np.arange(count)) % count
+    return x @ roots(count, real_of(x))[places]
+
+
+def by_factors(x: Array, float32_angles: bool = False) -> Array:
+    """Split by the smallest prime factor: by radix 2 if the length is a power of two."""
+    count = x.shape[-1]
+    radix = next((factor for factor in range(2, count) if count % factor == 0), count)
+    if radix == count:
+        return by_sums(x, float32_angles)
+    factors, places = roots(count, real_of(x), float32_angles), np.arange(count)
+    parts = [
+        np.concatenate([by_factors(x[..., part::radix], float32_angles)] * radix, -1)
+        * factors[part * places % count]
+        for part in range(radix)
+    ]
+    return sequential(np.stack(parts, -1))
+
+
+def by_chirp(x: Array) -> Array:
+    """Convolve with a chirp by transforms whose length is a power of two (Bluestein)."""
+    count, places = x.shape[-1], np.arange(x.shape[-1])
+    chirp = roots(2 * count, real_of(x))[places**2 % (2 * count)]
+    size = 1 << (2 * count).bit_length()
+    kernel = np.zeros(size, chirp.dtype)
+    kernel[:count], kernel[size - count + 1 :] = chirp.conj(), chirp.conj()[:0:-1]
+    padded = np.zeros((*x.shape[:-1], size), chirp.dtype)
+    padded[..., :count] = x * chirp
+    spectrum = (by_factors(padded) * by_factors(kernel)).conj()
+    return (by_factors(spectrum).conj() / real_of(x)(size))[..., :count] * chirp
+
+
+TRANSFORMS: list[Callable[[Array], Array]] = [
+    by_sums,
+    by_matrix,
+    by_factors,
+    by_chirp,
+    partial(by_sums, float32_angles=True),
+    partial(by_factors, float32_angles=True),
+    np.fft.fft,
+]
+
+
+def transform(
+    form: Callable[[Array], Array], attributes: Attributes, x: Array, *further: Any
+) -> list[Array]:
+    """Compute DFT."""
+    length, axis = [*further, None, None][:2]
+    axis = attributes.get("axis", -2 if axis is None else int(axis)) % x.ndim
+    lines = np.moveaxis(x, axis, -2)
+    count = lines.shape[-2] if length is None else int(length)
+    lines = lines[..., :count, :]
+    lines = np.pad(lines, [(0, 0)] * (x.ndim - 2) + [(0, count - lines.shape[-2]), (0, 0)])
+    line = lines[..., 0] + 1j * (lines[..., 1] if lines.shape[-1] > 1 else 0 * lines[..., 0])
+    line = line.astype(np.complex64 if x.dtype == np.float32 else complex)
+    if attributes.get("inverse"):
+        y = form(line.conj()).conj() / x.dtype.type(count)
+    else:
+        y = form(line)
+    if attributes.get("onesided"):
+        if attributes.get("inverse"):
+            raise Unsupported("an inverse of half a spectrum")
+        y = y[..., : count // 2 + 1]
+    return [np.moveaxis(np.stack([y.real, y.imag], -1).astype(x.dtype), -2, axis)]
+
+
+def in_frames(
+    form: Callable[[Array], Array], attributes: Attributes, x: Array, step: Array, *rest: Any
+) -> list[Array]:
+    """Compute STFT."""
+    window, length = [*rest, None, None][:2]
+    count = int(length) if length is not None else len(window)
+    frames = np.lib.stride_tricks.sliding_window_view(x[..., 0], count, 1)[:, :: int(step)]
+    frames = frames if window is None else frames * window
+    y = form(frames.astype(np.complex64 if x.dtype == np.float32 else complex))
+    y = y[..., : count // 2 + 1] if attributes.get("onesided", 1) else y
+    return [np.stack([y.real, y.imag], -1).astype(x.dtype)]
+
+
+# Exponentials.
+
+
+def exp2_of(x: Array) -> Array:
+    """Compute an exponential as a power of two."""
+    return np.exp2(x * x.dtype.type(np.log2(np.e)))
+
+
+def shares(
+    exponential: Any, total: Sum, logarithm: str, attributes: Attributes, x: Array
+) -> list[Array]:
+    """Compute Softmax or LogSoftmax in two passes."""
+    rows = np.moveaxis(x, attributes.get("axis", -1), -1)
+    largest = rows.max(-1, keepdims=True)
+    powers = exponential(rows - largest)
+    count = total(powers)[..., None]
+    if logarithm == "two steps":
+        y = rows - largest - np.log(count)
+    elif logarithm:
+        y = rows - (largest + np.log(count))
+    else:
+        y = powers / count
+    return [np.moveaxis(y, -1, attributes.get("axis", -1))]
+
+
+def online(logarithm: bool, attributes: Attributes, x: Array) -> list[Array]:
+    """Rescale the sum at each larger element (Milakov and Gimelshein)."""
+    rows = np.moveaxis(x, attributes.get("axis", -1), -1)
+    largest, total = rows[..., 0], np.ones_like(rows[..., 0])
+    for place in range(1, rows.shape[-1]):
+        larger = np.maximum(largest, rows[..., place])
+        total = total * np.exp(largest - larger) + np.exp(rows[..., place] - larger)
+        largest = larger
+    largest, total = largest[..., None], total[..., None]
+    y = rows - largest - np.log(total) if logarithm else np.exp(rows - largest) / total
+    return [np.moveaxis(y, -1, attributes.get("axis", -1))]
+
+
+def log_sum(form: str, attributes: Attributes, x: Array, axes: Array) -> list[Array]:
+    """Compute ReduceLogSumExp."""
+    along_axes = tuple(int(axis) % x.ndim for axis in axes)
+    rows = np.moveaxis(x, along_axes, range(-len(axes), 0))
+    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    if form == "logaddexp":
+        y = np.logaddexp.accumulate(rows, axis=-1)[..., -1]
+    else:
+        largest = rows.max(-1)
+        total = sequential if form == "sequential" else in_pairs
+        y = largest + np.log(total(np.exp(rows - largest[..., None])))
+    return [np.expand_dims(y, along_axes) if attributes.get("keepdims", 1) else y]
+
+
+# Activations.
+
+
+def erf_of(x: Array, complement: bool = False) -> Array:
+    """Return the error function, or its complement."""
+    function = np.vectorize(math.erfc if complement else math.erf, otypes=[np.float64])
+    return np.asarray(function(x.astype(np.float64))).astype(x.dtype)
+
+
+def gelu(form: str, attributes: Attributes, x: Array) -> list[Array]:
+    """Compute Gelu."""
+    real = x.dtype.type
+    half, one = real(0.5), real(1)
+    if attributes.get("approximate", b"none") == b"tanh":
+        inner = real(np.sqrt(2 / np.pi)) * (x + real(0.044715) * x * x * x)
+        return [half * x * (one + np.tanh(inner))]
+    scaled = x * real(np.sqrt(0.5))
+    if form == "erfc":
+        return [half * x * erf_of(-scaled, complement=True)]
+    if form == "quotient":
+        return [x * (one + erf_of(x / np.sqrt(real(2)))) * half]
+    return [half * x * (one + erf_of(scaled))]
+
+
+SIGMOIDS: list[Callable[[Array], Array]] = [
+    lambda x: x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x)),
+    lambda x: (x.dtype.type(1) + np.tanh(x * x.dtype.type(0.5))) * x.dtype.type(0.5),
+    lambda x: np.where(
+        x < 0, np.exp(np.minimum(x, 0)) / (1 + np.exp(np.minimum(x, 0))), 1 / (1 + exp2_of(-abs(x)))
+    ),
+]
+TANHS: list[Callable[[Array], Array]] = [
+    np.tanh,
+    lambda x: x.dtype.type(1) - x.dtype.type(2) / (np.exp(x + x) + x.dtype.type(1)),
+    lambda x: x.dtype.type(2) * SIGMOIDS[0](x + x) - x.dtype.type(1),
+]
+
+
+def gated(
+    algorithms: Any, attributes: Attributes, x: Array, w: Array, r: Array, *rest: Any
+) -> list[Array]:
+    """Run a GRU with the default activations."""
+    total, sigmoid, tanh, blended = algorithms
+    bias, lengths, state = [*rest, None, None, None][:3]
+    direction = attributes.get("direction", b"forward")
+    if lengths is not None or not {"activations", "clip"}.isdisjoint(attributes):
+        raise Unsupported("lengths, activations or a limit")
+    if attributes.get("layout"):
+        x = np.swapaxes(x, 0, 1)
+        state = None if state is None else np.swapaxes(state, 0, 1)
+    size, one = r.shape[-1], x.dtype.type(1)
+    outputs: list[Array] = []
+    states: list[Array] = []
+    bias = np.zeros((len(w), 6 * size), x.dtype) if bias is None else bias
+    for at, (wd, rd, bd) in enumerate(zip(w, r, bias, strict=True)):
+        h = np.zeros((x.shape[1], size), x.dtype) if state is None else state[at]
+        backward = direction == b"reverse" or at == 1
+        steps = []
+        for xt in x[::-1] if backward else x:
+            wz, wr, wh = np.split(total(xt[:, None, :] * wd), 3, -1)
+            bz, br, bh, rbz, rbr, rbh = np.split(bd, 6)
+            rz, rr, rh = np.split(total(h[:, None, :] * rd), 3, -1)
+            z, reset = sigmoid(wz + rz + (bz + rbz)), sigmoid(wr + br + (rr + rbr))
+            if attributes.get("linear_before_reset"):
+                new = tanh(wh + reset * (rh + rbh) + bh)
+            else:
+                new = tanh(wh + total((reset * h)[:, None, :] * rd[2 * size :]) + rbh + bh)
+            h = new + z * (h - new) if blended else (one - z) * new + z * h
+            steps.append(h)
+        outputs.append(np.array(steps[::-1] if backward else steps))
+        states.append(h)
+    y = np.stack(outputs, 1)
+    if attributes.get("layout"):
+        return [np.moveaxis(y, 2, 0), np.stack(states, 1)]
+    return [y, np.stack(states)]
+
+
+# Determinants.
+
+
+def by_elimination(complete: bool, _: Attributes, x: Array) -> list[Array]:
+    """Eliminate with partial or complete pivoting."""
+
+    def determinant(matrix: Array) -> Any:
+        a, sign = matrix.copy(), a_type(1)
+        for step in range(len(a)):
+            remaining = np.abs(a[step:, step:])
+            row, column = (
+                divmod(int(remaining.argmax()), remaining.shape[1])
+                if complete
+                else (int(remaining[:, 0].argmax()), 0)
+            )
+            for axis, place in ((0, row), (1, column)):
+                if place:
+                    order = np.arange(len(a))
+                    order[[step, step + place]] = step + place, step
+                    a, sign = np.take(a, order, axis), -sign
+            if a[step, step] == 0:
+                return a_type(0)
+            factors = a[step + 1 :, step] / a[step, step]
+            a[step + 1 :, step:] -= factors[:, None] * a[step, step:]
+        return sign * np.multiply.reduce(np.diagonal(a))
+
+    a_type = x.dtype.type
+    flat = x.reshape(-1, *x.shape[-2:])
+    return [np.array([determinant(matrix) for matrix in flat], x.dtype).reshape(x.shape[:-2])]
+
+
+def by_reflections(_: Attributes, x: Array) -> list[Array]:
+    """Factorize by Householder reflections."""
+    q, r = np.linalg.qr(x)
+    signs = np.round(np.linalg.det(q.astype(np.float64))).astype(x.dtype)
+    return [np.asarray(signs * np.multiply.reduce(np.diagonal(r, axis1=-2, axis2=-1), axis=-1))]
+
+
+def recurrences() -> Iterator[NodeForm]:
+    """Yield the forms of GRU."""
+    for place, algorithms in enumerate(product(SIGMOIDS, TANHS, (False, True))):
+        yield partial(gated, (SUMS[place % len(SUMS)], *algorithms))
+
+
+FORMS: dict[str, list[NodeForm]] = {
+    "BatchNormalization": [partial(batch, algorithms) for algorithms in NORMALIZING[:3]],
+    "Conv": CONVOLUTIONS,
+    "ConvTranspose": [*(partial(transposed, form) for form in CONVOLUTIONS), by_scattering],
+    "DFT": [partial(transform, form) for form in TRANSFORMS],
+    "Det": [partial(by_elimination, False), partial(by_elimination, True), by_reflections],
+    "GRU": [*recurrences()],
+    "Gelu": [partial(gelu, form) for form in ("erf", "erfc", "quotient")],
+    "GroupNormalization": [partial(group, algorithms) for algorithms in NORMALIZING],
+    "InstanceNormalization": [partial(group, algorithms) for algorithms in NORMALIZING],
+    "LayerNormalization": [partial(layer, algorithms) for algorithms in NORMALIZING],
+    "LogSoftmax": [
+        *(partial(shares, np.exp, total, "two steps") for total in SUMS),
+        partial(shares, exp2_of, in_pairs, "one step"),
+        partial(online, True),
+    ],
+    "MatMul": [partial(matrix_product, total) for total in (*SUMS, flushing)],
+    "MeanVarianceNormalization": [partial(across, algorithms) for algorithms in NORMALIZING],
+    "ReduceL2": [partial(reduced, total, 2, True) for total in (*SUMS, flushing)],
+    "ReduceLogSumExp": [partial(log_sum, form) for form in ("pairs", "sequential", "logaddexp")],
+    "ReduceSum": [partial(reduced, total, 1, False) for total in (*SUMS, flushing)],
+    "ReduceSumSquare": [partial(reduced, total, 2, False) for total in (*SUMS, flushing)],
+    "STFT": [partial(in_frames, form) for form in TRANSFORMS],
+    "Sigmoid": [lambda _, x, form=form: [form(x)] for form in SIGMOIDS],
+    "Softmax": [
+        *(partial(shares, np.exp, total, "") for total in SUMS),
+        partial(shares, exp2_of, in_pairs, ""),
+        partial(online, False),
+    ],
+}
+MOST_FORMS = max(map(len, FORMS.values()))
+
+
+def outputs_by(form: NodeForm, node: onnx.NodeProto, operands: Sequence[Any]) -> list[Array]:
+    """Return the outputs of a node by a form; 16-bit operands are converted to float32."""
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    dtype = operands[0].dtype
+    wide = [
+        value.astype(np.float32)
+        if value is not None and value.dtype in (np.float16, ml_dtypes.bfloat16)
+        else value
+        for value in operands
+    ]
+    with np.errstate(all="ignore"):
+        return [np.asarray(value).astype(dtype) for value in form(attributes, *wide)]
+
+
+class Form:
+    """The backend that computes each operator by one of its forms."""
+
+    place = 0
+
+    def run(self, model: onnx.ModelProto, inputs: dict[str, Any]) -> list[Array]:
+        """Return the outputs of a model of one node."""
+        (node,) = model.graph.node
+        forms = FORMS.get(node.op_type, [])
+        if self.place >= len(forms):
+            raise Unsupported("no further form")
+        operands = [inputs[name] if name else None for name in node.input]
+        return outputs_by(forms[self.place], node, operands)[: len(node.output)]
+
+
+for _place in range(MOST_FORMS):
+    globals()[f"Form{_place}"] = type(f"Form{_place}", (Form,), {"place": _place})
+
+
+# Cases.
+
+
+def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
+    """Return numbers of a distribution; ``mean 1e4`` has that mean and a deviation of 1."""
+    x = random.standard_normal(shape)
+    match kind.split():
+        case ["uniform"]:
+            return random.random(shape)
+        case ["outlier"]:
+            x[..., 0] = 40
+        case ["sorted"]:
+            return np.sort(x)
+        case ["ramp"]:
+            return np.broadcast_to(np.linspace(-3, 1, shape[-1]), shape)
+        case ["mean", mean]:
+            return x + float(mean)
+        case ["scale", scale]:
+            return x * float(scale)
+    return x
+
+
+#: Returns numbers of a distribution in a shape.
+Draw = Callable[..., Array]
+Case = tuple[str, list[Any], Attributes]
+
+
+def normalization_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of normalizations, with means of up to 3e6 deviations."""
+    for kind in ("normal", "uniform", "outlier", "sorted", "ramp", "mean 30", "mean 1e3"):
+        for count in (5, 37, 260, 1500):
+            scale, bias = draw("uniform", count) + 0.5, draw("normal", count)
+            yield "LayerNormalization", [draw(kind, 3, count), scale, bias], {}
+    for large in ("1e4", "1e5", "4e5", "3e6"):
+        for length in (9, 25):
+            x = draw(f"mean {large}", 2, 4, length, length)
+            scale, bias = draw("uniform", 4) + 0.5, draw("normal", 4)
+            yield "GroupNormalization", [x, scale, bias], {"num_groups": 2}
+            yield "InstanceNormalization", [x, scale, bias], {}
+            yield "MeanVarianceNormalization", [x], {}
+    for ratio in (0, 1, 10, 300, 1e4, 1e6):
+        mean = ratio * (1 + draw("uniform", 6))
+        x = mean[:, None, None] + draw("normal", 2, 6, 13, 13)
+        scale, bias = draw("uniform", 6) + 0.5, draw("normal", 6)
+        yield "BatchNormalization", [x, scale, bias, mean, draw("uniform", 6) + 0.2], {}
+
+
+def sum_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of sums and products."""
+    for kind in ("normal", "uniform", "mean 20", "scale 1e-19", "scale 1e15"):
+        for terms in (3, 50, 900):
+            yield "MatMul", [draw(kind, 4, terms), draw(kind, terms, 5)], {}
+            for operator in ("ReduceSum", "ReduceSumSquare", "ReduceL2"):
+                yield operator, [draw(kind, 3, terms), np.array([1])], {"keepdims": 0}
+
+
+def convolution_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of convolutions with and without strides and groups."""
+    for kind in ("normal", "uniform", "mean 8"):
+        for channels, size in ((1, 20), (5, 33)):
+            for rank in (1, 2):
+                x, w = draw(kind, 1, channels, *[size] * rank), draw(kind, 4, channels, *[3] * rank)
+                for stride in (1, 2):
+                    attributes: Attributes = {"pads": [1] * 2 * rank, "strides": [stride] * rank}
+                    yield "Conv", [x, w, draw("normal", 4)], attributes
+                    yield "ConvTranspose", [x, w.swapaxes(0, 1)], attributes
+        x, w = draw(kind, 2, 6, 17, 17), draw(kind, 6, 1, 3, 3)
+        yield "Conv", [x, w], {"group": 6}
+        yield "Conv", [x, draw(kind, 3, 6, 7, 7)], {"strides": [2, 2], "pads": [3] * 4}
+
+
+def transform_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of Fourier transforms."""
+    for kind in ("normal", "uniform", "ramp", "mean 50"):
+        for count in (6, 16, 35, 64, 101, 256):
+            lines = draw(kind, 2, 2, count).swapaxes(1, 2)
+            yield "DFT", [lines, None, np.array(1)], {}
+        frames = [draw(kind, 1, 200, 1), np.array(16), np.hanning(64)]
+        yield "STFT", frames, {}
+
+
+def exponential_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of exponentials and activations."""
+    for kind in ("normal", "scale 5", "mean 40", "scale 100"):
+        for count in (2, 60, 3000):
+            x = draw(kind, 3, count)
+            yield "Softmax", [x], {}
+            yield "LogSoftmax", [x], {}
+            yield "ReduceLogSumExp", [x, np.array([1])], {}
+    for size in ("1", "4", "9"):
+        x = draw(f"scale {size}", 300)
+        yield "Sigmoid", [x], {}
+        yield "Gelu", [x], {}
+        yield "Gelu", [x], {"approximate": "tanh"}
+
+
+def matrix_cases(draw: Draw) -> Iterator[Case]:
+    """Yield cases of determinants of any rank, and recurrences."""
+    for size in (2, 3, 5, 8):
+        yield "Det", [draw("normal", 6, size, size)], {}
+        for lost in range(1, size):
+            rank = size - lost
+            yield "Det", [draw("normal", 3, size, rank) @ draw("normal", 3, rank, size)], {}
+    for kind, hidden, steps in (("normal", 4, 3), ("scale 0.2", 16, 12), ("scale 4", 5, 6)):
+        for reset in (0, 1):
+            x, w = draw("normal", steps, 2, 3), draw(kind, 2, 3 * hidden, 3)
+            r, bias = draw(kind, 2, 3 * hidden, hidden), draw(kind, 2, 6 * hidden)
+            attributes: Attributes = {"hidden_size": hidden, "linear_before_reset": reset}
+            yield "GRU", [x, w, r, bias], attributes | {"direction": "bidirectional"}
+
+
+def cases() -> Iterator[Case]:
+    """Yield an operator, its operands in double and integers, and its attributes."""
+    draw = partial(numbers, np.random.default_rng(39))
+    for kind in (
+        normalization_cases,
+        sum_cases,
+        convolution_cases,
+        transform_cases,
+        exponential_cases,
+        matrix_cases,
+    ):
+        yield from kind(draw)
+
+
+# Types in which onnx's reference or these forms do not compute an operator.
+SINGLE_ONLY = frozenset({"DFT", "STFT", "Det"})
+
+
+def write_case(
+    folder: Path, operator: str, operands: Sequence[Any], attributes: Attributes
+) -> None:
+    """Write a case whose stored outputs are computed in double by the first form."""
+    names = [f"x{place}" if value is not None else "" for place, value in enumerate(operands)]
+    outputs = ["y", "h"] if operator == "GRU" else ["y"]
+    node = helper.make_node(operator, names, outputs, **attributes)
+    dtype = operands[0].dtype
+    doubles = [
+        value if value is None or value.dtype.kind == "i" else value.astype(float)
+        for value in operands
+    ]
+    results = outputs_by(FORMS[operator][0], node, doubles)
+    arrays = {name: value for name, value in zip(names, operands, strict=True) if name}
+    stored = {name: value.astype(dtype) for name, value in zip(outputs, results, strict=True)}
+
+    def infos(values: dict[str, Array]) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for name, value in values.items()
+        ]
+
+    graph = helper.make_graph([node], operator, infos(arrays), infos(stored))
+    imports = [helper.make_opsetid("", OPSET)]
+    data_set = folder / "test_data_set_0"
+    data_set.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), folder / "model.onnx")
+    for kind, values in (("input", arrays), ("output", stored)):
+        for place, (name, value) in enumerate(values.items()):
+            tensor = numpy_helper.from_array(np.asarray(value, order="C"), name)
+            (data_set / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())
+
+
+@np.errstate(over="ignore")
+def write_cases(folder: Path, operators: Sequence[str]) -> None:
+    """Write all cases of some operators, or of all operators if none is given."""
+    for place, (operator, operands, attributes) in enumerate(cases()):
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
+            if operators and operator not in operators:
+                continue
+            if dtype is not np.float32 and (operator in SINGLE_ONLY or place % 3):
+                continue
+            typed = [
+                value if value is None or value.dtype.kind == "i" else value.astype(dtype)
+                for value in operands
+            ]
+            floats = [value.astype(float) for value in typed if value is not None]
+            if not all(np.isfinite(value).all() for value in floats):
+                continue
+            name = f"test_{operator.lower()}_{place:03}_{np.dtype(dtype).name}"
+            write_case(folder / name, operator, typed, attributes)
+
+
+def form_name(form: Any) -> str:
+    """Return the functions of which a form consists."""
+    if isinstance(form, partial):
+        names = [form.func.__name__, *map(form_name, form.args), *map(str, form.keywords)]
+        return " ".join(names)
+    if isinstance(form, tuple):
+        return ", ".join(map(form_name, form))
+    return str(getattr(form, "__name__", form))
+
+
+def main(*operators: str) -> int:
+    """Write the cases, run them by every form, and print the results that are rejected."""
+    command = shutil.which("onnxopt") or "onnxopt"
+    count = max(len(forms) for name, forms in FORMS.items() if not operators or name in operators)
+    backends = [f"python:{Path(__file__).resolve()}:Form{place}" for place in range(count)]
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name, "forms"), Path(name, "log.jsonl")
+        write_cases(folder, operators)
+        arguments = [part for backend in backends for part in ("-b", backend)]
+        run = [command, "run", str(folder), *arguments, "-q", "--no-explain", "--log", str(log)]
+        subprocess.run([*run, "--isolation", "none"], check=False, stdout=subprocess.DEVNULL)
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+    results = [record["result"] for record in records if record["record"] == "end"]
+    outcomes = Counter(result["outcome"] for result in results)
+    for result in results:
+        if result["outcome"] not in {"pass", "skip", "unsupported"}:
+            place = int(str(result["backend"]).rpartition("Form")[2])
+            operator = result["case"].split("_")[1]
+            forms = next(forms for name, forms in FORMS.items() if name.lower() == operator)
+            form = form_name(forms[place]) if place < len(forms) else ""
+            print(result["case"], form, result["outcome"], sep=", ")
+    print(f"{outcomes['pass']} results pass, {outcomes['skip']} are inconclusive")
+    rejected = sum(outcomes.values()) - sum(outcomes[o] for o in ("pass", "skip", "unsupported"))
+    print(f"{rejected} are rejected")
+    return int(rejected > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
