@@ -280,6 +280,29 @@ def test_floats_are_encoded_as_the_integers_they_are_cast_to():
     verify(model_of([node], {"x": x}, {"y": y}, 1, "ai.onnx.ml"), {"x": x}, [y])
 
 
+def test_mean_loss_excludes_targets_with_a_negative_ignored_index():
+    x = np.array([[-1, -2], [-3, -4], [-5, -6]], np.float32)
+    target = np.array([0, -1, 1])
+    y = np.array(3.5, np.float32)
+    node = helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], ignore_index=-1)
+    verify(model_of([node], {"x": x, "t": target}, {"y": y}), {"x": x, "t": target}, [y])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "right"),
+    [
+        ({}, ["été", ""]),
+        ({"case_change_action": "UPPER"}, ["ÉTÉ", ""]),
+        ({"is_case_sensitive": 1}, ["The", "THE", "été", ""]),
+    ],
+)
+def test_stop_words_are_removed_in_any_case_unless_case_sensitive(attributes, right):
+    x = np.array(["The", "the", "THE", "été", ""], object)
+    y = np.array(right, object)
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], stopwords=["the"], **attributes)
+    verify(model_of([node], {"x": x}, {"y": y}, 10), {"x": x}, [y])
+
+
 @st.composite
 def pools(draw):
     """Draw a pool whose windows all contain elements of its input."""

@@ -6,7 +6,7 @@ further operators; importing them registers their functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from math import erf, prod
 from types import SimpleNamespace
@@ -265,6 +265,31 @@ def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
 
 
+@replaces("op_string_normalizer.StringNormalizer._run")
+def _normalized_texts(
+    _node: Any,
+    _original: Any,
+    x: Array,
+    *,
+    case_change_action: str = "NONE",
+    is_case_sensitive: int = 0,
+    stopwords: Any = None,
+    **_kwargs: Any,
+) -> tuple[Array]:
+    """Remove elements that are stop words, then change the case.
+
+    The reference also removes words within elements, empty elements and accents, and compares with
+    regard to case unless the case is changed.
+    """
+    fold: Callable[[str], str] = str if is_case_sensitive else str.lower
+    stops = set(map(fold, stopwords or ()))
+    changes: Mapping[str, Callable[[str], str]]
+    changes = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    change = changes[case_change_action]
+    remaining = [change(text) for text in x.ravel().tolist() if fold(text) not in stops] or [""]
+    return (np.array(remaining, object).reshape((1, -1) if x.ndim > 1 else -1),)
+
+
 @replaces("op_affine_grid.AffineGrid._run")
 def _grid(node: Any, original: Any, theta: Array, *args: Any, **kwargs: Any) -> tuple[Array]:
     """Return the grid in the type of theta. The reference returns float32."""
@@ -383,11 +408,15 @@ def fast_loss(
     reduction: str = "mean",
     ignore_index: Any = None,
 ) -> tuple[Any]:
-    """Look up all targets at once. The reference loops over them."""
+    """Look up all targets at once; the mean excludes those ignored.
+
+    The reference loops over the targets, and includes ignored ones in the mean if ``ignore_index``
+    is -1 and weights are omitted.
+    """
     ignored = np.asarray(target == ignore_index)
     places = np.where(ignored, 0, target)[:, np.newaxis]
     loss = np.where(ignored, x.dtype.type(0), -np.take_along_axis(x, places, 1)[:, 0])
-    if weight is not None or ignore_index != -1:
+    if weight is not None or ignore_index is not None:
         factors = 1 if weight is None else np.take(weight, target, mode="clip")
         factors = np.where(ignored, 0, factors).astype(x.dtype)
         loss = factors * loss

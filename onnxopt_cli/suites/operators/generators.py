@@ -9,8 +9,9 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
-from onnxopt_cli.suites.operators.boundary_shapes import boundary_shapes
-from onnxopt_cli.suites.operators.boundary_values import boundary_values
+from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
+from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
+from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
 from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
@@ -101,7 +102,7 @@ def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
     """
     return {
         name: generate
-        for owner, name, generate in (*boundary_values(), *boundary_shapes())
+        for owner, name, generate in (*boundary_values(), *boundary_shapes(), *boundary_grids())
         if owner == operator
     }
 

@@ -1,0 +1,1 @@
+"""Nodes at the boundaries of operators, which random draws seldom contain."""

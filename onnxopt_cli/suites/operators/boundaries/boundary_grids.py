@@ -1,0 +1,510 @@
+"""Nodes that combine attributes, optional inputs and sizes which random draws seldom combine.
+
+Empty tensors, scalars and axes longer than a vector register; windows that differ along every axis;
+every combination of reduction, weights and ignored targets; recurrent and attention nodes with all
+their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
+from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
+from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
+
+Generator = Callable[[NodeDraft], None]
+#: Longer than a vector register, and not a multiple of its length.
+_LONG_AXIS = 67
+
+
+def _wave(shape: Shape, low: float = -2.0, high: float = 2.0) -> Array:
+    """Return a tensor of float32 whose neighbors differ."""
+    steps = 61
+    places = np.arange(prod(shape)) * 23 % steps
+    return (low + (high - low) * places / (steps - 1)).reshape(shape).astype(np.float32)
+
+
+def _indices(*values: Any) -> Array:
+    return np.array(values, np.int64)
+
+
+def _fixed(
+    draft: NodeDraft,
+    *,
+    inputs: Sequence[Value],
+    attributes: Mapping[str, Any],
+    outputs: int | None = None,
+) -> None:
+    """Draw given inputs and attributes."""
+    draft.require(all(draft.has(name) for name in attributes))
+    for value in inputs:
+        draft.add(value)
+    for name, attribute in attributes.items():
+        draft.set(name, attribute)
+    if outputs is not None:
+        draft.outputs = [True] * outputs
+
+
+def _node(*inputs: Any, outputs: int | None = None, **attributes: Any) -> Generator:
+    return partial(_fixed, inputs=inputs, attributes=attributes, outputs=outputs)
+
+
+def _unary(draft: NodeDraft, *, shape: Shape) -> None:
+    """Draw an operator of one tensor within its domain."""
+    operator = UNARY[draft.schema.name]
+    dtype = DTYPES[draft.allowed(0, operator.among)[0]]
+    low = operator.low if dtype_name(dtype) in FLOATS else None
+    draft.add(draft.tensor(dtype, shape, low=low, high=operator.high, styles=("plain",)))
+
+
+def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
+    """Yield operators, the names of their boundaries, and generators."""
+    for operator in UNARY:
+        for stem, shape in (("empty", (2, 0, 3)), ("scalar", ()), ("long", (_LONG_AXIS,))):
+            yield operator, stem, partial(_unary, shape=shape)
+    yield from _empty()
+    yield from _long()
+    yield from _long_windows()
+    yield from _reductions()
+    yield from _conversions()
+    yield from _divisions()
+    yield from _vectors()
+    yield from _windows()
+    yield from _resizes()
+    yield from _losses()
+    yield from _recurrent()
+    yield from _attention()
+    yield from _tables()
+
+
+def _empty() -> Iterator[tuple[str, str, Generator]]:
+    """Yield nodes of which an input or the result has no elements."""
+    none, some = np.zeros((0, 3), np.float32), _wave((2, 3))
+    no_indices = np.zeros(0, np.int64)
+    yield "Concat", "empty", _node(none, some, none, axis=0)
+    yield "Concat", "all_empty", _node(none, none, axis=1)
+    yield "Gather", "empty_indices", _node(some, no_indices, axis=1)
+    yield "Gather", "empty_data", _node(none, _indices(2, 0), axis=1)
+    yield "GatherND", "empty", _node(some, np.zeros((0, 1), np.int64))
+    yield "GatherElements", "empty", _node(some, np.zeros((0, 3), np.int64), axis=0)
+    yield "ScatterND", "empty", _node(some, np.zeros((0, 1), np.int64), none)
+    yield "ScatterElements", "empty", _node(some, np.zeros((0, 3), np.int64), none, axis=0)
+    yield "Transpose", "empty", _node(none, perm=[1, 0])
+    yield "Reshape", "empty", _node(none, _indices(3, 0), allowzero=1)
+    yield "Flatten", "empty", _node(np.zeros((2, 0, 3), np.float32), axis=1)
+    yield "Unsqueeze", "empty", _node(none, _indices(1))
+    yield "Slice", "empty_data", _node(none, _indices(0), _indices(5), _indices(1))
+    yield "Tile", "empty_data", _node(none, _indices(2, 2))
+    yield "Tile", "no_repeats", _node(some, _indices(0, 2))
+    yield "Pad", "empty_data", _node(none, _indices(1, 0, 0, 1), np.array(2.5, np.float32))
+    yield "Expand", "empty", _node(np.zeros((1, 0), np.float32), _indices(3, 0))
+    yield "Split", "empty_part", _node(some, _indices(0, 2), axis=0, outputs=2)
+    yield "Cast", "empty", _node(none, to=7)
+    yield "Softmax", "empty", _node(none, axis=1)
+    yield "LogSoftmax", "empty", _node(none, axis=1)
+    yield "CumSum", "empty", _node(none, np.array(0, np.int64))
+    yield "TopK", "no_elements", _node(some, _indices(0), axis=1)
+    yield "NonZero", "no_elements", _node(np.zeros((2, 3), np.float32))
+    yield "NonZero", "scalar", _node(np.float32(1.5))
+    yield "Compress", "no_elements", _node(some, np.zeros(2, bool), axis=0)
+    yield "Compress", "no_elements_flat", _node(some, np.zeros(6, bool))
+    yield "OneHot", "empty", _node(no_indices, _indices(3), _wave((2,)))
+    yield "Range", "empty", _node(*np.array([[3], [1], [1]], np.int64).reshape(3, 1)[:, 0])
+    yield "MatMul", "no_inner", _node(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32))
+    yield "MatMul", "no_rows", _node(none, _wave((3, 2)))
+    yield (
+        "Gemm",
+        "no_inner",
+        _node(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32), _wave((3,)), beta=2.0),
+    )
+    yield "LayerNormalization", "no_batch", _node(none, _wave((3,)), axis=-1)
+    yield "SequenceLength", "scalar_items", _node([np.array(1.0), np.array(2.0)])
+
+
+def _long() -> Iterator[tuple[str, str, Generator]]:
+    """Yield nodes whose axes are longer than a vector register, and end within one."""
+    row, column = _wave((2, _LONG_AXIS)), _wave((_LONG_AXIS, 3))
+    for operator in ("Add", "Sub", "Mul", "Div"):
+        yield operator, "long", _node(row, _wave((_LONG_AXIS,), 0.5, 3.0))
+    for operator in ("Equal", "Greater", "Less"):
+        yield operator, "long", _node(row, _wave((2, 1)))
+    for operator in ("Max", "Min", "Mean", "Sum"):
+        yield operator, "long", _node(row, _wave((_LONG_AXIS,)), _wave((2, 1)))
+    for operator in ("Softmax", "LogSoftmax", "Hardmax"):
+        for stem, x, axis in (("row", row, 1), ("column", column, 0)):
+            yield operator, f"long_{stem}", _node(x, axis=axis)
+    for operator in ("ArgMax", "ArgMin"):
+        for stem, x, axis in (("row", row, 1), ("column", column, 0)):
+            yield operator, f"long_{stem}", _node(x, axis=axis)
+    yield "TopK", "long", _node(row, _indices(9), axis=1)
+    yield "TopK", "long_smallest", _node(column, _indices(9), axis=0, largest=0)
+    for operator, x in (("CumSum", row), ("CumProd", _wave((2, _LONG_AXIS), 0.5, 1.5))):
+        yield operator, "long", _node(x, np.array(1, np.int64))
+    yield "LpNormalization", "long", _node(row, axis=1)
+    yield (
+        "LayerNormalization",
+        "long",
+        _node(row, _wave((_LONG_AXIS,)), _wave((_LONG_AXIS,), 0, 1), axis=1),
+    )
+    yield "RMSNormalization", "long", _node(row, _wave((_LONG_AXIS,)), axis=1)
+
+
+def _long_windows() -> Iterator[tuple[str, str, Generator]]:
+    column = _wave((_LONG_AXIS, 3))
+    yield "MatMul", "long", _node(_wave((5, _LONG_AXIS)), _wave((_LONG_AXIS, 19)))
+    yield "MatMul", "long_row", _node(_wave((1, 19)), _wave((19, _LONG_AXIS)))
+    yield "Gemm", "long", _node(_wave((_LONG_AXIS, 5)), _wave((19, _LONG_AXIS)), transA=1, transB=1)
+    integers = (np.arange(5 * _LONG_AXIS) * 37 % 256).astype(np.uint8)
+    yield (
+        "MatMulInteger",
+        "long",
+        _node(
+            integers.reshape(5, _LONG_AXIS),
+            integers.reshape(_LONG_AXIS, 5),
+            np.uint8(7),
+            np.uint8(200),
+        ),
+    )
+    yield "Conv", "many_channels", _node(_wave((1, 19, 5, 4)), _wave((18, 19, 3, 3)))
+    yield "Conv", "long", _node(_wave((1, 1, _LONG_AXIS)), _wave((1, 1, 17)), pads=[8, 8])
+    yield "Conv", "depthwise", _node(_wave((1, 18, 4, 5)), _wave((36, 1, 3, 3)), group=18)
+    for operator in ("MaxPool", "AveragePool", "LpPool"):
+        yield operator, "long", _node(_wave((1, 2, _LONG_AXIS)), kernel_shape=[19], strides=[5])
+    for operator in ("GlobalAveragePool", "GlobalMaxPool"):
+        yield operator, "long", _node(_wave((2, 3, _LONG_AXIS)))
+    parameters = [_wave((19,), 0.5, 2.0) for _ in range(4)]
+    yield "BatchNormalization", "many_channels", _node(_wave((2, 19, 3)), *parameters, outputs=1)
+    yield "InstanceNormalization", "long", _node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
+    yield "Transpose", "long", _node(_wave((19, 17)), perm=[1, 0])
+    yield "Gather", "long", _node(column, _indices(*range(_LONG_AXIS - 1, -1, -2)), axis=0)
+    yield "Unique", "long", _node(_wave((_LONG_AXIS,)), outputs=4)
+    yield "QuantizeLinear", "long", _node(_wave((_LONG_AXIS,)) * 100, np.float32(0.75), np.int8(3))
+    yield (
+        "DequantizeLinear",
+        "long",
+        _node(np.arange(_LONG_AXIS).astype(np.int8), np.float32(0.75), np.int8(3)),
+    )
+
+
+def _reductions() -> Iterator[tuple[str, str, Generator]]:
+    names = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
+    for name in names:
+        operator = f"Reduce{name}"
+        low, high = (0.5, 1.5) if name in ("Prod", "LogSum") else (-2.0, 2.0)
+        x = _wave((2, 3, 4), low, high)
+        for stem, axes in (("descending", (2, 0)), ("mixed", (-1, 1)), ("from_end", (-3, -2))):
+            for keepdims in (0, 1):
+                draw = _node(x, _indices(*axes), keepdims=keepdims)
+                yield operator, f"{stem}{'_kept' if keepdims else ''}", draw
+        yield operator, "scalar", _node(np.float32(1.25))
+        yield operator, "long", _node(_wave((2, _LONG_AXIS), low, high), _indices(1))
+        yield operator, "long_first", _node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
+
+
+def _conversions() -> Iterator[tuple[str, str, Generator]]:
+    """Yield conversions of numbers that the target rounds, and of integers beyond its range."""
+    integers = _indices(
+        2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**53 + 1, 2**53 + 3, 2**62 + 2**9, 2, 0
+    )
+    small = np.array([2049, 2051, -2051, 257, 259, 2, 0, 4], np.int32)
+    floats = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 65504, 1e-7, -0.5, 0])
+    narrow = {"int8": (127, -128, 200, -200, 256), "uint8": (255, 256, -1, 300, 7)}
+    pairs: list[tuple[str, Array, str]] = [
+        ("int64_float32", integers, "float32"),
+        ("int64_float64", integers, "float64"),
+        ("int64_bool", integers, "bool"),
+        ("int32_float16", small, "float16"),
+        ("int32_bfloat16", small, "bfloat16"),
+        ("float32_float16", floats.astype(np.float32), "float16"),
+        ("float64_float32", floats * (1 + 2**-24) * 1e3, "float32"),
+        ("float32_bfloat16", floats.astype(np.float32), "bfloat16"),
+        ("float32_bool", floats.astype(np.float32), "bool"),
+        ("float32_int32", np.array([1.999, -1.999, 0.5, -0.5, 2.5], np.float32), "int32"),
+        ("bool_float32", np.array([True, False]), "float32"),
+        *((f"int32_{name}", np.array(values, np.int32), name) for name, values in narrow.items()),
+    ]
+    for stem, x, target in pairs:
+        dtype = DTYPES[target]
+        yield "Cast", stem, _node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
+        yield "CastLike", stem, _node(x, np.zeros(1, dtype))
+
+
+def _divisions() -> Iterator[tuple[str, str, Generator]]:
+    """Yield remainders and shifts of operands of both signs."""
+    signed = np.array([[7], [-7], [6], [-6], [1], [-1]])
+    divisors = np.array([3, -3, 4, -4])
+    for dtype in ("int8", "int64", "float32", "float64"):
+        kind = DTYPES[dtype]
+        operands = (signed.astype(kind), divisors.astype(kind))
+        for fmod in (0, 1):
+            draw = _node(*operands, fmod=fmod)
+            yield "Mod", f"signs_{dtype}_{'fmod' if fmod else 'floor'}", draw
+        yield "Div", f"signs_{dtype}", _node(*operands)
+    large = np.array([2**64 - 1, 2**63 + 3, 2**53 + 1], np.uint64)
+    for operator in ("Mod", "Div"):
+        yield operator, "large_uint64", _node(large, np.array([10, 7, 2], np.uint64))
+
+
+def _vectors() -> Iterator[tuple[str, str, Generator]]:
+    """Yield products of vectors with square matrices, in which an exchange fits."""
+    vector, square = _wave((3,)), _wave((3, 3), -1.0, 3.0)
+    batch = _wave((2, 3, 3), -3.0, 1.0)
+    operands = {
+        "vector_matrix": (vector, square),
+        "matrix_vector": (square, vector),
+        "vector_batch": (vector, batch),
+        "batch_vector": (batch, vector),
+        "vectors": (vector, _wave((3,), 1.0, 2.0)),
+    }
+    for stem, pair in operands.items():
+        yield "MatMul", f"square_{stem}", _node(*pair)
+        integers = [(x * 8 + 30).astype(np.uint8) for x in pair]
+        yield "MatMulInteger", f"square_{stem}", _node(*integers, np.uint8(20), np.uint8(30))
+
+
+def _windows() -> Iterator[tuple[str, str, Generator]]:
+    """Yield windows whose strides, dilations and padding differ along every axis and side."""
+    uneven: Mapping[str, Any] = {
+        "kernel_shape": [2, 3],
+        "strides": [2, 1],
+        "dilations": [1, 2],
+        "pads": [1, 0, 0, 2],
+    }
+    other: Mapping[str, Any] = {
+        "kernel_shape": [3, 2],
+        "strides": [1, 3],
+        "dilations": [2, 1],
+        "pads": [0, 1, 2, 0],
+    }
+    scale, zero = np.float32(0.5), np.uint8(7)
+    for stem, windows in (("uneven", uneven), ("uneven_other", other)):
+        kernel = tuple(windows["kernel_shape"])
+        x = _wave((2, 2, 7, 6))
+        bytes_x = (x * 32 + 100).astype(np.uint8)
+        weights = _wave((2, 2, *kernel))
+        bytes_w = (weights * 8 + 20).astype(np.uint8)
+        yield "Conv", stem, _node(x, weights, _wave((2,)), **windows)
+        yield "ConvTranspose", stem, _node(x, weights, _wave((2,)), **windows)
+        yield "ConvInteger", stem, _node(bytes_x, bytes_w, zero, np.uint8(3), **windows)
+        yield (
+            "QLinearConv",
+            stem,
+            _node(
+                *(bytes_x, scale, zero, bytes_w, np.array([0.25, 0.5], np.float32)),
+                *(np.array([3, 20], np.uint8), np.float32(16.0), zero),
+                np.array([100, -300], np.int32),
+                **windows,
+            ),
+        )
+        for operator in ("MaxPool", "AveragePool", "LpPool"):
+            yield operator, stem, _node(x, **windows)
+            grown = {**windows, "ceil_mode": 1, "strides": [2, 2]}
+            yield operator, f"{stem}_ceil", _node(x, **grown)
+        yield "AveragePool", f"{stem}_counted", _node(x, count_include_pad=1, **windows)
+        for order in (0, 1):
+            draw = _node(x, storage_order=order, outputs=2, **{**windows, "dilations": [1, 1]})
+            yield "MaxPool", f"{stem}_indices_{order}", draw
+        yield from _sliding(stem, windows)
+    for mode in ("SAME_UPPER", "SAME_LOWER"):
+        draw = _node(
+            *((_wave((1, 1, 5, 6)) * 32 + 100).astype(np.uint8), scale, zero),
+            *((_wave((1, 1, 2, 2)) * 8 + 20).astype(np.uint8), scale, np.uint8(3)),
+            *(np.float32(4.0), zero),
+            auto_pad=mode,
+        )
+        yield "QLinearConv", mode.lower(), draw
+
+
+def _sliding(stem: str, windows: Mapping[str, Any]) -> Iterator[tuple[str, str, Generator]]:
+    kernel, pads = windows["kernel_shape"], windows["pads"]
+    image = (7, 6)
+    counts = [
+        (image[i] + pads[i] + pads[i + 2] - windows["dilations"][i] * (kernel[i] - 1) - 1)
+        // windows["strides"][i]
+        + 1
+        for i in range(2)
+    ]
+    placed = {name: windows[name] for name in ("strides", "dilations", "pads")}
+    columns = _wave((1, 2 * prod(kernel), prod(counts)))
+    yield "Col2Im", stem, _node(columns, _indices(*image), _indices(*kernel), **placed)
+    offsets = _wave((1, 2 * 2 * prod(kernel), *counts), -0.75, 0.75)
+    mask = _wave((1, 2 * prod(kernel), *counts), 0.0, 1.0)
+    draw = _node(
+        *(_wave((1, 2, *image)), _wave((2, 2, *kernel)), offsets, _wave((2,)), mask),
+        offset_group=2,
+        **windows,
+    )
+    yield "DeformConv", stem, draw
+
+
+def _resizes() -> Iterator[tuple[str, str, Generator]]:
+    x = _wave((1, 1, 4, 6), 1.0, 9.0)
+    sizes = _indices(7, 8)
+    for policy in ("stretch", "not_larger", "not_smaller"):
+        for mode in ("nearest", "linear"):
+            draw = _node(
+                *(x, None, None, sizes), axes=[2, 3], mode=mode, keep_aspect_ratio_policy=policy
+            )
+            yield "Resize", f"{policy}_{mode}", draw
+    region = np.array([0, 0, 0.25, -0.25, 1, 1, 0.75, 1.25], np.float32)
+    for mode in ("nearest", "linear"):
+        draw = _node(
+            *(x, region, None, _indices(1, 1, 3, 5)),
+            mode=mode,
+            coordinate_transformation_mode="tf_crop_and_resize",
+            extrapolation_value=12.5,
+        )
+        yield "Resize", f"cropped_{mode}", draw
+    for mode in ("linear", "cubic"):
+        for name in ("antialias", "exclude_outside"):
+            if (mode, name) != ("linear", "exclude_outside"):
+                attributes: dict[str, Any] = {name: 1, "mode": mode}
+                draw = _node(x, None, None, _indices(1, 1, 2, 3), **attributes)
+                yield "Resize", f"{mode}_{name}", draw
+
+
+def _losses() -> Iterator[tuple[str, str, Generator]]:
+    for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        for reduction in ("none", "sum", "mean"):
+            for ignored in (None, 1, -1):
+                for weights in (None, np.array([0.5, 2.0, 1.25], np.float32)):
+                    targets = np.array([[0, 1, 2], [1, 0, 0]], np.int64)
+                    if ignored == -1:
+                        targets = np.where(targets == 1, -1, targets)
+                    attributes: dict[str, Any] = {"reduction": reduction}
+                    if ignored is not None:
+                        attributes["ignore_index"] = ignored
+                    stem = {None: "all", 1: "ignored", -1: "negative"}[ignored]
+                    name = f"{reduction}_{stem}{'' if weights is None else '_weighted'}"
+                    inputs = (_wave((2, 3, 3), -3.0, 0.0), targets, weights)
+                    yield operator, name, _node(*inputs, **attributes)
+
+
+def _recurrent() -> Iterator[tuple[str, str, Generator]]:
+    """Yield recurrent nodes with every input and output, in each direction and layout."""
+    for operator, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+        for direction in ("forward", "reverse", "bidirectional"):
+            for layout in (0, 1):
+                for lengths in (None, np.array([2, 3], np.int32)):
+                    inputs, attributes = _full_cell(operator, gates, direction, layout, lengths)
+                    stem = f"full_{direction}{'_by_batch' if layout else ''}"
+                    stem += "" if lengths is None else "_lengths"
+                    draw = partial(_cell, inputs=inputs, attributes=attributes)
+                    yield operator, stem, draw
+        if operator == "LSTM":
+            # The specification does not say whether the cell state is clipped before h.
+            continue
+        inputs, attributes = _full_cell(operator, gates, "forward", 0, None)
+        if operator == "GRU":
+            attributes = {**attributes, "linear_before_reset": 1}
+        clipped = partial(_cell, inputs=inputs, attributes={**attributes, "clip": 0.5})
+        yield operator, "clipped", clipped
+
+
+def _full_cell(
+    operator: str, gates: int, direction: str, layout: int, lengths: Array | None
+) -> tuple[list[Value], dict[str, Any]]:
+    directions, hidden, width, batch, length = 1 + (direction == "bidirectional"), 3, 2, 2, 3
+    state = (batch, directions, hidden) if layout else (directions, batch, hidden)
+    inputs: list[Value] = [
+        _wave((batch, length, width) if layout else (length, batch, width)),
+        _wave((directions, gates * hidden, width), -1.0, 1.0),
+        _wave((directions, gates * hidden, hidden), -0.9, 1.1),
+        _wave((directions, 2 * gates * hidden), -0.5, 0.5),
+        lengths,
+        _wave(state, -1.0, 1.0),
+    ]
+    if operator == "LSTM":
+        inputs += [_wave(state, -1.5, 1.5), _wave((directions, 3 * hidden), -1.0, 1.0)]
+    attributes = {"hidden_size": hidden, "direction": direction, "layout": layout}
+    return inputs, attributes
+
+
+def _cell(draft: NodeDraft, *, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> None:
+    _fixed(draft, inputs=inputs, attributes=attributes)
+    # The specification does not say what Y contains after the end of a sequence.
+    draft.outputs = [inputs[4] is None, *[True] * (len(draft.schema.outputs) - 1)]
+
+
+def _attention() -> Iterator[tuple[str, str, Generator]]:
+    query, key, value = _wave((2, 2, 3, 2)), _wave((2, 2, 4, 2)), _wave((2, 2, 4, 3), -1.0, 3.0)
+    half_masked = np.array([[True, False, True, False], [False] * 4, [True] * 4])
+    yield "Attention", "softcap", _node(query, key, value, softcap=0.5)
+    yield "Attention", "masked_row", _node(query, key, value, half_masked)
+    yield "Attention", "short_mask", _node(query, key, value, np.ones((3, 2), bool))
+    for stem, windows in (
+        ("left", {"left_window_size": 1}),
+        ("right", {"right_window_size": 1}),
+        ("both", {"left_window_size": 1, "right_window_size": 0}),
+    ):
+        yield "Attention", f"window_{stem}", _node(query, key, value, **windows)
+    lengths = _indices(2, 4)
+    for causal in (0, 1):
+        stem = "_causal" if causal else ""
+        cached = (query, key, value, None, None, None, lengths)
+        yield "Attention", f"valid_keys{stem}", _node(*cached, is_causal=causal)
+        past = (_wave((2, 2, 2, 2)), _wave((2, 2, 2, 3)))
+        square = _node(
+            query, key[:, :, :3], value[:, :, :3], None, *past, is_causal=causal, outputs=3
+        )
+        yield "Attention", f"past{stem}", square
+    flat = [_wave((2, 3, 8)), _wave((2, 4, 4)), _wave((2, 4, 4), -1.0, 3.0)]
+    yield "Attention", "packed_heads", _node(*flat, q_num_heads=4, kv_num_heads=2)
+    angles = _wave((5, 2), -3.0, 3.0)
+    x = _wave((1, 2, 3, 4))
+    for interleaved in (0, 1):
+        draw = _node(
+            x, np.cos(angles), np.sin(angles), _indices([4, 0, 2]), interleaved=interleaved
+        )
+        yield "RotaryEmbedding", f"positions_{interleaved}", draw
+
+
+def _tables() -> Iterator[tuple[str, str, Generator]]:
+    """Yield trees with missing values, and texts of which none remains."""
+    for tracks in ([1, 0], [0, 1]):
+        yield "TreeEnsemble", f"missing_{tracks[0]}", partial(_missing, tracks=tracks)
+    for stem, shape in (("", (3,)), ("_row", (1, 3))):
+        words = np.array(["the", "The", "THE"], object).reshape(shape)
+        draw = _node(words, stopwords=["the"], is_case_sensitive=0)
+        yield "StringNormalizer", f"all_removed{stem}", draw
+    for skips in (0, 1):
+        yield (
+            "TfIdfVectorizer",
+            f"pairs_only_{skips}",
+            _node(
+                np.array([[2, 3, 5, 5, 3], [5, 5, 2, 3, 2]], np.int64),
+                mode="TF",
+                min_gram_length=2,
+                max_gram_length=2,
+                max_skip_count=skips,
+                ngram_counts=[0, 3],
+                ngram_indexes=[0, 1, 2, 3, 4],
+                pool_int64s=[2, 3, 5, 2, 3, 5, 5],
+            ),
+        )
+
+
+def _missing(draft: NodeDraft, *, tracks: Sequence[int]) -> None:
+    draft.set("tree_roots", [0, 1])
+    draft.set("nodes_featureids", [0, 1])
+    draft.set("nodes_splits", tensor_of(np.array([0.5, -0.5], np.float32)))
+    draft.set("nodes_modes", tensor_of(np.array([0, 1], np.uint8)))
+    draft.set("nodes_truenodeids", [0, 2])
+    draft.set("nodes_falsenodeids", [1, 3])
+    draft.set("nodes_trueleafs", [1, 1])
+    draft.set("nodes_falseleafs", [1, 1])
+    draft.set("nodes_missing_value_tracks_true", list(tracks))
+    draft.set("leaf_weights", tensor_of(np.array([1.0, 20.0, 300.0, 4000.0], np.float32)))
+    draft.set("leaf_targetids", [0, 0, 0, 0])
+    draft.set("n_targets", 1)
+    draft.set("aggregate_function", 1)
+    draft.set("post_transform", 0)
+    draft.add(np.array([[np.nan, np.nan], [0.5, -0.5], [0.25, -0.75], [1.0, 1.0]], np.float32))
