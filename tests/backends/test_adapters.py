@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from onnxopt_cli.backends.adapter import adapter_environment
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
+from onnxopt_cli.backends.adapter.installation import NotInstalled
 from onnxopt_cli.backends.adapter.npm_packages import packages_of_lock
 from onnxopt_cli.backends.specification import parse_specification
 
@@ -183,7 +185,10 @@ def version_of(log):
     return backend["version"]
 
 
-def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt):
+def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, monkeypatch):
+    # Settings of pip for other installations.
+    monkeypatch.setenv("PIP_TARGET", str(place / "elsewhere"))
+    monkeypatch.setenv("PIP_USER", "1")
     first = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "--log", "first.jsonl")
     assert first.code == 0, first.text
     assert version_of("first.jsonl") == "acme 1.2"
@@ -232,6 +237,9 @@ def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
         (("# runtime", '# npm = ["web@file:../web"]\n# runtime'), "is not a package of npm"),
         (("# runtime", "# program = 1\n# runtime"), "neither true nor false"),
         ((">=3.11", "3.11"), "has an invalid requirement"),
+        (('"onnx"', "\"onnx; python_version ~= 'new'\""), "has an invalid requirement"),
+        (('"onnx"', '"onnx", ' * 1000 + '"onnx"'), "has 1003 dependencies; at most 1000"),
+        (('"acme"', '"acme; --target=/"'), "which names no package"),
     ],
 )
 def test_malformed_adapter_is_rejected_before_anything_is_installed(
@@ -265,6 +273,51 @@ def test_malformed_adapter_is_rejected_before_anything_is_installed(
 def test_wrong_specification_is_an_error(backend, code, words, place, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", backend)
     assert answer.code == code
+    assert words in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize(
+    ("lock", "words"),
+    [
+        ("acme==1.2; python_version ~= 'new'", "is not a list of requirements"),
+        ("acme==1.2 \\\n  --hash=x", "is not a list of requirements"),
+        ("--index-url https://example.org", "is not a list of requirements"),
+        ("acme==1.2\n" * 1001, "it has 1001 lines; at most 1000"),
+    ],
+)
+def test_malformed_lock_is_rejected_before_anything_is_installed(
+    lock, words, place, onnxopt, empty_cache
+):
+    (place / "locks/mine.txt").write_text(lock)
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 2
+    assert words in " ".join(answer.err.split())
+    assert leftovers(empty_cache) == []
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "words"),
+    [
+        (
+            ["acme @ file:///none/$(touch${IFS}ran)"],
+            "pip download 'acme @ file:///none/$(touch${IFS}ran)' onnx numpy -d FOLDER",
+        ),
+        ([f"acme-{number}" for number in range(900)], "pip download PACKAGE... -d FOLDER"),
+        ([f"acme-{number}" for number in range(900)], "acme-5 and 896 more"),
+    ],
+)
+def test_hint_on_downloads_is_quoted_for_the_shell_and_short(
+    dependencies, words, place, onnxopt, empty_cache, monkeypatch
+):
+    def install(*_):
+        raise NotInstalled("no network", offline=True)
+
+    monkeypatch.setattr(adapter_environment, "install", install)
+    (place / "locks/mine.txt").unlink()
+    listed = ", ".join(map(json.dumps, dependencies))
+    (place / "mine.py").write_text(ADAPTER.replace('"acme==1.2"', listed))
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 4
     assert words in " ".join(answer.err.split())
 
 
@@ -378,6 +431,25 @@ def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
     assert answer.code == 4
     assert "other users can write to it" in answer.err
+
+
+@pytest.mark.parametrize("shared", [".", "adapters"])
+def test_environment_in_a_folder_that_others_can_write_to_is_not_used(
+    shared, place, onnxopt, empty_cache
+):
+    environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+    for folder in (environment.folder, environment.folder / "environment"):
+        folder.chmod(0o700)
+    manifest = {"packages": {"acme": "1.2"}}
+    (environment.folder / "environment/onnxopt.json").write_text(json.dumps(manifest))
+    assert environment.packages() == {"acme": "1.2"}
+    (empty_cache / shared).chmod(0o777)
+    assert environment.packages() is None
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert answer.code == 4
+    assert "everybody may write to its folder" in answer.err
 
 
 def test_shipped_adapters_are_listed_with_versions(onnxopt):

@@ -39,12 +39,13 @@ from onnxopt_cli.backends.adapter.installation import (
     python_of,
 )
 from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_interpreter
-from onnxopt_cli.backends.adapter.npm_packages import lock_of
+from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX, lock_of
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.onnx.corpora import CACHE_VARIABLE, cache_folder, is_private
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.locks import locked
+from onnxopt_cli.core.ownership import foreign
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import command_line, printable, some_of
 from onnxopt_cli.errors import BackendUnavailable
@@ -126,7 +127,7 @@ class AdapterEnvironment:
         """Return the versions of the installed packages; None if the environment is missing."""
         environment = self.folder / _ENVIRONMENT
         try:
-            if not is_private(environment.lstat()) or not self.python.exists():
+            if self._foreign() or not is_private(environment.lstat()) or not self.python.exists():
                 return None
             manifest = json.loads(read_regular_file(environment / _MANIFEST, _MAX_MANIFEST_BYTES))
             return {str(name): str(version) for name, version in manifest["packages"].items()}
@@ -229,8 +230,15 @@ class AdapterEnvironment:
         for folder in reversed([self.folder, *self.folder.parents]):
             if not folder.exists():
                 folder.mkdir(0o700, exist_ok=True)
-        if not is_private(self.folder.lstat()):
-            raise PermissionError(errno.EPERM, "other users can write to it", str(self.folder))
+        if reason := self._foreign():
+            raise PermissionError(errno.EPERM, reason, str(self.folder))
+
+    def _foreign(self) -> str:
+        """Return why another user may replace the environment; empty if none can."""
+        if self.folder.exists() and not is_private(self.folder.lstat()):
+            return "other users can write to it"
+        # These check the folder, the folder of all environments, and the cache.
+        return foreign(self.folder) or foreign(self.folder.parent)
 
     @contextmanager
     def _locked(self, telling: Telling) -> Iterator[bool]:
@@ -297,29 +305,36 @@ class AdapterEnvironment:
     def _not_installed(self, failure: NotInstalled) -> BackendUnavailable:
         pinned = self._pinned()
         needed = [f"{name}=={version}" for name, version in pinned.items()]
-        needed += [
+        not_pinned = [
             text
             for text in self.adapter.requirements(self.specification.adapter_version)
             if canonicalize_name(Requirement(text).name) not in pinned
         ]
+        needed += not_pinned
         reason = printable(failure.reason, lines=True)
         if not failure.offline:
             packages = self.system_hint
             return unavailable(
                 self.specification.text, f" cannot be installed:\n{reason}", packages
             )
-        lock = lock_path(self.adapter.path)
-        listed = f"-r {printable(str(lock))}" if self.adapter.lock else " ".join(needed)
+        python_packages = [text for text in needed if not text.startswith(NPM_PREFIX)]
+        listed = (
+            ["-r", str(lock_path(self.adapter.path))]
+            if self.adapter.lock
+            else python_packages
+            if len(python_packages) <= _MAX_NAMED
+            else ["PACKAGE..."]
+        )
         hint = (
             "with a network, run the command again. Without one, download the packages elsewhere "
-            f"(pip download {listed} -d FOLDER) and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1, or "
-            "for uv UV_FIND_LINKS=FOLDER UV_NO_INDEX=1"
+            f"({command_line(['pip', 'download', *listed, '-d', 'FOLDER'])}) and set "
+            "PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1, or for uv UV_FIND_LINKS=FOLDER UV_NO_INDEX=1"
         )
         if self.adapter.npm:
             hint += "; npm reads its cache with npm_config_cache=FOLDER npm_config_offline=true"
         problem = (
             f" cannot be installed, because no package index was reached; missing are "
-            f"{', '.join(needed)}\n{reason}"
+            f"{some_of(needed, _MAX_NAMED)}\n{reason}"
         )
         return unavailable(self.specification.text, problem, hint)
 

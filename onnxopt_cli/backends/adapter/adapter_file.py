@@ -28,8 +28,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -52,6 +52,12 @@ SHIPPED = Path(__file__).parents[2] / "adapters"
 ATTRIBUTE = "Backend"
 
 _MAX_FILE_BYTES = 1 << 20
+# Adapters pin tens of packages, and installers take minutes to read many thousands.
+_MAX_REQUIREMENTS = 1000
+# The name of a package in the index of Python packages.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# Markers are evaluated as by pip, for packages without extras.
+_NO_EXTRA = {"extra": ""}
 _FIELDS = ("dependencies", "requires-python", "tool")
 _OWN_FIELDS = ("runtime", "unsupported", "system-packages", "npm", "program")
 # The regular expression of PEP 723.
@@ -141,7 +147,7 @@ class Adapter:
                 npm_pins[NPM_PREFIX + name] = admitted
         requirements = [*self._locked, *map(Requirement, self.requirements(version))]
         minor = ".".join(python.split(".")[:2])
-        markers = {"python_full_version": python, "python_version": minor}
+        markers = {**_NO_EXTRA, "python_full_version": python, "python_version": minor}
         python_pins: dict[str, str] = {
             canonicalize_name(requirement.name): pin
             for requirement in requirements
@@ -156,7 +162,7 @@ class Adapter:
 
     @cached_property
     def _locked(self) -> list[Requirement]:
-        return [*_requirements(self.lock)]
+        return [*_lock_requirements(self.lock)]
 
 
 def _pin(requirement: Requirement) -> str:
@@ -168,10 +174,29 @@ def _pin(requirement: Requirement) -> str:
     return "" if version.endswith("*") else version
 
 
-def _requirements(lock: str) -> Iterator[Requirement]:
-    for line in lock.splitlines():
-        if text := re.sub(r"(^|\s)#.*", "", line).strip():
-            yield Requirement(text)
+def _lock_requirements(lock: str) -> Iterator[Requirement]:
+    """Yield the requirements of a lock.
+
+    Raises:
+        ValueError: if a line is not a requirement, or there are too many lines.
+    """
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in lock.splitlines())
+    texts = [*filter(None, lines)]
+    if len(texts) > _MAX_REQUIREMENTS:
+        raise ValueError(f"it has {len(texts)} lines; at most {_MAX_REQUIREMENTS} are accepted")
+    yield from map(_requirement, texts)
+
+
+def _requirement(text: str) -> Requirement:
+    """Return the requirement that a text states.
+
+    Raises:
+        ValueError: if it is invalid, or its marker compares values that have no order.
+    """
+    requirement = Requirement(text)
+    if requirement.marker:
+        requirement.marker.evaluate(_NO_EXTRA)
+    return requirement
 
 
 def shipped_adapters() -> list[str]:
@@ -250,8 +275,8 @@ def _with_locks(specification: Specification, adapter: Adapter) -> Adapter:
     if lock.exists():
         content = _read(specification, lock)
         try:
-            [*_requirements(content)]
-        except InvalidRequirement as error:
+            [*_lock_requirements(content)]
+        except ValueError as error:
             problem = f": {printable(str(lock))} is not a list of requirements: {error}"
             raise misused(specification.text, printable(problem)) from None
         adapter = replace(adapter, lock=content)
@@ -292,18 +317,15 @@ def _parsed(path: Path, text: str) -> Adapter:
             if key not in known:
                 hint = nearest(key, known, f"known are {', '.join(known)}")
                 raise ValueError(f"has no field {prefix}{printable(key)}: {hint}")
-    dependencies = _texts(document, "dependencies")
-    try:
-        names = [Requirement(dependency).name for dependency in dependencies]
-        python = document.get("requires-python", "")
-        if not isinstance(python, str):
-            raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - one kind
-        admitted = SpecifierSet(python)
-    except (InvalidRequirement, InvalidSpecifier) as error:
-        raise ValueError(f"has an invalid requirement: {printable(str(error))}") from None
+    dependencies, admitted = _requirements(document)
+    names = [Requirement(dependency).name for dependency in dependencies]
     npm = _npm_packages(own_fields)
     if npm and not any(canonicalize_name(name) == NODE_PACKAGE for name in names):
         raise ValueError(f"has packages of npm; add {NODE_PACKAGE}, which installs them")
+    runtimes = _texts(own_fields, "runtime") or names[:1]
+    for runtime in runtimes:
+        if runtime not in npm and not _NAME.fullmatch(runtime):
+            raise ValueError(f"has runtime = {printable(runtime)!r}, which names no package")
     is_program = own_fields.get("program", False)
     if not isinstance(is_program, bool):
         raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - one kind
@@ -312,12 +334,33 @@ def _parsed(path: Path, text: str) -> Adapter:
         path,
         dependencies,
         admitted,
-        _texts(own_fields, "runtime") or names[:1],
+        runtimes,
         _patterns(own_fields),
         {system: _texts(systems, system) for system in systems},
         npm=npm,
         is_program=is_program,
     )
+
+
+def _requirements(document: Mapping[str, Any]) -> tuple[list[str], SpecifierSet]:
+    """Return the packages that an adapter needs, and the admitted versions of Python.
+
+    Raises:
+        ValueError: describing the error in one of the fields.
+    """
+    dependencies = _texts(document, "dependencies")
+    if len(dependencies) > _MAX_REQUIREMENTS:
+        count = len(dependencies)
+        raise ValueError(f"has {count} dependencies; at most {_MAX_REQUIREMENTS} are accepted")
+    python = document.get("requires-python", "")
+    if not isinstance(python, str):
+        raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - one kind
+    try:
+        for dependency in dependencies:
+            _requirement(dependency)
+        return dependencies, SpecifierSet(python)
+    except ValueError as error:
+        raise ValueError(f"has an invalid requirement: {printable(str(error))}") from None
 
 
 def _patterns(own_fields: Mapping[str, Any]) -> list[str]:

@@ -41,8 +41,11 @@ _OFFLINE = re.compile(
 )
 # Variables with which the user forbids to reach an index.
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
-# Variables of Python that would change what the installer or the environment imports.
-_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Variables that would change what the installer or the environment imports, or where pip installs.
+_DROPPED = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
+)
 # A line of output that reports progress by one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
 # uv's errors begin with a multiplication sign and continue as a tree.

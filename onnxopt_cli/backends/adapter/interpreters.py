@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
@@ -99,7 +100,9 @@ def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
 
 def _candidates(admitted: str) -> Iterator[str]:
     if uv := find_uv():
-        command = [uv, "python", "find", "--no-project", "--no-python-downloads", admitted]
+        # Without --system, uv would run the interpreter of a .venv in the current folder.
+        options = ["--system", "--no-project", "--no-python-downloads"]
+        command = [uv, "python", "find", *options, admitted]
         if found_by_uv := _output(command):
             yield found_by_uv
     for minor in _MINORS:
@@ -112,6 +115,8 @@ def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - an installed program
             command,
+            # uv reads a configuration of its current folder and those above.
+            cwd=Path(sys.executable).anchor,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
