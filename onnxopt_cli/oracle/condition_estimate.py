@@ -683,8 +683,8 @@ def _evaluate(
 def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
     before, after = _coarsest(operands), _coarsest(outputs)
     # R of a training operator may be float32 beside tensors of doubles, and so may be values that
-    # depend on R alone.
-    mixed = node.onnx_node.domain == _TRAINING_DOMAIN
+    # depend on R alone. Positions may be computed in the type of the grid that states them.
+    mixed = node.onnx_node.domain == _TRAINING_DOMAIN or node.op_type in GRIDS
     roundoff = max(before, after) if mixed else after or before
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)

@@ -416,14 +416,12 @@ def fast_loss(
     ignored = np.asarray(target == ignore_index)
     places = np.where(ignored, 0, target)[:, np.newaxis]
     loss = np.where(ignored, x.dtype.type(0), -np.take_along_axis(x, places, 1)[:, 0])
-    if weight is not None or ignore_index is not None:
-        factors = 1 if weight is None else np.take(weight, target, mode="clip")
-        factors = np.where(ignored, 0, factors).astype(x.dtype)
-        loss = factors * loss
-        if reduction == "mean":
-            return (loss.sum() / factors.sum(),)
-    reduce_loss: Any = {"mean": np.mean, "sum": np.sum}.get(reduction, np.asarray)
-    return (reduce_loss(loss).astype(x.dtype),)
+    factors = 1 if weight is None else np.take(weight, target, mode="clip")
+    factors = np.where(ignored, 0, factors).astype(x.dtype)
+    loss = factors * loss
+    if reduction == "mean":
+        return (loss.sum() / factors.sum(),)
+    return (np.asarray(loss.sum() if reduction == "sum" else loss).astype(x.dtype),)
 
 
 @replaces("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
