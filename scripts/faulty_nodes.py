@@ -77,7 +77,10 @@ class NodeComputer:
         copy.input[:] = names
         copy.output[:] = [f"output{i}" for i in range(len(node.output))]
         graph = onnx.GraphProto(name="node", node=[copy])
-        graph.input.extend(onnx.ValueInfoProto(name=name) for name in names if name)
+        for name, value in zip(names, operands, strict=True):
+            if name:
+                element = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
+                graph.input.append(helper.make_tensor_value_info(name, element, None))
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in copy.output)
         model = onnx.ModelProto(ir_version=self._ir_version, graph=graph)
         model.opset_import.extend(self._imports)

@@ -50,6 +50,8 @@ _USUAL_BYTES = 256 << 20
 _MAX_REASON_CHARS = 300
 # Smaller contributions are not named.
 _LEAST_SHARE = 0.05
+# Limit of running all nodes alone again, to measure their contributions to the error.
+_MEASURE_SECONDS = 30.0
 # Limit of the search for the known mistakes that a node of a training operator has.
 _EXPLAIN_SECONDS = 10.0
 # The cause of a node that is wrong only when it is run again.
@@ -57,6 +59,8 @@ _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # The backend returned no outputs. A node may end so because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
+# Outcomes of models that have no tolerance or no error.
+_WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,8 @@ class _Search:
         if doubtful:
             located = self._with_failures(located, results)
         located = self._with_subgraphs(located)
-        if located.wrong or located.subgraph or located.interrupted:
+        outcomes = {result.outcome for result in row}
+        if located.wrong or located.subgraph or located.interrupted or outcomes <= _WITHOUT_RESULT:
             return located
         return replace(
             located,
@@ -316,17 +321,19 @@ class _Search:
                     yield ErrorContribution(output, label, operator, share, executor.name)
 
     def _returned_by(self, executor: Executor) -> dict[str, Value]:
-        """Return the outputs of all nodes alone on a backend; nothing if some are missing or large.
+        """Return the outputs of all nodes alone on a backend; nothing beyond the limits.
 
-        The keys are the names of the values after :data:`RETURNED`.
+        There are limits of time and memory, and no output may be missing. The keys are the names of
+        the values after :data:`RETURNED`.
         """
         returned: dict[str, Value] = {}
-        remaining = _USUAL_BYTES
+        remaining, end = _USUAL_BYTES, monotonic() + _MEASURE_SECONDS
         with self._telling("measuring", "nodes") as tick:
             for count, node_run in enumerate(self._walk.runs, start=1):
                 model, inputs = self._walk.model_of([node_run])
                 values = self._values(executor.submit, model, inputs)
-                if self._plan.interruption.signal or isinstance(values, str):
+                stopped = self._plan.interruption.signal or monotonic() > end
+                if stopped or isinstance(values, str):
                     return {}
                 for info, value in zip(model.graph.output, values, strict=False):
                     if isinstance(value, np.ndarray) and value.dtype.kind != "O":

@@ -554,6 +554,7 @@ def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
     assert (ran.code, found["wrong"], found["not_judged"]) == (1, [], [])
     assert found["whole"] == {"python:backend.py:OneNodeOnly": "error"}
     assert "RuntimeError: too many" in ran.out
+    assert found["contributions"] == []
 
 
 def test_model_that_a_backend_does_not_support_is_not_judged(locate):
