@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice, product
@@ -49,6 +50,7 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.reproduce import (
+    WITHOUT_FORMULA,
     Observation,
     agrees_with,
     conforms,
@@ -126,9 +128,15 @@ def explain(
         if clock.now() < end:
             share = (end - clock.now()) / (len(searches) - number)
             until = clock.now() + max(QUERY_SECONDS, share)
-            search.find_condition(ask and clock.limited(ask, until))
+            # Without a condition in this time, the failures remain unexplained.
+            with suppress(_OutOfTimeError):
+                search.find_condition(ask and clock.limited(ask, until))
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
+
+
+class _OutOfTimeError(Exception):
+    """The time of a search is over."""
 
 
 class SearchClock:
@@ -165,12 +173,17 @@ class SearchClock:
         return run_model
 
     def limited(self, ask: ModelRunner, end: float) -> ModelRunner:
-        """Return a function that runs models until a time is reached."""
+        """Return a function that runs models, and raises an error after a time.
+
+        A search that submits models thus ends, too, however much time its own work takes.
+        """
 
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
         ) -> Sequence[Array] | None:
-            return ask(backend, model, inputs) if self.now() <= end else None
+            if self.now() > end:
+                raise _OutOfTimeError
+            return ask(backend, model, inputs)
 
         return run_model
 
@@ -689,7 +702,7 @@ class _Search:
         foreign = (
             isinstance(observation, Observation) and observation.call.operator is not self.operator
         )
-        return "without formula" if foreign else observation
+        return WITHOUT_FORMULA if foreign else observation
 
     def _read_passing(self) -> Iterator[Observation]:
         """Yield the passing cases that mistakes can be tried on, reading each once."""

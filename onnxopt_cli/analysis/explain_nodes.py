@@ -28,7 +28,6 @@ import onnx
 from onnxopt_cli.analysis.explain import SearchClock, least_seconds
 from onnxopt_cli.analysis.mistake_effects import (
     IGNORED,
-    MIN_ELEMENTS_ALIKE,
     PROBES,
     Effect,
     NodeSample,
@@ -51,6 +50,7 @@ from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.run.reproduce_node import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError
 

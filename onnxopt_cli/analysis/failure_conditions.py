@@ -12,7 +12,7 @@ that try to contradict the plainest one. Only a condition that survives is repor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -160,6 +160,10 @@ class _Search:
             for index, feature in enumerate(self._features)
             for condition in fixed_conditions(index, feature)
         ]
+        # The features that conditions compare with fitted thresholds.
+        self._numeric = [
+            index for index, feature in enumerate(self._features) if feature.kind != "flag"
+        ]
         self._effects: dict[str, int] = {}
         self._always: frozenset[str] = frozenset()
         self._tables: dict[Sample, tuple[Array, Array]] = {}
@@ -214,6 +218,7 @@ class _Search:
         if not wrong.size or not failing:
             return
         self._wrong, self._right = wrong, right
+        self._right_orders = {index: np.argsort(right[index]) for index in self._numeric}
         self._fixed_wrong = _holds(self._fixed, wrong)
         self._fixed_right = _holds(self._fixed, right)
         first = self._level(np.ones(wrong.shape[1], bool), np.ones(right.shape[1], bool))
@@ -244,14 +249,13 @@ class _Search:
             parent: the condition of the branch; None at the root.
         """
         wrong_columns, right_columns = np.flatnonzero(wrong), np.flatnonzero(right)
-        own_wrong = np.take(self._wrong, wrong_columns, axis=1)
-        own_right = np.take(self._right, right_columns, axis=1)
+        own_wrong = {index: self._wrong[index, wrong_columns] for index in self._numeric}
+        own_right = {index: self._right[index, right_columns] for index in self._numeric}
         fitted = [
             condition
-            for index, feature in enumerate(self._features)
-            if feature.kind != "flag"
+            for index in self._numeric
             for condition in fitted_conditions(
-                index, feature, own_wrong[index], np.sort(own_right[index])
+                index, self._features[index], own_wrong[index], self._sorted_right(index, right)
             )
             if not parent or condition.text != parent.text
         ]
@@ -262,7 +266,12 @@ class _Search:
         ]
         conditions = [*(self._fixed[index] for index in indices), *fitted]
         holds_wrong, holds_right = (
-            np.concatenate([np.take(holds[indices], columns, axis=1), _holds(fitted, table)])
+            np.concatenate(
+                [
+                    holds[np.ix_(np.array(indices, int), columns)],
+                    _holds(fitted, table, columns.size),
+                ]
+            )
             for holds, columns, table in (
                 (self._fixed_wrong, wrong_columns, own_wrong),
                 (self._fixed_right, right_columns, own_right),
@@ -278,6 +287,11 @@ class _Search:
             holds_wrong,
             holds_right,
         )
+
+    def _sorted_right(self, index: int, right: Array) -> Array:
+        """Return the values of a feature in some right elements in ascending order."""
+        order = self._right_orders[index]
+        return np.asarray(self._right[index, order[right[order]]])
 
     def _ranked(
         self, found: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
@@ -724,9 +738,18 @@ def _cost(conditions: Sequence[Condition]) -> float:
     return sum(condition.cost for condition in conditions) + 0.5 * (len(conditions) - 1)
 
 
-def _holds(conditions: Sequence[Condition], table: Array) -> Array:
-    """Return a row for each condition: which columns of a table of features meet it."""
-    holds = np.empty((len(conditions), table.shape[1]), bool)
+def _holds(
+    conditions: Sequence[Condition], table: Array | Mapping[int, Array], columns: int | None = None
+) -> Array:
+    """Return a row for each condition: which columns of a table of features meet it.
+
+    Args:
+        conditions: the conditions.
+        table: the rows of the table by the indices of the features.
+        columns: the number of columns, if the table is not an array.
+    """
+    width = table.shape[1] if isinstance(table, np.ndarray) else columns or 0
+    holds = np.empty((len(conditions), width), bool)
     with np.errstate(all="ignore"):
         for row, condition in zip(holds, conditions, strict=True):
             row[:] = condition.test(table[condition.feature])

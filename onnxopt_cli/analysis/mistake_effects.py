@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -25,30 +23,20 @@ from onnxopt_cli.analysis.node_audit import (
 )
 from onnxopt_cli.analysis.node_traits import Trait, node_traits
 from onnxopt_cli.cases.case import Problem
-from onnxopt_cli.core.compare import absolute_distance
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import estimated_here
+from onnxopt_cli.run.reproduce_node import elements_alike
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
 # Failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
-#: Wrong elements that a mistake must reproduce, unless generated nodes confirm it; an element of a
-#: boolean output counts as a quarter.
-MIN_ELEMENTS_ALIKE = 3.0
 #: Endings of the names of mistakes that ignore an attribute or input, or change a default. They
 #: show whether a node depends on it.
 IGNORED, CHANGED = " ignored", " changed"
 PROBES = (IGNORED, CHANGED)
-# A mistake agrees with a wrong element if their distance is below this share of the error.
-_NEAR_SHARE = 0.02
-# Names of mistakes that compute in a coarser type, with the type.
-_COARSE: Mapping[str, np.dtype[Any]] = {
-    "outputs in float32": np.dtype(np.float32),
-    "outputs in 16 bits": np.dtype(np.float16),
-}
 
 
 class Effect(Enum):
@@ -127,7 +115,7 @@ class JudgedNode:
         if not self.failed or sample.returned is None:
             return Effect.UNLIKE, 0.0
         right = [*self.expected.outputs.values()]
-        elements = _elements_alike(outputs, sample.returned, right, _COARSE.get(mistake.name))
+        elements = elements_alike(mistake, outputs, sample.returned, right)
         return (Effect.ALIKE, elements) if elements else (Effect.UNLIKE, 0.0)
 
 
@@ -157,88 +145,6 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             return JudgedNode(sample, expected, native, failed, traits)
     except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
         return None
-
-
-def _elements_alike(
-    outputs: Sequence[Value],
-    returned: Sequence[Value],
-    right: Sequence[Value],
-    coarse: np.dtype[Any] | None,
-) -> float:
-    """Return the number of wrong elements that a mistake and a backend share; 0 if they differ.
-
-    Args:
-        outputs: the outputs of the mistake.
-        returned: those of the backend.
-        right: the correct ones.
-        coarse: the type in which the mistake computes, if that is its defect.
-    """
-    if len(outputs) != len(returned) or len(right) != len(returned):
-        return 0.0
-    counts = [
-        _shared(mistaken, actual, correct, coarse)
-        for mistaken, actual, correct in zip(outputs, returned, right, strict=True)
-    ]
-    return 0.0 if None in counts else float(sum(filter(None, counts)))
-
-
-def _shared(
-    mistaken: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
-) -> float | None:
-    """Return the number of wrong elements of an output that are shared; None if it differs."""
-    if not isinstance(mistaken, np.ndarray) or not isinstance(actual, np.ndarray):
-        return 0.0 if repr(mistaken) == repr(actual) else None
-    if (mistaken.dtype, mistaken.shape) != (actual.dtype, actual.shape):
-        return None
-    comparable = None
-    if isinstance(correct, np.ndarray) and (correct.dtype, correct.shape) == (
-        mistaken.dtype,
-        mistaken.shape,
-    ):
-        comparable = correct
-    if mistaken.dtype.kind == "f" or mistaken.dtype.name == "bfloat16":
-        with np.errstate(all="ignore"):
-            alike = _floats_alike(mistaken, actual, comparable, coarse)
-    elif not np.array_equal(mistaken, actual):
-        alike = None
-    else:
-        wrong = (
-            0 if comparable is None else int(np.count_nonzero(np.asarray(mistaken != comparable)))
-        )
-        alike = wrong / 4 if mistaken.dtype == bool else float(wrong)
-    if alike is None or comparable is not None:
-        return alike
-    return alike + MIN_ELEMENTS_ALIKE
-
-
-def _floats_alike(
-    mistaken: Array, actual: Array, correct: Array | None, coarse: np.dtype[Any] | None
-) -> float | None:
-    """Return the number of wrong elements that two outputs share; None if the outputs differ."""
-    epsilon = float(ml_dtypes.finfo(mistaken.dtype).eps)  # type: ignore[no-untyped-call]
-    roundings = 64 if mistaken.dtype.itemsize > 2 else 4  # noqa: PLR2004 - types of 16 bits
-    wide, returned = mistaken.astype(np.float64), actual.astype(np.float64)
-    if coarse is not None and coarse.itemsize < mistaken.dtype.itemsize:
-        if not np.array_equal(actual.astype(coarse).astype(mistaken.dtype), actual, equal_nan=True):
-            return None
-        epsilon, roundings = float(np.finfo(coarse).eps), 16
-    finite = np.abs(wide[np.isfinite(wide)])
-    # A median, since a few large elements say nothing about the roundings of the others.
-    scale = float(np.median(finite)) if finite.size else 0.0
-    limit = roundings * epsilon * (np.abs(wide) + scale)
-    distance = absolute_distance(wide, returned)
-    if correct is None:
-        return float(mistaken.size) if (distance <= limit).all() else None
-    error = absolute_distance(correct.astype(np.float64), returned)
-    if coarse is not None:
-        wrong = error > 0
-    else:
-        least = 2 * epsilon * np.abs(wide)
-        limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
-        # Nearly right elements agree with many mistakes.
-        wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))
-    agrees = (distance == 0) | (distance <= limit)
-    return float(np.count_nonzero(wrong)) if agrees.all() else None
 
 
 def effects_on(

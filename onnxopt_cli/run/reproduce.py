@@ -31,6 +31,7 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.run.judge import KEPT_BYTES
+from onnxopt_cli.run.reproduce_node import unlike_node_mistake
 
 #: Rounding difference, in units of the machine epsilon, that is allowed for any implementation.
 MAX_EPSILONS = 4.0
@@ -40,6 +41,8 @@ MAX_EXTRA_ROUNDING = 1000.0
 #: A wrong element is right within its tolerance by chance with about the probability
 #: right tolerance / own tolerance. Below this value that is unlikely.
 UNLIKELY = 0.01
+#: Reason why a node of an operator without a formula cannot be observed.
+WITHOUT_FORMULA = "without formula"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +96,7 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
             return "wrongly accepted" if result.outcome is Outcome.FAIL else str(result.outcome)
         call = problem.call
         if call is None:
-            return "without formula"
+            return WITHOUT_FORMULA
         if result.outcome is Outcome.ERROR:
             return Observation(result.case, call, Expected({}, {}))
         expected = resolved(Oracles(judging).expected(problem))
@@ -150,6 +153,10 @@ def unlike_mistakes(
         names: names of known mistakes of the operator, which act together.
     """
     observation = observe(result, case, judging)
+    if observation == WITHOUT_FORMULA and case is not None:
+        problem = case.load()
+        if len(problem.model.graph.node) == 1 and not problem.model.functions:
+            return unlike_node_mistake(result, problem, names)
     if isinstance(observation, str):
         return f"no known mistake can be compared with it: {observation}"
     operator = observation.call.operator

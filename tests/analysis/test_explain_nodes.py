@@ -147,3 +147,23 @@ def test_traits_of_a_node_name_its_type_attribute_and_version():
     assert "to is bool" in texts
     assert {"the operator has at least version 9", "the operator has a version before 13"} <= texts
     assert "the operator has at least version 13" not in texts
+
+
+@pytest.mark.slow
+def test_expectation_names_a_mistake_of_an_operator_without_a_formula(onnxopt, workplace):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n"
+        "def wrong(model, inputs):\n"
+        "    del model.graph.node[0].attribute[:]\n"
+        "    return native_outputs(model, inputs)\n"
+    )
+    cases = ("-k", "operators/trilu/*")
+    run = ("run", "operators", *cases, "-b", "python:wrong.py:wrong", "--isolation", "none")
+    onnxopt(*run, "--explain-time", "60", "--update-expect", "known.yaml")
+    text = (workplace / "known.yaml").read_text()
+    assert "mistake: upper ignored" in text
+    assert onnxopt(*run, "--expect", "known.yaml", "--no-explain").code == 0
+    (workplace / "known.yaml").write_text(text.replace("upper ignored", "upper always 0"))
+    changed = onnxopt(*run, "--expect", "known.yaml", "--no-explain")
+    assert changed.code == 1
+    assert "the known mistake would return other outputs" in changed.out
