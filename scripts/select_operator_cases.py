@@ -4,7 +4,8 @@
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
 further seeds are drawn for those that survive, and the fewest that kill as many of them as possible
-become cases. Cases that the suite has are kept, unless ``--anew`` is given, as is necessary after
+become cases. Nodes at boundaries and other cases
+that the suite has are kept, unless ``--anew`` is given, as is necessary after
 a change of the operator's generator. Then the first cases are those that cover the most features:
 values of attributes, types, ranks and omitted inputs.
 
@@ -47,7 +48,13 @@ from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
-from onnxopt_cli.suites.operators.generators import FAMILIES, draw_seeded, schemas
+from onnxopt_cli.suites.operators.generators import (
+    FAMILIES,
+    boundaries,
+    draw_boundary,
+    draw_seeded,
+    schemas,
+)
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
@@ -102,9 +109,8 @@ def main() -> int:
             write(selection)
             count = sum(map(len, selection.seeds.values()))
             print(
-                f"{selection.operator}: {count} cases, of {selection.mutants} mutants "
-                f"{len(selection.survivors)} survive (before {selection.survivors_before}): "
-                f"{', '.join(selection.survivors)}",
+                f"{selection.operator}: {count} seeds, of {selection.mutants} mutants "
+                f"{len(selection.survivors)} survive (before {selection.survivors_before})",
                 flush=True,
             )
     return 0
@@ -164,6 +170,15 @@ def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTri
         for schema in schemas(operator)
         for seed in seeds[schema.since_version]
     ]
+    cases += [
+        Case(
+            f"{operator}/{name}",
+            Location(Path(operator)),
+            partial(boundary_problem, operator, name),
+            operators=(operator,),
+        )
+        for name in boundaries(operator)
+    ]
     trials, faults = find_node_trials(cases, Judging(), 1, lambda *_: None, [operator])
     for fault in faults:
         print(fault, flush=True)
@@ -173,6 +188,11 @@ def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTri
 def problem_of(schema: onnx.defs.OpSchema, seed: int) -> Problem:
     """Return the problem of a seed."""
     return draw_seeded(schema, seed).problem
+
+
+def boundary_problem(operator: str, name: str) -> Problem:
+    """Return the problem of a node at a boundary."""
+    return draw_boundary(operator, name).problem
 
 
 def valid_candidates(operator: str) -> Iterator[Candidate]:

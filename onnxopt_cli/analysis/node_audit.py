@@ -44,6 +44,7 @@ from onnxopt_cli.workers.isolated import (
     ProcessLostError,
     TimeLimitError,
     isolated,
+    memory_limit,
     time_limit,
 )
 
@@ -52,10 +53,14 @@ MAX_CODE_MUTANTS = 400
 #: By default, a mutant counts as equivalent if none of this many valid nodes, made by changing
 #: those of the cases, and half as many generated ones distinguishes it.
 EQUIVALENCE_INPUTS = 200
-#: A mutant that takes longer than this on one node counts as failing.
+#: Seconds that the evaluation of a node may take.
 EVALUATION_SECONDS = 2.0
+#: A mutant that takes longer than this on one node counts as failing.
+MUTANT_SECONDS = 0.5
 #: Bytes that a mutant may allocate.
 EVALUATION_BYTES = 1 << 30
+# Bytes that may be allocated for the outputs of a node on which survivors run.
+_VARIATION_BYTES = 1 << 27
 # A mutant that has exceeded its time on this number of nodes does not run on others.
 _MAX_TIMEOUTS = 2
 # Differences that are confirmed by a condition estimate, which takes long, for each mutant.
@@ -550,7 +555,7 @@ def run_implementation(
     if entry is None:
         return None, ""
     try:
-        with time_limit(EVALUATION_SECONDS), warnings.catch_warnings():
+        with time_limit(MUTANT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return entry.outputs(model, inputs, compute), ""
     except TimeLimitError:
@@ -587,11 +592,15 @@ def distinguishing_nodes(
             for opset in opsets
         }
         compute = computing(evaluators, by_version)
-        confirmations = count = 0
+        confirmations = count = timeouts = 0
         last_sign = monotonic()
         for index, variation in enumerate(candidates):
             entry = by_version[variation.opset]
             outputs, failure = run_implementation(entry, variation.model, variation.inputs, compute)
+            timeouts += failure == "timeout"
+            if timeouts >= _MAX_TIMEOUTS:
+                yield index
+                return
             if outputs is not None and not failure and may_differ(variation.outputs, outputs):
                 if index not in expected:
                     expected[index] = _estimated(variation)
@@ -623,7 +632,9 @@ def _operator_variations(
 ) -> tuple[Sequence[Variation], dict[int, ReferenceModel]]:
     """Return varied nodes of an operator's cases with evaluators, made once in each process."""
     nodes = [(trial.model, trial.inputs) for trial in trials]
-    varied = variations(nodes, count, EVALUATION_SECONDS)
+    # Changed sizes may be those of huge outputs.
+    with memory_limit(_VARIATION_BYTES):
+        varied = variations(nodes, count, EVALUATION_SECONDS)
     # The first node that distinguishes a mutant is shown, so small ones come first.
     varied.sort(key=lambda variation: variation.size)
     return varied, prepared(varied)

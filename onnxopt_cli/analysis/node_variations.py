@@ -264,7 +264,7 @@ def _integers(random: Random, draw: np.random.RandomState, array: Array, index: 
         if way == 1:
             moved = array.astype(object) + draw.randint(-1, 2, array.shape)
             return np.clip(moved, limits.min, limits.max).astype(array.dtype)
-    if random.randrange(3) == 0 and not index:
+    if random.randrange(3) == 0 and not index and array.ndim:
         lowest, highest = int(limits.min), int(limits.max)
     span = min(highest - lowest, (1 << 62) - 1)
     numbers = [lowest + draw.randint(0, span + 1, dtype=np.int64) for _ in range(array.size)]

@@ -93,14 +93,36 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
         ours.close()
 
 
-def _limit_memory(memory: int) -> None:
-    """Limit the address space of this process to its size and some further bytes."""
+@contextmanager
+def memory_limit(memory: int) -> Iterator[None]:
+    """Let allocations of the block fail that exceed a number of bytes, where the system can."""
+    if sys.platform in {"darwin", "win32"}:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    _limit_memory(memory, before[1])
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _limit_memory(memory: int, most: int | None = None) -> None:
+    """Limit the address space of this process to its size and some further bytes.
+
+    Args:
+        memory: the further bytes.
+        most: the limit to which the process may raise it again; None for no such limit.
+    """
     # Not available on every system.
     import resource
 
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a real file
             pages = int(file.read().split()[0])
+        limit = pages * resource.getpagesize() + memory
         resource.setrlimit(
-            resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, resource.RLIM_INFINITY)
+            resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY if most is None else most)
         )

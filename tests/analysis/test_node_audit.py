@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from onnx.reference.ops.op_leaky_relu import LeakyRelu
 
 import onnxopt_cli
-from onnxopt_cli.analysis.node_audit import find_node_trials, node_outcomes
+from onnxopt_cli.analysis.node_audit import (
+    find_node_trials,
+    implementation_names,
+    node_outcomes,
+    outcomes_on_trials,
+)
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -17,6 +25,7 @@ from onnxopt_cli.workers.isolated import (
     ProcessLostError,
     TimeLimitError,
     isolated,
+    memory_limit,
     time_limit,
 )
 
@@ -132,3 +141,59 @@ def test_endless_python_code_is_interrupted():
 
     with pytest.raises(TimeLimitError), time_limit(0.05):
         spin()
+
+
+@pytest.fixture(scope="module")
+def leaky_trials():
+    cases = onnxopt_cli.load_cases("onnx-node", operators=["LeakyRelu"])
+    return find_node_trials(cases, Judging(), 1, lambda *_: None, ["LeakyRelu"])[0]["LeakyRelu"]
+
+
+def test_mutants_in_one_process_equal_mutants_alone(leaky_trials):
+    names = implementation_names("automatic", leaky_trials)[:12]
+    together = outcomes_on_trials(names, "automatic", leaky_trials, thorough=True)
+    alone = [
+        outcome
+        for name in names
+        for outcome in outcomes_on_trials([name], "automatic", leaky_trials, thorough=True)
+    ]
+    assert together == alone
+    assert {outcome.survives for outcome in together} == {True, False}
+
+
+def test_mutant_that_changes_the_reference_has_no_effect_on_others(leaky_trials, monkeypatch):
+    def spoil(model, inputs, compute):
+        outputs = compute(model, inputs)
+        LeakyRelu._run = lambda _self, x, **_: (np.zeros_like(x),)
+        return outputs
+
+    def correct(model, inputs, compute):
+        return compute(model, inputs)
+
+    entries = {
+        "first": SimpleNamespace(outputs=spoil, about=""),
+        "second": SimpleNamespace(outputs=correct, about=""),
+    }
+    monkeypatch.setattr("onnxopt_cli.analysis.node_audit._implementations", lambda *_: entries)
+    _, second = outcomes_on_trials([*entries], "automatic", leaky_trials, thorough=True)
+    assert second.survives
+
+
+def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
+    def crash(model, inputs, compute):
+        os._exit(1)
+
+    entries = {
+        "first": SimpleNamespace(outputs=crash, about=""),
+        "second": SimpleNamespace(outputs=lambda *_: None, about=""),
+    }
+    monkeypatch.setattr("onnxopt_cli.analysis.node_audit._implementations", lambda *_: entries)
+    first, second = outcomes_on_trials([*entries], "automatic", leaky_trials, thorough=True)
+    assert first.stillborn
+    assert second.survives
+
+
+def test_huge_allocation_fails_within_a_memory_limit():
+    with pytest.raises(MemoryError), memory_limit(1 << 20):
+        np.zeros(1 << 34, np.uint8)
+    assert np.zeros(1 << 22, np.uint8).size == 1 << 22

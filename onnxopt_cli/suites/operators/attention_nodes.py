@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _TYPES = ("float32", "float64", "float16")
-_STYLES = ("plain", "halves", "wide")
+_STYLES = ("plain", "halves", "wide", "plain", "halves", "wide", "nan")
+_MASK_STYLES = ("plain", "halves", "wide", "masked")
+#: The place of nonpad_kv_seqlen among the inputs of Attention.
+_PLACE_OF_LENGTHS = 6
 
 
 def _attention(draft: NodeDraft) -> None:
@@ -26,40 +30,36 @@ def _attention(draft: NodeDraft) -> None:
     if is_flat:
         draft.set("q_num_heads", query_heads)
         draft.set("kv_num_heads", key_heads)
-    draft.float_attribute("scale", (None, 0.25, 1.0, 2.0))
+    scales = (0.25, 1.0, 2.0)
+    # The published body computes the default, an inverse root, in float32.
+    draft.float_attribute("scale", scales if dtype == np.float64 else (None, *scales))
     draft.float_attribute("softcap", (None, 2.0, 0.5))
     draft.attribute("is_causal", (None, 1, 0))
+    if draft.has("left_window_size"):
+        draft.attribute("left_window_size", (None, None, 0, 1, 2, -1))
+        draft.attribute("right_window_size", (None, None, 0, 1, 2, -1))
     past = draft.size(1, 2) if draft.maybe(3) else 0
     total = past + columns
+    # Lengths of the keys of each batch; earlier keys are then part of the keys.
+    has_lengths = len(draft.schema.inputs) > _PLACE_OF_LENGTHS and not past and draft.maybe(3)
     draft.add(draft.tensor(dtype, packed(query_heads, rows, width), styles=_STYLES))
     draft.add(draft.tensor(dtype, packed(key_heads, columns, width), styles=_STYLES))
-    value_type = draft.dtype(2, _TYPES)
+    value_type = draft.dtype(2, _TYPES) if draft.maybe(4) else dtype
     draft.add(draft.tensor(value_type, packed(key_heads, columns, value_width), styles=_STYLES))
-    form = draft.choice(("none", "bool", "float"))
-    mask_shapes: tuple[Shape, ...] = (
-        (rows, total),
-        (batch, 1, rows, total),
-        (batch, query_heads, rows, total),
-        (1, query_heads, rows, total),
-        (1, 1, rows, total),
-    )
-    mask_shape = draft.choice(mask_shapes)
-    if form == "none":
-        draft.omit()
-    elif form == "bool":
-        mask = draft.tensor(np.dtype(bool), mask_shape)
-        # Each row attends to something, also if it is causal.
-        mask[..., 0] = True
-        draft.add(mask)
-    else:
-        draft.add(draft.tensor(dtype, mask_shape, styles=_STYLES))
+    _add_mask(draft, dtype, (batch, query_heads, rows, total))
     if past:
         draft.add(draft.tensor(dtype, (batch, key_heads, past, width), styles=_STYLES))
         draft.add(draft.tensor(value_type, (batch, key_heads, past, value_width), styles=_STYLES))
         draft.outputs = [True, True, True]
     else:
         draft.outputs = [True]
-    mode = draft.choice((None, 0, 1, 2, 3))
+    if has_lengths:
+        draft.inputs += [None] * (_PLACE_OF_LENGTHS - len(draft.inputs))
+        draft.add(np.array([draft.integer(1, total) for _ in range(batch)], np.int64))
+    # Doubles lose digits in a softmax of float32.
+    precisions = (None, 11) if dtype == np.float64 else (None, None, 1, 11)
+    draft.attribute("softmax_precision", precisions)
+    mode = draft.choice((None, None, 0, 1, 2, 3))
     if mode is not None or draft.maybe():
         draft.outputs = [*draft.outputs, *[False] * (3 - len(draft.outputs)), True]
         draft.set("qk_matmul_output_mode", mode)
@@ -68,6 +68,31 @@ def _attention(draft: NodeDraft) -> None:
     if past and rows != columns:
         # The causal mask of a past is described only for as many new keys as queries.
         draft.attributes.pop("is_causal", None)
+
+
+def _add_mask(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
+    """Draw a mask that broadcasts to a shape, or none."""
+    form = draft.choice(("none", "bool", "float"))
+    batch, heads, rows, total = shape
+    # A mask may be shorter than the keys, the rest of which is then masked.
+    length = draft.integer(1, total) if draft.maybe(4) else total
+    shapes: tuple[Shape, ...] = (
+        (rows, length),
+        (batch, 1, rows, length),
+        (batch, heads, rows, length),
+        (1, heads, rows, length),
+        (1, 1, rows, length),
+    )
+    mask_shape = draft.choice(shapes)
+    if form == "none":
+        draft.omit()
+    elif form == "bool":
+        mask = draft.tensor(np.dtype(bool), mask_shape)
+        # Most rows attend to something, also if they are causal.
+        mask[..., 0] |= not draft.maybe(4)
+        draft.add(mask)
+    else:
+        draft.add(draft.tensor(dtype, mask_shape, styles=_MASK_STYLES))
 
 
 def _rotary_embedding(draft: NodeDraft) -> None:
@@ -89,8 +114,10 @@ def _rotary_embedding(draft: NodeDraft) -> None:
     rows = draft.size(2, 5)
     cache: Shape = (rows, half) if by_position else (batch, length, half)
     angles = draft.tensor(np.dtype(np.float64), cache, low=-3.0, high=3.0)
-    draft.add(np.cos(angles).astype(dtype))
-    draft.add(np.sin(angles).astype(dtype))
+    # Nothing limits the caches to cosines and sines.
+    factor = draft.choice((1.0, 1.0, 8.0))
+    draft.add((np.cos(angles) * factor).astype(dtype))
+    draft.add((np.sin(angles) * factor).astype(dtype))
     if by_position:
         draft.add(draft.state().randint(0, rows, (batch, length)).astype(np.int64))
 

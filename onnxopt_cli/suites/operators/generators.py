@@ -58,10 +58,6 @@ NOT_COVERED: Mapping[str, Sequence[str]] = {
         "ZipMap",
     ),
     "operators that onnx's reference does not compute": ("MaxRoiPool",),
-    "tree ensembles whose reference has not been verified": (
-        "TreeEnsembleClassifier",
-        "TreeEnsembleRegressor",
-    ),
     "operators whose result onnx's reference wraps in a list": ("Optional",),
     "operators of image files, whose decoders may differ": ("ImageDecoder",),
 }

@@ -26,7 +26,7 @@ def _leave_out(draft: NodeDraft) -> None:
 
 
 def _resize(draft: NodeDraft) -> None:
-    dtype = draft.dtype(0, ("float32", "float64", "float16", "uint8", "int8"))
+    dtype = draft.dtype(0, ("float32", "float64", "float16", "uint8", "int8", "int32", "int64"))
     rank = draft.choice((2, 1))
     lengths = [draft.size(2, 5) for _ in range(rank)]
     shape = (draft.size(1, 2), draft.size(1, 2), *lengths)
@@ -53,7 +53,7 @@ def _resize(draft: NodeDraft) -> None:
         axes, targets, lengths = axes[::-1], targets[::-1], lengths[::-1]
     draft.set("axes", axes if has_axes else None)
     fixed_sizes = [] if has_axes else list(shape[:2])
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    draft.add(draft.tensor(dtype, shape, styles=(*_STYLES, "wide")))
     if transformation == "tf_crop_and_resize":
         start = [0.0] * len(fixed_sizes) + [draft.choice((0.0, 0.25, -0.125)) for _ in lengths]
         end = [1.0] * len(fixed_sizes) + [draft.choice((1.0, 0.75, 1.25)) for _ in lengths]
@@ -72,8 +72,8 @@ def _resize(draft: NodeDraft) -> None:
     # Only whole output lengths: the specification does not say which length a fraction has.
     factors = [target / length for target, length in zip(targets, lengths, strict=True)]
     scales = np.array([*[1.0] * len(fixed_sizes), *factors], np.float32)
-    is_exact = scales[len(fixed_sizes) :] * np.array(lengths, np.float32) == np.array(targets)
-    draft.require(is_exact.all())
+    products = scales[len(fixed_sizes) :].astype(np.float64) * lengths
+    draft.require((products == targets).all())
     draft.add(scales)
 
 
@@ -84,7 +84,9 @@ def _upsample(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
     _require_exact(draft, dtype, mode or "nearest")
     factors = [draft.choice((2, 3, 1)) for _ in shape[2:]]
     scales = np.array([1, 1, *factors], np.float32)
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    # Interpolation multiplies infinities by weights that may be zero.
+    styles = (*_STYLES, "wide") if mode == "linear" else (*_STYLES, "special", "wide")
+    draft.add(draft.tensor(dtype, shape, styles=styles))
     if draft.has("scales"):
         draft.set("scales", scales.tolist())
     else:
@@ -134,9 +136,12 @@ def _non_max_suppression(draft: NodeDraft) -> None:
     if not centered and draft.maybe():
         # Either diagonal may be given.
         boxes = boxes[..., [2, 1, 0, 3]]
-    scores = random.permutation(batch * classes * count).reshape(batch, classes, count)
+    order = random.permutation(batch * classes * count).reshape(batch, classes, count)
+    # Coordinates and scores may be of any sign and size.
+    boxes = boxes * draft.choice((1.0, 8.0)) - draft.choice((0.0, 2.5))
+    scores = order / order.size * draft.choice((1.0, 1.0, 9.0)) - draft.choice((0.0, 0.0, 0.75))
     draft.add(boxes.astype(np.float32))
-    draft.add((scores / scores.size).astype(np.float32))
+    draft.add(scores.astype(np.float32))
     draft.add(np.array([draft.integer(1, count)], np.int64))
     draft.optional(lambda: np.array([draft.choice((0.3, 0.6, 0.0, 1.0))], np.float32))
     draft.optional(lambda: np.array([draft.choice((0.3, 0.55))], np.float32))

@@ -56,7 +56,9 @@ def _feature_vectorizer(draft: NodeDraft) -> None:
     rows = draft.size(1, 3)
     draft.set("inputdimensions", sizes)
     for size in sizes:
-        draft.add(draft.tensor(dtype, (rows, size), styles=("plain",)))
+        # Rows of another length are cut, or filled with zeros.
+        length = max(1, size + draft.choice((0, 0, 1, -1)))
+        draft.add(draft.tensor(dtype, (rows, length), styles=("plain", "wide", "exceptional")))
 
 
 def _imputer(draft: NodeDraft) -> None:
@@ -220,6 +222,82 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     draft.add(x)
 
 
+_BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
+
+def _set_trees(draft: NodeDraft, features: int) -> list[tuple[int, int]]:
+    """Draw trees of one or two levels of branches; return tree and node of each leaf."""
+    trees, nodes, modes, tests, values = [], [], [], [], []
+    branches: list[tuple[int, int]] = []
+    leaves: list[tuple[int, int]] = []
+    for tree in range(draft.choice((2, 1, 3))):
+        # Nodes are numbered level by level.
+        is_deep = draft.maybe()
+        count = 3 if is_deep else 1
+        for node in range(2 * count + 1):
+            is_leaf = node >= count
+            trees.append(tree)
+            nodes.append(node)
+            modes.append("LEAF" if is_leaf else draft.choice(_BRANCHES))
+            tests.append(0 if is_leaf else draft.integer(0, features - 1))
+            values.append(0.0 if is_leaf else draft.integer(-4, 4) / 2)
+            branches.append((0, 0) if is_leaf else (2 * node + 1, 2 * node + 2))
+            leaves += [(tree, node)] * is_leaf
+    draft.set("nodes_treeids", trees)
+    draft.set("nodes_nodeids", nodes)
+    draft.set("nodes_modes", modes)
+    draft.set("nodes_featureids", tests)
+    draft.set("nodes_values", values)
+    draft.set("nodes_truenodeids", [true for true, _ in branches])
+    draft.set("nodes_falsenodeids", [false for _, false in branches])
+    draft.set("nodes_missing_value_tracks_true", [int(draft.maybe()) for _ in nodes])
+    return leaves
+
+
+def _tree_rows(draft: NodeDraft, features: int) -> Array:
+    styles = ("halves", "plain", "halves", "exceptional")
+    dtype = draft.dtype(0, ("float32",))
+    return draft.tensor(dtype, (draft.size(1, 4), features), styles=styles)
+
+
+def _set_weights(draft: NodeDraft, kind: str, places: list[tuple[int, int, int]]) -> None:
+    """Set the weights of leaves: tree, node, and class or target of each."""
+    draft.set(f"{kind}_treeids", [tree for tree, _, _ in places])
+    draft.set(f"{kind}_nodeids", [node for _, node, _ in places])
+    draft.set(f"{kind}_ids", [number for _, _, number in places])
+    draft.set(f"{kind}_weights", _floats(draft, len(places)))
+
+
+def _tree_ensemble_regressor(draft: NodeDraft) -> None:
+    features, targets = draft.size(1, 3), draft.size(1, 2)
+    leaves = _set_trees(draft, features)
+    aggregate = draft.attribute("aggregate_function", (None, "SUM", "AVERAGE", "MIN", "MAX"))
+    # The specification does not say whether base values take part in a minimum.
+    is_extreme = aggregate in ("MIN", "MAX")
+    has_base = draft.set("base_values", _floats(draft, targets) if draft.maybe() else None)
+    draft.require(not (is_extreme and has_base))
+    if is_extreme or has_base:
+        # Runtimes disagree on targets that get no value from any leaf.
+        places = [(*leaf, target) for leaf in leaves for target in range(targets)]
+    else:
+        places = [(*leaf, draft.integer(0, targets - 1)) for leaf in leaves]
+    _set_weights(draft, "target", places)
+    draft.set("n_targets", targets)
+    draft.attribute("post_transform", (None, "NONE"))
+    draft.add(_tree_rows(draft, features))
+
+
+def _tree_ensemble_classifier(draft: NodeDraft) -> None:
+    features, classes = draft.size(1, 3), draft.choice((3, 4))
+    leaves = _set_trees(draft, features)
+    places = [(*leaf, place) for leaf in leaves for place in range(classes)]
+    _set_weights(draft, "class", places)
+    draft.set("base_values", _floats(draft, classes) if draft.maybe() else None)
+    draft.attribute("post_transform", _POST_TRANSFORMS)
+    _set_classes(draft, classes)
+    draft.add(_tree_rows(draft, features))
+
+
 #: Generators by operator.
 ML: Mapping[str, Callable[[NodeDraft], None]] = {
     "ArrayFeatureExtractor": _array_feature_extractor,
@@ -236,4 +314,6 @@ ML: Mapping[str, Callable[[NodeDraft], None]] = {
     "SVMClassifier": _svm_classifier,
     "SVMRegressor": _svm_regressor,
     "TreeEnsemble": _tree_ensemble,
+    "TreeEnsembleClassifier": _tree_ensemble_classifier,
+    "TreeEnsembleRegressor": _tree_ensemble_regressor,
 }

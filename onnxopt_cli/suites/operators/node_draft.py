@@ -36,6 +36,13 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
+# Of the elements of a style in _EXCEPTIONS, one in this number is exceptional.
+_EXCEPTIONAL_PERIOD = 8
+_EXCEPTIONS = {
+    "exceptional": (np.nan, np.inf, -np.inf),
+    "nan": (np.nan,),
+    "masked": (-np.inf,),
+}
 
 
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -252,10 +259,12 @@ def elements(
     """Draw the elements of a tensor.
 
     Styles of floats: ``plain`` (decimals around zero), ``halves`` (multiples of 1/2, with ties),
-    ``wide`` (many magnitudes), ``negative``, ``special`` (with NaN, infinities, zeros of both
-    signs and the limits of the type among plain elements), ``limits`` (the same without NaN and
-    infinities). Integers: ``plain`` and ``halves`` (small), ``wide``, ``special`` and ``limits``
-    (with the limits of the type), ``negative``.
+    ``wide`` (many magnitudes), ``negative``, ``exceptional`` (NaN and infinities among plain
+    elements, at least one of them), ``nan`` (the same with NaN alone), ``masked`` (the same with
+    minus infinity alone), ``special`` (with NaN, infinities, zeros of both signs and the limits of
+    the type among plain elements), ``limits`` (the same without NaN and infinities). Integers:
+    ``plain`` and ``halves`` (small), ``wide``, ``special`` and ``limits`` (with the limits of the
+    type), ``negative``.
     """
     count = prod(shape)
     name = dtype_name(dtype)
@@ -297,6 +306,13 @@ def _floats(
         return -np.abs(values) - 0.125
     if style == "wide":
         return values * 10.0 ** random.randint(-4, 4 if dtype in _WIDE_FLOATS else 2, count)
+    if style in _EXCEPTIONS:
+        options = np.array(_EXCEPTIONS[style])
+        exceptions = options[random.randint(0, len(options), count)]
+        replaced = random.randint(0, _EXCEPTIONAL_PERIOD, count) == 0
+        if count and not replaced.any():
+            replaced[random.randint(count)] = True
+        return np.where(replaced, exceptions, values)
     if style in ("special", "limits"):
         limits = _limits(dtype)
         pool = limits if style == "limits" else (*limits, np.inf, -np.inf, np.nan)

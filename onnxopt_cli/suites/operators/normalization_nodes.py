@@ -12,6 +12,8 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _IMAGE_RANK = 4
 _STYLES = ("plain", "halves", "wide")
+# Right algorithms differ for infinities, for instance if the mean is folded into the bias.
+_NORMALIZED_STYLES = (*_STYLES, *_STYLES, "nan")
 # A larger epsilon shows where it is added.
 _EPSILONS = (None, 0.125, 0.5, 0.015625)
 
@@ -26,19 +28,26 @@ def _batch_normalization(draft: NodeDraft) -> None:
     else:
         draft.outputs = [True]
     parameters: Shape = (shape[1],)
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
     for _ in range(3):
-        draft.add(draft.tensor(dtype, parameters, styles=_STYLES))
-    draft.add(draft.tensor(dtype, parameters, low=0.125, high=4.0))
+        draft.add(draft.tensor(dtype, parameters, styles=_NORMALIZED_STYLES))
+    draft.add(
+        draft.tensor(
+            dtype,
+            parameters,
+            low=draft.choice((0.125, 0.125, 0.0)),
+            high=draft.choice((4.0, 4.0, 20.0)),
+        )
+    )
 
 
 def _instance_normalization(draft: NodeDraft) -> None:
     shape = draft.shape(3, 4)
     dtype = draft.dtype(0, _TYPES)
     draft.float_attribute("epsilon", _EPSILONS)
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
     for _ in range(2):
-        draft.add(draft.tensor(dtype, (shape[1],), styles=_STYLES))
+        draft.add(draft.tensor(dtype, (shape[1],), styles=_NORMALIZED_STYLES))
 
 
 def _require_precision(draft: NodeDraft, dtype: np.dtype[Any]) -> None:
@@ -53,10 +62,10 @@ def _group_normalization(draft: NodeDraft) -> None:
     _require_precision(draft, dtype)
     draft.set("num_groups", groups)
     draft.float_attribute("epsilon", _EPSILONS)
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
+    draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
     count = groups if not draft.since(21) else shape[1]  # per channel since then
     for _ in range(2):
-        draft.add(draft.tensor(dtype, (count,), styles=_STYLES))
+        draft.add(draft.tensor(dtype, (count,), styles=_NORMALIZED_STYLES))
 
 
 def _layer_normalization(draft: NodeDraft) -> None:
@@ -66,10 +75,10 @@ def _layer_normalization(draft: NodeDraft) -> None:
     axis = draft.axis(len(shape))
     draft.set("axis", axis if axis != -1 or draft.maybe() else None)
     draft.float_attribute("epsilon", _EPSILONS)
-    draft.add(draft.tensor(dtype, shape, styles=_STYLES))
-    draft.add(draft.tensor(dtype, shape[axis:], styles=_STYLES))
+    draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
+    draft.add(draft.tensor(dtype, shape[axis:], styles=_NORMALIZED_STYLES))
     if len(draft.schema.inputs) > 2:  # noqa: PLR2004 - the bias is the third input
-        draft.optional(lambda: draft.tensor(dtype, shape[axis:], styles=_STYLES))
+        draft.optional(lambda: draft.tensor(dtype, shape[axis:], styles=_NORMALIZED_STYLES))
         draft.outputs = [True]
         if dtype == np.float32:
             # The mean and the deviation are float32; onnx's reference returns the input's type.

@@ -69,13 +69,22 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
     if operator == "LSTM" and draft.maybe(4):
         draft.set("input_forget", 1)
 
+    # Unbounded activations overflow, and neither clip nor Relu is specified for NaN.
+    is_usual = draft.attributes.keys().isdisjoint(("clip", "activations"))
+
     def weights(*shape: int) -> np.ndarray:
-        return draft.tensor(dtype, shape, low=-1.0, high=1.0)
+        largest = draft.choice((1.0, 1.0, 1.0, 9.0 if is_usual else 1.0))
+        return draft.tensor(dtype, shape, low=-largest, high=largest)
+
+    def values(*shape: int) -> np.ndarray:
+        if is_usual and draft.maybe(8):
+            return draft.tensor(dtype, shape, styles=("exceptional",))
+        return weights(*shape)
 
     def state() -> np.ndarray:
-        return weights(*((batch, directions) if layout else (directions, batch)), hidden)
+        return values(*((batch, directions) if layout else (directions, batch)), hidden)
 
-    draft.add(weights(*((batch, length) if layout else (length, batch)), inputs))
+    draft.add(values(*((batch, length) if layout else (length, batch)), inputs))
     draft.add(weights(directions, gates * hidden, inputs))
     draft.add(weights(directions, gates * hidden, hidden))
     draft.optional(lambda: weights(directions, 2 * gates * hidden))
