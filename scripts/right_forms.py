@@ -612,15 +612,107 @@ def gelu(form: str, attributes: Attributes, x: Array) -> list[Array]:
     return [half * x * (one + erf_of(scaled))]
 
 
+# Coefficients of a rational approximation of tanh on [-9, 9] (Eigen, generic_fast_tanh_float).
+NUMERATOR = (
+    4.89352455891786e-03,
+    6.37261928875436e-04,
+    1.48572235717979e-05,
+    5.12229709037114e-08,
+    -8.60467152213735e-11,
+    2.00018790482477e-13,
+    -2.76076847742355e-16,
+)
+DENOMINATOR = (
+    4.89352518554385e-03,
+    2.26843463243900e-03,
+    1.18534705686654e-04,
+    1.19825839466702e-06,
+)
+# The same of sigmoid - 1/2 on [-18, 18] (ONNX Runtime, mlas/lib/logistic.cpp).
+LOGISTIC_NUMERATOR = (
+    2.48287947061529e-01,
+    8.51377133304701e-03,
+    6.08574864600143e-05,
+    1.15627324459942e-07,
+    4.37031012579801e-11,
+)
+LOGISTIC_DENOMINATOR = (
+    9.93151921023180e-01,
+    1.16817656904453e-01,
+    1.70198817374094e-03,
+    6.29106785017040e-06,
+    5.76102136993427e-09,
+    6.10247389755681e-13,
+)
+
+
+def rational_sigmoid(x: Array) -> Array:
+    """Approximate sigmoid by 1/2 and a quotient of polynomials."""
+    odd = rational(x, 18, LOGISTIC_NUMERATOR, LOGISTIC_DENOMINATOR)
+    return np.clip(odd + x.dtype.type(0.5), 0, 1)
+
+
+def rational_tanh(x: Array) -> Array:
+    """Approximate tanh by a quotient of polynomials."""
+    return rational(x, 9, NUMERATOR, DENOMINATOR)
+
+
+def rational(
+    x: Array, limit: float, numerator: Sequence[float], denominator: Sequence[float]
+) -> Array:
+    """Return an odd rational function of a clamped operand."""
+    real = x.dtype.type
+    clamped = np.clip(x, real(-limit), real(limit))
+    square = clamped * clamped
+
+    def polynomial(coefficients: Sequence[float]) -> Array:
+        total = np.full_like(x, coefficients[-1])
+        for coefficient in coefficients[-2::-1]:
+            total = total * square + real(coefficient)
+        return total
+
+    return np.asarray(clamped * polynomial(numerator) / polynomial(denominator))
+
+
+def window(
+    form: str, coefficients: Sequence[float], attributes: Attributes, size: Array
+) -> list[Array]:
+    """Compute a window from cosines of angles in float32."""
+    real, count = np.float32, int(size)
+    period = real(max(1, count - (not attributes.get("periodic", 1))))
+    places = np.arange(count).astype(real)
+    circle = real(2 * np.pi)
+    if form == "quotient":
+        angles = circle * places / period
+    elif form == "step":
+        angles = places * (circle / period)
+    else:
+        angles = circle * (places / period)
+    y = np.full(count, coefficients[0], real)
+    for multiple, coefficient in enumerate(coefficients[1:], start=1):
+        y = y + real(coefficient) * np.cos(real(multiple) * angles)
+    return [y]
+
+
+WINDOWS = {
+    "BlackmanWindow": (0.42, -0.5, 0.08),
+    "HammingWindow": (25 / 46, 25 / 46 - 1),
+    "HannWindow": (0.5, -0.5),
+}
+
+
 SIGMOIDS: list[Callable[[Array], Array]] = [
     lambda x: x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x)),
     lambda x: (x.dtype.type(1) + np.tanh(x * x.dtype.type(0.5))) * x.dtype.type(0.5),
+    lambda x: x.dtype.type(0.5) + x.dtype.type(0.5) * rational_tanh(x * x.dtype.type(0.5)),
+    rational_sigmoid,
     lambda x: np.where(
         x < 0, np.exp(np.minimum(x, 0)) / (1 + np.exp(np.minimum(x, 0))), 1 / (1 + exp2_of(-abs(x)))
     ),
 ]
 TANHS: list[Callable[[Array], Array]] = [
     np.tanh,
+    rational_tanh,
     lambda x: x.dtype.type(1) - x.dtype.type(2) / (np.exp(x + x) + x.dtype.type(1)),
     lambda x: x.dtype.type(2) * SIGMOIDS[0](x + x) - x.dtype.type(1),
 ]
@@ -732,6 +824,10 @@ FORMS: dict[str, list[NodeForm]] = {
     "ReduceSum": [partial(reduced, total, 1, False) for total in (*SUMS, flushing)],
     "ReduceSumSquare": [partial(reduced, total, 2, False) for total in (*SUMS, flushing)],
     "STFT": [partial(in_frames, form) for form in TRANSFORMS],
+    **{
+        name: [partial(window, form, coefficients) for form in ("quotient", "step", "share")]
+        for name, coefficients in WINDOWS.items()
+    },
     "Sigmoid": [lambda _, x, form=form: [form(x)] for form in SIGMOIDS],
     "Softmax": [
         *(partial(shares, np.exp, total, "") for total in SUMS),
@@ -745,7 +841,7 @@ MOST_FORMS = max(map(len, FORMS.values()))
 def outputs_by(form: NodeForm, node: onnx.NodeProto, operands: Sequence[Any]) -> list[Array]:
     """Return the outputs of a node by a form; 16-bit operands are converted to float32."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    dtype = operands[0].dtype
+    dtype = operands[0].dtype if operands[0].dtype.kind != "i" else np.dtype(np.float32)
     wide = [
         value.astype(np.float32)
         if value is not None and value.dtype in (np.float16, ml_dtypes.bfloat16)

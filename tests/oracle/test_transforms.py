@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from onnx import helper
 from test_fast_algorithms import error_shares, model_of
 
 import onnxopt_cli as onnxopt
 from onnxopt_cli.core.result import Outcome
 
+REPOSITORY = Path(__file__).parents[2]
 LENGTHS = [2, 3, 4, 5, 7, 8, 9, 11, 12, 16, 17, 31, 32, 50, 64, 97, 100, 127, 128, 256, 257, 512]
 
 
@@ -186,3 +192,35 @@ def test_chirp_of_float32_passes_and_larger_error_fails(tmp_path, backend, outco
         execution=onnxopt.Execution(isolation=onnxopt.Isolation.NONE),
     )
     assert [result.outcome for result in run] == [Outcome(outcome)] * len(cases)
+
+
+@pytest.mark.parametrize("operator", ["BlackmanWindow", "HammingWindow", "HannWindow"])
+@pytest.mark.parametrize("periodic", [0, 1])
+@pytest.mark.parametrize("count", [3, 10, 101, 1024])
+def test_windows_by_angles_in_float32_pass_and_larger_errors_fail(operator, periodic, count):
+    coefficients = {
+        "BlackmanWindow": (0.42, -0.5, 0.08),
+        "HammingWindow": (25 / 46, 25 / 46 - 1),
+        "HannWindow": (0.5, -0.5),
+    }[operator]
+    inputs = {"size": np.array(count)}
+    node = helper.make_node(operator, ["size"], ["y"], periodic=periodic)
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph([node], "g", [info("size", 7, [])], [info("y", 1, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    places, period = np.arange(count).astype(np.float32), np.float32(count - 1 + periodic)
+    circle = np.float32(2 * np.pi)
+    for angles in (circle * places / period, places * (circle / period)):
+        cosines = [c * np.cos(np.float32(m) * angles) for m, c in enumerate(coefficients)]
+        value = sum(np.asarray(term, np.float32) for term in cosines)
+        assert error_shares(model, inputs, value).max() <= 0.5
+    wrong = value + np.float32(40 * 2**-24) * (1 + np.abs(angles * np.sin(angles)))
+    assert error_shares(model, inputs, wrong).min() > 1
+
+
+@pytest.mark.slow
+def test_right_forms_are_accepted_by_the_command():
+    script = REPOSITORY / "scripts" / "right_forms.py"
+    command = [sys.executable, script, "Det", "Gelu", "MeanVarianceNormalization"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout

@@ -50,6 +50,7 @@ from onnxopt_cli.oracle.rounding.scales import (
     convolution_scale,
     determinant_scale,
     transform_scale,
+    window_scale,
 )
 from onnxopt_cli.oracle.rounding.short_floats import (
     InSingle,
@@ -95,6 +96,7 @@ _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
     NodeKind.TRANSFORM: transform_scale,
+    NodeKind.WINDOW: window_scale,
 }
 
 

@@ -48,6 +48,8 @@ class NodeKind(Enum):
     NORMALIZE = auto()
     #: Computes a determinant.
     DETERMINANT = auto()
+    #: Computes a window by cosines.
+    WINDOW = auto()
 
 
 _UNMOVED_OPERANDS = frozenset(
@@ -100,11 +102,10 @@ _LISTED = {
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A sum of products, which cancel if the rank is low.
     "Det": NodeKind.DETERMINANT,
-    # Differences of cosines, or triangles of differences: zero only relative to the scale.
-    **dict.fromkeys(
-        ("HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "AffineGrid"),
-        NodeKind.MIX,
-    ),
+    # Differences of cosines: zero only relative to their error.
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), NodeKind.WINDOW),
+    # Triangles of differences: zero only relative to the scale.
+    **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # Coordinates round for any data.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
     # Their integers result from rounding a quotient that the node computes itself.

@@ -39,6 +39,14 @@ _ANGLE_ERROR = 2 / 16
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
+# The coefficients of the cosines of the angle and of its double.
+_WINDOWS = {
+    "BlackmanWindow": (0.5, 0.08),
+    "HammingWindow": (1 - 25 / 46,),
+    "HannWindow": (0.5,),
+}
+# 16 units of this share of an error are twice the error.
+_WINDOW_SHARE = 2 / 16
 # Binary digits of a float32 number.
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
@@ -173,6 +181,25 @@ def _lengths(size: Array, axis: int) -> Array:
     """Return the lengths of rows or columns. One of zeros may be mixed with the largest."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
+
+
+def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
+    """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
+
+    An angle t in float32 has an error of at most 3 roundings, which moves cos(t) by 3 u t sin(t). A
+    cosine has an error of up to 4 roundings of 1, and the sum rounds twice. The tolerance is twice
+    the sum of these errors.
+    """
+    coefficients = _WINDOWS[node.op_type]
+    count = int(inputs[0])
+    periodic = [item.i for item in node.onnx_node.attribute if item.name == "periodic"]
+    period = count if not periodic or periodic[0] else count - 1
+    angles = 2 * pi * np.arange(count) / max(1, period)
+    error = np.full(output.shape, 2.0)
+    for multiple, coefficient in enumerate(coefficients, start=1):
+        angle = multiple * angles
+        error += coefficient * (3 * angle * np.abs(np.sin(angle)) + 4)
+    return error * _WINDOW_SHARE
 
 
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
