@@ -26,7 +26,7 @@ _WEIGHTED = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
 _LEAST_WEIGHT = 2.0**-24
 _SUMS = _WEIGHTED | {NodeKind.COMBINE, NodeKind.CONVOLVE, NodeKind.GATES, NodeKind.MIX}
 _DEFAULT_POWER = 2
-# A quotient by a root of which so much is lost is inconclusive.
+# The largest share of a sum under a root that is lost; a quotient by it is then inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
