@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 
 from onnx import defs
 from onnx.defs import OpSchema
@@ -11,6 +12,7 @@ from onnx.defs import OpSchema
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
+from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
@@ -96,11 +98,8 @@ def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
 
     They belong to the newest version of the operator.
     """
-    return {
-        name: generate
-        for owner, name, generate in (*boundary_values(), *boundary_shapes(), *boundary_grids())
-        if owner == operator
-    }
+    sources = (boundary_values(), boundary_shapes(), boundary_grids(), boundary_types())
+    return {name: generate for owner, name, generate in chain(*sources) if owner == operator}
 
 
 def draw_boundary(operator: str, name: str) -> GeneratedNode:

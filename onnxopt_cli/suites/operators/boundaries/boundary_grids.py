@@ -7,7 +7,7 @@ their inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -17,10 +17,10 @@ from onnx import helper
 
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-Generator = Callable[[NodeDraft], None]
 #: Longer than a vector register, and not a multiple of its length.
 _LONG_AXIS = 67
 
@@ -34,27 +34,6 @@ def _wave(shape: Shape, low: float = -2.0, high: float = 2.0) -> Array:
 
 def _indices(*values: Any) -> Array:
     return np.array(values, np.int64)
-
-
-def _fixed(
-    draft: NodeDraft,
-    *,
-    inputs: Sequence[Value],
-    attributes: Mapping[str, Any],
-    outputs: int | None = None,
-) -> None:
-    """Draw given inputs and attributes."""
-    draft.require(all(draft.has(name) for name in attributes))
-    for value in inputs:
-        draft.add(value)
-    for name, attribute in attributes.items():
-        draft.set(name, attribute)
-    if outputs is not None:
-        draft.outputs = [True] * outputs
-
-
-def _node(*inputs: Any, outputs: int | None = None, **attributes: Any) -> Generator:
-    return partial(_fixed, inputs=inputs, attributes=attributes, outputs=outputs)
 
 
 def _unary(draft: NodeDraft, *, shape: Shape) -> None:
@@ -89,108 +68,130 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
     """Yield nodes of which an input or the result has no elements."""
     none, some = np.zeros((0, 3), np.float32), _wave((2, 3))
     no_indices = np.zeros(0, np.int64)
-    yield "Concat", "empty", _node(none, some, none, axis=0)
-    yield "Concat", "all_empty", _node(none, none, axis=1)
-    yield "Gather", "empty_indices", _node(some, no_indices, axis=1)
-    yield "Gather", "empty_data", _node(none, _indices(2, 0), axis=1)
-    yield "GatherND", "empty", _node(some, np.zeros((0, 1), np.int64))
-    yield "GatherElements", "empty", _node(some, np.zeros((0, 3), np.int64), axis=0)
-    yield "ScatterND", "empty", _node(some, np.zeros((0, 1), np.int64), none)
-    yield "ScatterElements", "empty", _node(some, np.zeros((0, 3), np.int64), none, axis=0)
-    yield "Transpose", "empty", _node(none, perm=[1, 0])
-    yield "Reshape", "empty", _node(none, _indices(3, 0), allowzero=1)
-    yield "Flatten", "empty", _node(np.zeros((2, 0, 3), np.float32), axis=1)
-    yield "Unsqueeze", "empty", _node(none, _indices(1))
-    yield "Slice", "empty_data", _node(none, _indices(0), _indices(5), _indices(1))
-    yield "Tile", "empty_data", _node(none, _indices(2, 2))
-    yield "Tile", "no_repeats", _node(some, _indices(0, 2))
-    yield "Pad", "empty_data", _node(none, _indices(1, 0, 0, 1), np.array(2.5, np.float32))
-    yield "Expand", "empty", _node(np.zeros((1, 0), np.float32), _indices(3, 0))
-    yield "Split", "empty_part", _node(some, _indices(0, 2), axis=0, outputs=2)
-    yield "Cast", "empty", _node(none, to=7)
-    yield "Softmax", "empty", _node(none, axis=1)
-    yield "LogSoftmax", "empty", _node(none, axis=1)
-    yield "CumSum", "empty", _node(none, np.array(0, np.int64))
-    yield "TopK", "no_elements", _node(some, _indices(0), axis=1)
-    yield "NonZero", "no_elements", _node(np.zeros((2, 3), np.float32))
-    yield "NonZero", "scalar", _node(np.float32(1.5))
-    yield "Compress", "no_elements", _node(some, np.zeros(2, bool), axis=0)
-    yield "Compress", "no_elements_flat", _node(some, np.zeros(6, bool))
-    yield "OneHot", "empty", _node(no_indices, _indices(3), _wave((2,)))
-    yield "Range", "empty", _node(*np.array([[3], [1], [1]], np.int64).reshape(3, 1)[:, 0])
-    yield "MatMul", "no_inner", _node(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32))
-    yield "MatMul", "no_rows", _node(none, _wave((3, 2)))
+    yield "Concat", "empty", fixed_node(none, some, none, axis=0)
+    yield "Concat", "all_empty", fixed_node(none, none, axis=1)
+    yield "Gather", "empty_indices", fixed_node(some, no_indices, axis=1)
+    yield "Gather", "empty_data", fixed_node(none, _indices(2, 0), axis=1)
+    yield "GatherND", "empty", fixed_node(some, np.zeros((0, 1), np.int64))
+    yield "GatherElements", "empty", fixed_node(some, np.zeros((0, 3), np.int64), axis=0)
+    yield "ScatterND", "empty", fixed_node(some, np.zeros((0, 1), np.int64), none)
+    yield "ScatterElements", "empty", fixed_node(some, np.zeros((0, 3), np.int64), none, axis=0)
+    yield "Transpose", "empty", fixed_node(none, perm=[1, 0])
+    yield "Reshape", "empty", fixed_node(none, _indices(3, 0), allowzero=1)
+    yield "Flatten", "empty", fixed_node(np.zeros((2, 0, 3), np.float32), axis=1)
+    yield "Unsqueeze", "empty", fixed_node(none, _indices(1))
+    yield "Slice", "empty_data", fixed_node(none, _indices(0), _indices(5), _indices(1))
+    yield "Tile", "empty_data", fixed_node(none, _indices(2, 2))
+    yield "Tile", "no_repeats", fixed_node(some, _indices(0, 2))
+    yield "Pad", "empty_data", fixed_node(none, _indices(1, 0, 0, 1), np.array(2.5, np.float32))
+    yield "Expand", "empty", fixed_node(np.zeros((1, 0), np.float32), _indices(3, 0))
+    yield "Split", "empty_part", fixed_node(some, _indices(0, 2), axis=0, outputs=2)
+    yield "Cast", "empty", fixed_node(none, to=7)
+    yield "Softmax", "empty", fixed_node(none, axis=1)
+    yield "LogSoftmax", "empty", fixed_node(none, axis=1)
+    yield "CumSum", "empty", fixed_node(none, np.array(0, np.int64))
+    yield "TopK", "no_elements", fixed_node(some, _indices(0), axis=1)
+    yield "NonZero", "no_elements", fixed_node(np.zeros((2, 3), np.float32))
+    yield "NonZero", "scalar", fixed_node(np.float32(1.5))
+    yield "Compress", "no_elements", fixed_node(some, np.zeros(2, bool), axis=0)
+    yield "Compress", "no_elements_flat", fixed_node(some, np.zeros(6, bool))
+    yield "OneHot", "empty", fixed_node(no_indices, _indices(3), _wave((2,)))
+    yield "Range", "empty", fixed_node(*np.array([[3], [1], [1]], np.int64).reshape(3, 1)[:, 0])
+    yield (
+        "MatMul",
+        "no_inner",
+        fixed_node(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32)),
+    )
+    yield "MatMul", "no_rows", fixed_node(none, _wave((3, 2)))
     yield (
         "Gemm",
         "no_inner",
-        _node(np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32), _wave((3,)), beta=2.0),
+        fixed_node(
+            np.zeros((2, 0), np.float32), np.zeros((0, 3), np.float32), _wave((3,)), beta=2.0
+        ),
     )
-    yield "LayerNormalization", "no_batch", _node(none, _wave((3,)), axis=-1)
-    yield "SequenceLength", "scalar_items", _node([np.array(1.0), np.array(2.0)])
+    yield "LayerNormalization", "no_batch", fixed_node(none, _wave((3,)), axis=-1)
+    yield "SequenceLength", "scalar_items", fixed_node([np.array(1.0), np.array(2.0)])
 
 
 def _long() -> Iterator[tuple[str, str, Generator]]:
     """Yield nodes whose axes are longer than a vector register, and end within one."""
     row, column = _wave((2, _LONG_AXIS)), _wave((_LONG_AXIS, 3))
     for operator in ("Add", "Sub", "Mul", "Div"):
-        yield operator, "long", _node(row, _wave((_LONG_AXIS,), 0.5, 3.0))
+        yield operator, "long", fixed_node(row, _wave((_LONG_AXIS,), 0.5, 3.0))
     for operator in ("Equal", "Greater", "Less"):
-        yield operator, "long", _node(row, _wave((2, 1)))
+        yield operator, "long", fixed_node(row, _wave((2, 1)))
     for operator in ("Max", "Min", "Mean", "Sum"):
-        yield operator, "long", _node(row, _wave((_LONG_AXIS,)), _wave((2, 1)))
+        yield operator, "long", fixed_node(row, _wave((_LONG_AXIS,)), _wave((2, 1)))
     for operator in ("Softmax", "LogSoftmax", "Hardmax"):
         for stem, x, axis in (("row", row, 1), ("column", column, 0)):
-            yield operator, f"long_{stem}", _node(x, axis=axis)
+            yield operator, f"long_{stem}", fixed_node(x, axis=axis)
     for operator in ("ArgMax", "ArgMin"):
         for stem, x, axis in (("row", row, 1), ("column", column, 0)):
-            yield operator, f"long_{stem}", _node(x, axis=axis)
-    yield "TopK", "long", _node(row, _indices(9), axis=1)
-    yield "TopK", "long_smallest", _node(column, _indices(9), axis=0, largest=0)
+            yield operator, f"long_{stem}", fixed_node(x, axis=axis)
+    yield "TopK", "long", fixed_node(row, _indices(9), axis=1)
+    yield "TopK", "long_smallest", fixed_node(column, _indices(9), axis=0, largest=0)
     for operator, x in (("CumSum", row), ("CumProd", _wave((2, _LONG_AXIS), 0.5, 1.5))):
-        yield operator, "long", _node(x, np.array(1, np.int64))
-    yield "LpNormalization", "long", _node(row, axis=1)
+        yield operator, "long", fixed_node(x, np.array(1, np.int64))
+    yield "LpNormalization", "long", fixed_node(row, axis=1)
     yield (
         "LayerNormalization",
         "long",
-        _node(row, _wave((_LONG_AXIS,)), _wave((_LONG_AXIS,), 0, 1), axis=1),
+        fixed_node(row, _wave((_LONG_AXIS,)), _wave((_LONG_AXIS,), 0, 1), axis=1),
     )
-    yield "RMSNormalization", "long", _node(row, _wave((_LONG_AXIS,)), axis=1)
+    yield "RMSNormalization", "long", fixed_node(row, _wave((_LONG_AXIS,)), axis=1)
 
 
 def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     column = _wave((_LONG_AXIS, 3))
-    yield "MatMul", "long", _node(_wave((5, _LONG_AXIS)), _wave((_LONG_AXIS, 19)))
-    yield "MatMul", "long_row", _node(_wave((1, 19)), _wave((19, _LONG_AXIS)))
-    yield "Gemm", "long", _node(_wave((_LONG_AXIS, 5)), _wave((19, _LONG_AXIS)), transA=1, transB=1)
+    yield "MatMul", "long", fixed_node(_wave((5, _LONG_AXIS)), _wave((_LONG_AXIS, 19)))
+    yield "MatMul", "long_row", fixed_node(_wave((1, 19)), _wave((19, _LONG_AXIS)))
+    yield (
+        "Gemm",
+        "long",
+        fixed_node(_wave((_LONG_AXIS, 5)), _wave((19, _LONG_AXIS)), transA=1, transB=1),
+    )
     integers = (np.arange(5 * _LONG_AXIS) * 37 % 256).astype(np.uint8)
     yield (
         "MatMulInteger",
         "long",
-        _node(
+        fixed_node(
             integers.reshape(5, _LONG_AXIS),
             integers.reshape(_LONG_AXIS, 5),
             np.uint8(7),
             np.uint8(200),
         ),
     )
-    yield "Conv", "many_channels", _node(_wave((1, 19, 5, 4)), _wave((18, 19, 3, 3)))
-    yield "Conv", "long", _node(_wave((1, 1, _LONG_AXIS)), _wave((1, 1, 17)), pads=[8, 8])
-    yield "Conv", "depthwise", _node(_wave((1, 18, 4, 5)), _wave((36, 1, 3, 3)), group=18)
+    yield "Conv", "many_channels", fixed_node(_wave((1, 19, 5, 4)), _wave((18, 19, 3, 3)))
+    yield "Conv", "long", fixed_node(_wave((1, 1, _LONG_AXIS)), _wave((1, 1, 17)), pads=[8, 8])
+    yield "Conv", "depthwise", fixed_node(_wave((1, 18, 4, 5)), _wave((36, 1, 3, 3)), group=18)
     for operator in ("MaxPool", "AveragePool", "LpPool"):
-        yield operator, "long", _node(_wave((1, 2, _LONG_AXIS)), kernel_shape=[19], strides=[5])
+        yield (
+            operator,
+            "long",
+            fixed_node(_wave((1, 2, _LONG_AXIS)), kernel_shape=[19], strides=[5]),
+        )
     for operator in ("GlobalAveragePool", "GlobalMaxPool"):
-        yield operator, "long", _node(_wave((2, 3, _LONG_AXIS)))
+        yield operator, "long", fixed_node(_wave((2, 3, _LONG_AXIS)))
     parameters = [_wave((19,), 0.5, 2.0) for _ in range(4)]
-    yield "BatchNormalization", "many_channels", _node(_wave((2, 19, 3)), *parameters, outputs=1)
-    yield "InstanceNormalization", "long", _node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
-    yield "Transpose", "long", _node(_wave((19, 17)), perm=[1, 0])
-    yield "Gather", "long", _node(column, _indices(*range(_LONG_AXIS - 1, -1, -2)), axis=0)
-    yield "Unique", "long", _node(_wave((_LONG_AXIS,)), outputs=4)
-    yield "QuantizeLinear", "long", _node(_wave((_LONG_AXIS,)) * 100, np.float32(0.75), np.int8(3))
+    yield (
+        "BatchNormalization",
+        "many_channels",
+        fixed_node(_wave((2, 19, 3)), *parameters, outputs=1),
+    )
+    yield "InstanceNormalization", "long", fixed_node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
+    yield "Transpose", "long", fixed_node(_wave((19, 17)), perm=[1, 0])
+    yield "Gather", "long", fixed_node(column, _indices(*range(_LONG_AXIS - 1, -1, -2)), axis=0)
+    yield "Unique", "long", fixed_node(_wave((_LONG_AXIS,)), outputs=4)
+    yield (
+        "QuantizeLinear",
+        "long",
+        fixed_node(_wave((_LONG_AXIS,)) * 100, np.float32(0.75), np.int8(3)),
+    )
     yield (
         "DequantizeLinear",
         "long",
-        _node(np.arange(_LONG_AXIS).astype(np.int8), np.float32(0.75), np.int8(3)),
+        fixed_node(np.arange(_LONG_AXIS).astype(np.int8), np.float32(0.75), np.int8(3)),
     )
 
 
@@ -202,11 +203,11 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         x = _wave((2, 3, 4), low, high)
         for stem, axes in (("descending", (2, 0)), ("mixed", (-1, 1)), ("from_end", (-3, -2))):
             for keepdims in (0, 1):
-                draw = _node(x, _indices(*axes), keepdims=keepdims)
+                draw = fixed_node(x, _indices(*axes), keepdims=keepdims)
                 yield operator, f"{stem}{'_kept' if keepdims else ''}", draw
-        yield operator, "scalar", _node(np.float32(1.25))
-        yield operator, "long", _node(_wave((2, _LONG_AXIS), low, high), _indices(1))
-        yield operator, "long_first", _node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
+        yield operator, "scalar", fixed_node(np.float32(1.25))
+        yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), _indices(1))
+        yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
 
 
 def _conversions() -> Iterator[tuple[str, str, Generator]]:
@@ -233,8 +234,8 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
     ]
     for stem, x, target in pairs:
         dtype = DTYPES[target]
-        yield "Cast", stem, _node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
-        yield "CastLike", stem, _node(x, np.zeros(1, dtype))
+        yield "Cast", stem, fixed_node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
+        yield "CastLike", stem, fixed_node(x, np.zeros(1, dtype))
 
 
 def _divisions() -> Iterator[tuple[str, str, Generator]]:
@@ -245,12 +246,12 @@ def _divisions() -> Iterator[tuple[str, str, Generator]]:
         kind = DTYPES[dtype]
         operands = (signed.astype(kind), divisors.astype(kind))
         for fmod in (0, 1):
-            draw = _node(*operands, fmod=fmod)
+            draw = fixed_node(*operands, fmod=fmod)
             yield "Mod", f"signs_{dtype}_{'fmod' if fmod else 'floor'}", draw
-        yield "Div", f"signs_{dtype}", _node(*operands)
+        yield "Div", f"signs_{dtype}", fixed_node(*operands)
     large = np.array([2**64 - 1, 2**63 + 3, 2**53 + 1], np.uint64)
     for operator in ("Mod", "Div"):
-        yield operator, "large_uint64", _node(large, np.array([10, 7, 2], np.uint64))
+        yield operator, "large_uint64", fixed_node(large, np.array([10, 7, 2], np.uint64))
 
 
 def _vectors() -> Iterator[tuple[str, str, Generator]]:
@@ -265,9 +266,9 @@ def _vectors() -> Iterator[tuple[str, str, Generator]]:
         "vectors": (vector, _wave((3,), 1.0, 2.0)),
     }
     for stem, pair in operands.items():
-        yield "MatMul", f"square_{stem}", _node(*pair)
+        yield "MatMul", f"square_{stem}", fixed_node(*pair)
         integers = [(x * 8 + 30).astype(np.uint8) for x in pair]
-        yield "MatMulInteger", f"square_{stem}", _node(*integers, np.uint8(20), np.uint8(30))
+        yield "MatMulInteger", f"square_{stem}", fixed_node(*integers, np.uint8(20), np.uint8(30))
 
 
 def _windows() -> Iterator[tuple[str, str, Generator]]:
@@ -291,13 +292,13 @@ def _windows() -> Iterator[tuple[str, str, Generator]]:
         bytes_x = (x * 32 + 100).astype(np.uint8)
         weights = _wave((2, 2, *kernel))
         bytes_w = (weights * 8 + 20).astype(np.uint8)
-        yield "Conv", stem, _node(x, weights, _wave((2,)), **windows)
-        yield "ConvTranspose", stem, _node(x, weights, _wave((2,)), **windows)
-        yield "ConvInteger", stem, _node(bytes_x, bytes_w, zero, np.uint8(3), **windows)
+        yield "Conv", stem, fixed_node(x, weights, _wave((2,)), **windows)
+        yield "ConvTranspose", stem, fixed_node(x, weights, _wave((2,)), **windows)
+        yield "ConvInteger", stem, fixed_node(bytes_x, bytes_w, zero, np.uint8(3), **windows)
         yield (
             "QLinearConv",
             stem,
-            _node(
+            fixed_node(
                 *(bytes_x, scale, zero, bytes_w, np.array([0.25, 0.5], np.float32)),
                 *(np.array([3, 20], np.uint8), np.float32(16.0), zero),
                 np.array([100, -300], np.int32),
@@ -305,16 +306,16 @@ def _windows() -> Iterator[tuple[str, str, Generator]]:
             ),
         )
         for operator in ("MaxPool", "AveragePool", "LpPool"):
-            yield operator, stem, _node(x, **windows)
+            yield operator, stem, fixed_node(x, **windows)
             grown = {**windows, "ceil_mode": 1, "strides": [2, 2]}
-            yield operator, f"{stem}_ceil", _node(x, **grown)
-        yield "AveragePool", f"{stem}_counted", _node(x, count_include_pad=1, **windows)
+            yield operator, f"{stem}_ceil", fixed_node(x, **grown)
+        yield "AveragePool", f"{stem}_counted", fixed_node(x, count_include_pad=1, **windows)
         for order in (0, 1):
-            draw = _node(x, storage_order=order, outputs=2, **{**windows, "dilations": [1, 1]})
+            draw = fixed_node(x, storage_order=order, outputs=2, **{**windows, "dilations": [1, 1]})
             yield "MaxPool", f"{stem}_indices_{order}", draw
         yield from _sliding(stem, windows)
     for mode in ("SAME_UPPER", "SAME_LOWER"):
-        draw = _node(
+        draw = fixed_node(
             *((_wave((1, 1, 5, 6)) * 32 + 100).astype(np.uint8), scale, zero),
             *((_wave((1, 1, 2, 2)) * 8 + 20).astype(np.uint8), scale, np.uint8(3)),
             *(np.float32(4.0), zero),
@@ -334,10 +335,10 @@ def _sliding(stem: str, windows: Mapping[str, Any]) -> Iterator[tuple[str, str, 
     ]
     placed = {name: windows[name] for name in ("strides", "dilations", "pads")}
     columns = _wave((1, 2 * prod(kernel), prod(counts)))
-    yield "Col2Im", stem, _node(columns, _indices(*image), _indices(*kernel), **placed)
+    yield "Col2Im", stem, fixed_node(columns, _indices(*image), _indices(*kernel), **placed)
     offsets = _wave((1, 2 * 2 * prod(kernel), *counts), -0.75, 0.75)
     mask = _wave((1, 2 * prod(kernel), *counts), 0.0, 1.0)
-    draw = _node(
+    draw = fixed_node(
         *(_wave((1, 2, *image)), _wave((2, 2, *kernel)), offsets, _wave((2,)), mask),
         offset_group=2,
         **windows,
@@ -350,13 +351,13 @@ def _resizes() -> Iterator[tuple[str, str, Generator]]:
     sizes = _indices(7, 8)
     for policy in ("stretch", "not_larger", "not_smaller"):
         for mode in ("nearest", "linear"):
-            draw = _node(
+            draw = fixed_node(
                 *(x, None, None, sizes), axes=[2, 3], mode=mode, keep_aspect_ratio_policy=policy
             )
             yield "Resize", f"{policy}_{mode}", draw
     region = np.array([0, 0, 0.25, -0.25, 1, 1, 0.75, 1.25], np.float32)
     for mode in ("nearest", "linear"):
-        draw = _node(
+        draw = fixed_node(
             *(x, region, None, _indices(1, 1, 3, 5)),
             mode=mode,
             coordinate_transformation_mode="tf_crop_and_resize",
@@ -367,7 +368,7 @@ def _resizes() -> Iterator[tuple[str, str, Generator]]:
         for name in ("antialias", "exclude_outside"):
             if (mode, name) != ("linear", "exclude_outside"):
                 attributes: dict[str, Any] = {name: 1, "mode": mode}
-                draw = _node(x, None, None, _indices(1, 1, 2, 3), **attributes)
+                draw = fixed_node(x, None, None, _indices(1, 1, 2, 3), **attributes)
                 yield "Resize", f"{mode}_{name}", draw
 
 
@@ -385,7 +386,7 @@ def _losses() -> Iterator[tuple[str, str, Generator]]:
                     stem = {None: "all", 1: "ignored", -1: "negative"}[ignored]
                     name = f"{reduction}_{stem}{'' if weights is None else '_weighted'}"
                     inputs = (_wave((2, 3, 3), -3.0, 0.0), targets, weights)
-                    yield operator, name, _node(*inputs, **attributes)
+                    yield operator, name, fixed_node(*inputs, **attributes)
 
 
 def _recurrent() -> Iterator[tuple[str, str, Generator]]:
@@ -429,7 +430,7 @@ def _full_cell(
 
 
 def _cell(draft: NodeDraft, *, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> None:
-    _fixed(draft, inputs=inputs, attributes=attributes)
+    add_fixed(draft, inputs=inputs, attributes=attributes)
     # The specification does not say what Y contains after the end of a sequence.
     draft.outputs = [inputs[4] is None, *[True] * (len(draft.schema.outputs) - 1)]
 
@@ -437,31 +438,31 @@ def _cell(draft: NodeDraft, *, inputs: Sequence[Value], attributes: Mapping[str,
 def _attention() -> Iterator[tuple[str, str, Generator]]:
     query, key, value = _wave((2, 2, 3, 2)), _wave((2, 2, 4, 2)), _wave((2, 2, 4, 3), -1.0, 3.0)
     half_masked = np.array([[True, False, True, False], [False] * 4, [True] * 4])
-    yield "Attention", "softcap", _node(query, key, value, softcap=0.5)
-    yield "Attention", "masked_row", _node(query, key, value, half_masked)
-    yield "Attention", "short_mask", _node(query, key, value, np.ones((3, 2), bool))
+    yield "Attention", "softcap", fixed_node(query, key, value, softcap=0.5)
+    yield "Attention", "masked_row", fixed_node(query, key, value, half_masked)
+    yield "Attention", "short_mask", fixed_node(query, key, value, np.ones((3, 2), bool))
     for stem, windows in (
         ("left", {"left_window_size": 1}),
         ("right", {"right_window_size": 1}),
         ("both", {"left_window_size": 1, "right_window_size": 0}),
     ):
-        yield "Attention", f"window_{stem}", _node(query, key, value, **windows)
+        yield "Attention", f"window_{stem}", fixed_node(query, key, value, **windows)
     lengths = _indices(2, 4)
     for causal in (0, 1):
         stem = "_causal" if causal else ""
         cached = (query, key, value, None, None, None, lengths)
-        yield "Attention", f"valid_keys{stem}", _node(*cached, is_causal=causal)
+        yield "Attention", f"valid_keys{stem}", fixed_node(*cached, is_causal=causal)
         past = (_wave((2, 2, 2, 2)), _wave((2, 2, 2, 3)))
-        square = _node(
+        square = fixed_node(
             query, key[:, :, :3], value[:, :, :3], None, *past, is_causal=causal, outputs=3
         )
         yield "Attention", f"past{stem}", square
     flat = [_wave((2, 3, 8)), _wave((2, 4, 4)), _wave((2, 4, 4), -1.0, 3.0)]
-    yield "Attention", "packed_heads", _node(*flat, q_num_heads=4, kv_num_heads=2)
+    yield "Attention", "packed_heads", fixed_node(*flat, q_num_heads=4, kv_num_heads=2)
     angles = _wave((5, 2), -3.0, 3.0)
     x = _wave((1, 2, 3, 4))
     for interleaved in (0, 1):
-        draw = _node(
+        draw = fixed_node(
             x, np.cos(angles), np.sin(angles), _indices([4, 0, 2]), interleaved=interleaved
         )
         yield "RotaryEmbedding", f"positions_{interleaved}", draw
@@ -473,13 +474,13 @@ def _tables() -> Iterator[tuple[str, str, Generator]]:
         yield "TreeEnsemble", f"missing_{tracks[0]}", partial(_missing, tracks=tracks)
     for stem, shape in (("", (3,)), ("_row", (1, 3))):
         words = np.array(["the", "The", "THE"], object).reshape(shape)
-        draw = _node(words, stopwords=["the"], is_case_sensitive=0)
+        draw = fixed_node(words, stopwords=["the"], is_case_sensitive=0)
         yield "StringNormalizer", f"all_removed{stem}", draw
     for skips in (0, 1):
         yield (
             "TfIdfVectorizer",
             f"pairs_only_{skips}",
-            _node(
+            fixed_node(
                 np.array([[2, 3, 5, 5, 3], [5, 5, 2, 3, 2]], np.int64),
                 mode="TF",
                 min_gram_length=2,

@@ -6,7 +6,7 @@ of uneven parts, positions half way between elements, windows that leave the pad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
-Generator = Callable[[NodeDraft], None]
 _FLOAT = np.dtype(np.float32)
 _LOGICAL = ("And", "Or", "Xor")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")

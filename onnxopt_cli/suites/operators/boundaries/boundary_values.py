@@ -6,7 +6,7 @@ integers that no float represents, empty axes, ties. Each operator of a family g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
-Generator = Callable[[NodeDraft], None]
 _INF, _NAN = np.inf, np.nan
 # Beyond the square root of the largest float32 and float64.
 _HUGE = (1e20, 1e200)
@@ -120,8 +120,11 @@ def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     values = np.array(_BEYOND_FLOATS, dtype)
     draft.add(values)
     constant = {"Mul": 3, "Div": 1, "Mod": 2**24, "Sub": 2}.get(draft.schema.name)
-    for _ in range(operands - 1):
-        draft.add(np.full_like(values, constant) if constant else values - dtype.type(1))
+    if constant and operands > 1:
+        draft.add(np.full_like(values, constant))
+    elif operands > 1:
+        # Neighbors on both sides, as rounding to even moves a number to one of them.
+        draft.add(np.stack([values - 1, values, values + 1]))
 
 
 def _large_clip(draft: NodeDraft) -> None:

@@ -1,0 +1,224 @@
+"""Nodes whose elements show a conversion to a narrower type, and control flow that never runs.
+
+Operators that move elements, or compare them, must not change them: an implementation in float32
+loses digits of int64 and float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.core.values import DTYPES, Array, Value
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
+
+#: Elements that narrower types do not represent; those of float16 are normal numbers.
+_PRECISE: Mapping[str, Sequence[float]] = {
+    "int64": (2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**24 + 1, -1, 3),
+    "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
+    "float16": (6.2e-5, -9e-5, 65504, 1 / 3, -0.1, 1 + 2**-10),
+}
+_ROWS, _COLUMNS = np.array([1, 0], np.int64), np.array([2, 0], np.int64)
+#: Further inputs, and attributes, by operator that moves elements of a matrix of 2 by 3.
+_MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
+    "Compress": ([np.array([True, False, True])], {"axis": 1}),
+    "Expand": ([np.array([2, 2, 3])], {}),
+    "Flatten": ([], {"axis": 1}),
+    "Gather": ([_COLUMNS], {"axis": 1}),
+    "GatherElements": ([np.array([[2, 0], [1, 1]])], {"axis": 1}),
+    "GatherND": ([np.array([[1, 2], [0, 0], [0, 1]])], {}),
+    "Identity": ([], {}),
+    "Pad": ([np.array([1, 0, 0, 1])], {}),
+    "Reshape": ([np.array([3, 2])], {}),
+    "ReverseSequence": ([np.array([2, 1, 2])], {}),
+    "Slice": ([_ROWS[1:], _ROWS[:1] * 3, _ROWS[:1]], {}),
+    "Split": ([np.array([1, 2])], {"axis": 1}),
+    "Tile": ([np.array([1, 2])], {}),
+    "Transpose": ([], {"perm": [1, 0]}),
+    "Trilu": ([], {"upper": 0}),
+    "Unique": ([], {}),
+    "Unsqueeze": ([np.array([1])], {}),
+    "CenterCropPad": ([np.array([3, 2])], {}),
+    "Relu": ([], {}),
+    "Sign": ([], {}),
+    "ReduceMax": ([np.array([1])], {}),
+    "ReduceMin": ([np.array([1])], {}),
+    "TopK": ([np.array([2])], {"axis": 1}),
+    "SplitToSequence": ([np.array([1, 2])], {"axis": 1}),
+}
+#: Operators that return elements of two tensors.
+_CHOICES = ("Where", "Max", "Min", "Concat", "ScatterElements", "ScatterND", "OneHot")
+_TREE_MODES = ("leq", "lt", "gte", "gt", "eq", "neq")
+
+
+def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
+    """Return a matrix of a type, which an input must be able to have."""
+    draft.require(draft.allowed(place, (dtype,)))
+    return np.array(_PRECISE[dtype]).astype(DTYPES[dtype]).reshape(2, 3)
+
+
+def _moved(draft: NodeDraft, *, dtype: str) -> None:
+    further, attributes = _MOVES[draft.schema.name]
+    draft.add(_precise(draft, 0, dtype))
+    for value in further:
+        draft.add(value)
+    for name, attribute in attributes.items():
+        draft.set(name, attribute)
+    if draft.schema.name == "Split":
+        draft.outputs = [True, True]
+
+
+def _chosen(draft: NodeDraft, *, dtype: str) -> None:
+    """Draw an operator of two tensors that returns elements of either."""
+    name = draft.schema.name
+    x = _precise(draft, 1 if name == "Where" else 0, dtype)
+    if name == "Where":
+        draft.add(np.array([[True, False, True], [False, True, False]]))
+    draft.add(x)
+    if name == "ScatterElements":
+        draft.add(np.array([[1], [0]]))
+        draft.set("axis", 1)
+        draft.add(x[::-1, :1].copy())
+    elif name == "ScatterND":
+        draft.add(np.array([[1]]))
+        draft.add(x[:1].copy())
+    elif name == "OneHot":
+        draft.inputs = [np.array([1, 0]), np.array([3]), x[0, :2].copy()]
+    else:
+        draft.add(x[::-1].copy())
+        if name == "Concat":
+            draft.set("axis", 0)
+
+
+def _loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None:
+    """Draw a loop that never runs, or that its trip count or its condition ends."""
+    shape, boolean, floating = [2], TensorProto.BOOL, TensorProto.FLOAT
+    inputs = [("iteration", TensorProto.INT64, []), ("go", boolean, []), ("x", floating, shape)]
+    outputs = [("goes_on", boolean, []), ("y", floating, shape), ("scanned", floating, shape)]
+    nodes = [
+        helper.make_node("Cast", ["iteration"], ["number"], to=floating),
+        helper.make_node("Add", ["x", "number"], ["y"]),
+        helper.make_node("Identity", ["y"], ["scanned"]),
+        helper.make_node("Less", ["number", "two"], ["goes_on"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "body",
+        [helper.make_tensor_value_info(*stated) for stated in inputs],
+        [helper.make_tensor_value_info(*stated) for stated in outputs],
+        [helper.make_tensor("two", floating, [], [2.0])],
+    )
+    draft.add(None if trips is None else np.array(trips, np.int64))
+    draft.add(None if condition is None else np.array(condition))
+    draft.add(np.array([1.5, -2.0], np.float32))
+    draft.set("body", graph)
+    draft.outputs = [True, True]
+
+
+def _tree(draft: NodeDraft, *, mode: int, aggregate: int) -> None:
+    """Draw two trees of two targets, and rows at, below and above their thresholds."""
+    draft.set("tree_roots", [0, 1])
+    draft.set("nodes_featureids", [0, 1])
+    draft.set("nodes_splits", tensor_of(np.array([0.5, -0.5], np.float32)))
+    draft.set("nodes_modes", tensor_of(np.array([mode, mode], np.uint8)))
+    draft.set("nodes_truenodeids", [0, 2])
+    draft.set("nodes_falsenodeids", [1, 3])
+    draft.set("nodes_trueleafs", [1, 1])
+    draft.set("nodes_falseleafs", [1, 1])
+    draft.set("leaf_weights", tensor_of(np.array([1.0, 20.0, 300.0, 4000.0], np.float32)))
+    draft.set("leaf_targetids", [0, 1, 0, 1] if aggregate < 2 else [0] * 4)  # noqa: PLR2004 - MIN
+    draft.set("n_targets", 2 if aggregate < 2 else 1)  # noqa: PLR2004 - MIN, MAX
+    draft.set("aggregate_function", aggregate)
+    draft.set("post_transform", 0)
+    draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
+
+
+def boundary_types() -> Iterator[tuple[str, str, Generator]]:
+    """Yield operators, the names of their boundaries, and generators."""
+    for dtype in _PRECISE:
+        for operator in _MOVES:
+            if (operator, dtype) != ("Sign", "float16"):
+                yield operator, f"precise_{dtype}", partial(_moved, dtype=dtype)
+        for operator in (*_CHOICES, "Add"):
+            yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
+    yield from _computed()
+    yield from _smallest()
+    yield from _ranges()
+    for stem, trips, condition in (
+        ("no_trips", 0, None),
+        ("no_trips_condition", 0, True),
+        ("false_at_first", 4, False),
+        ("ended_by_count", 1, True),
+        ("ended_by_condition", 9, True),
+    ):
+        yield "Loop", stem, partial(_loop, trips=trips, condition=condition)
+    for mode, name in enumerate(_TREE_MODES):
+        yield "TreeEnsemble", f"at_threshold_{name}", partial(_tree, mode=mode, aggregate=1)
+    for aggregate, name in enumerate(("average", "sum", "min", "max")):
+        yield "TreeEnsemble", f"two_trees_{name}", partial(_tree, mode=1, aggregate=aggregate)
+
+
+def _computed() -> Iterator[tuple[str, str, Generator]]:
+    """Yield computations with operands that float32 does not represent."""
+    doubles = np.array(_PRECISE["float64"])
+    for operator in ("Abs", "Neg"):
+        yield operator, "precise_float64", fixed_node(doubles)
+    yield "LpNormalization", "precise_float64", fixed_node(np.array([[1 / 3, 0.1]]))
+    wave = np.sin(np.arange(1.0, 25.0)).reshape(1, 1, 4, 6)
+    for mode in ("nearest", "linear", "cubic"):
+        resize = fixed_node(wave, None, None, np.array([1, 1, 6, 5]), mode=mode)
+        yield "Resize", f"precise_{mode}", resize
+    for dtype in ("int64", "int32"):
+        bases, exponents = np.array([3, 7, 2, -3, 5], DTYPES[dtype]), np.array([19, 11, 30, 17, 13])
+        yield "Pow", f"large_{dtype}", fixed_node(bases, exponents)
+    yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
+    yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
+    # The published body computes the default scale in float32.
+    attention = fixed_node(wave[:, :, :3], wave, wave / 3, scale=0.25)
+    yield "Attention", "precise_float64", attention
+    integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
+    yield "DepthToSpace", "precise_int64", fixed_node(integers, blocksize=2)
+
+
+def _smallest() -> Iterator[tuple[str, str, Generator]]:
+    """Yield searches for the smallest element, among which the least of the type is."""
+    for dtype in ("int8", "int64", "uint8", "uint64"):
+        info = np.iinfo(DTYPES[dtype])
+        x = np.array([[5, info.min, info.max, 0], [info.max, 1, 0, 2]], DTYPES[dtype])
+        for largest, stem in enumerate(("smallest", "largest")):
+            top = fixed_node(x, np.array([2]), largest=largest, axis=1)
+            yield "TopK", f"{stem}_{dtype}", top
+        for operator in ("ArgMin", "ArgMax"):
+            yield operator, f"limits_{dtype}", fixed_node(x, axis=1)
+
+
+def _ranges() -> Iterator[tuple[str, str, Generator]]:
+    """Yield conversions to the ends of the range of an integer type."""
+    ends = {
+        "uint8": (200.75, 255.0, 128.5, 0.25),
+        "int8": (-128.0, 127.75, -100.5, 0.0),
+        "uint16": (65535.0, 40000.5, 1.0, 0.0),
+        "int16": (-32768.0, 32767.0, 1.5, -1.5),
+        "uint32": (4294967040.0, 3e9, 1.0, 0.5),
+        "int64": (2.0**62, -(2.0**62), 1.5, -0.5),
+        "uint64": (2.0**63, 2.0**62, 1.5, 0.5),
+    }
+    for name, values in ends.items():
+        dtype, x = DTYPES[name], np.array(values, np.float32)
+        cast = fixed_node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
+        yield "Cast", f"range_{name}", cast
+        yield "CastLike", f"range_{name}", fixed_node(x, np.zeros(1, dtype))
+    for name, number in (("int8", 3), ("int16", 5), ("uint16", 4)):
+        x = np.array([1.5, -300.0, 300.0, -7.25, 1e6], np.float32)
+        quantize = fixed_node(x, np.float32(0.5), output_dtype=number)
+        yield "QuantizeLinear", f"output_{name}", quantize
+    boxes = np.array([[[0.0, 0.0, 1.0, 1.0], [2.0, 2.0, 3.0, 3.0]]], np.float32)
+    scores = np.array([[[0.9, 0.8]]], np.float32)
+    yield "NonMaxSuppression", "no_limit", fixed_node(boxes, scores)
+    yield "NonMaxSuppression", "limit_of_zero", fixed_node(boxes, scores, np.array([0]))
