@@ -93,7 +93,7 @@ from onnxopt_cli.oracle.rounding.injection import (
     has_long_sums,
     largest_magnitude,
 )
-from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeKind
+from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeClass, NodeKind
 from onnxopt_cli.oracle.rounding.operator_identities import (
     WITHIN,
     identities,
@@ -427,13 +427,13 @@ def _estimate(
         math: the declared arithmetic.
         encountered: receives the contested questions that nodes of the model raise.
     """
-    nodes = list(all_nodes(model))
+    nodes, shared = list(all_nodes(model)), _Shared(math, encountered)
     if why := next(filter(None, map(unsupported_reason, nodes)), ""):
         raise NoReferenceError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:
             return [_defined_output(value) for value in ReferenceModel(model).run(inputs)]
-        evaluations = _evaluate(model, inputs, math, encountered)
+        evaluations = _evaluate(model, inputs, shared)
     except (NoReferenceError, MemoryError):
         raise
     except Exception as error:
@@ -442,10 +442,10 @@ def _estimate(
             return _estimate_in_single(model, inputs, math, encountered)
         why = f"onnx's reference does not run it in double: {_first_line(error)}"
         raise NoReferenceError(why) from error
-    bodies = _evaluate_bodies(model, inputs, math, encountered, evaluations[0].accumulation)
+    bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
     outputs = list(map(_conditioned_output, columns))
-    for index, evaluation in enumerate(_evaluate_identities(model, inputs, math, encountered)):
+    for index, evaluation in enumerate(_evaluate_identities(model, inputs, shared)):
         wider = _conditioned_output((*columns[index], evaluation)).right
         if not _same_values(outputs[index].right, wider):
             outputs[index] = replace(outputs[index], reformulated=wider)
@@ -488,6 +488,21 @@ def _narrowed(conditioned_output: ConditionedOutput, elem_type: int) -> Conditio
         for value, tolerance in conditioned_output.right
     ]
     return replace(conditioned_output, right=tuple(right))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the reformulations of a model share.
+
+    Attributes:
+        math: the declared arithmetic.
+        encountered: receives the contested questions that nodes of the model raise.
+        classes: the classes of nodes that ran.
+    """
+
+    math: str
+    encountered: set[str]
+    classes: dict[object, NodeClass] = field(default_factory=dict)
 
 
 @dataclass
@@ -534,8 +549,7 @@ class _Evaluation:
 def _evaluate_bodies(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
-    math: str,
-    encountered: set[str],
+    shared: _Shared,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[_Evaluation]:
     """Evaluate the function bodies that ONNX publishes for a model's nodes; empty without any."""
@@ -544,11 +558,11 @@ def _evaluate_bodies(
         return []
     try:
         if accumulation:
-            return _evaluate_accumulating_body(model, inputs, math, encountered, accumulation)
+            return _evaluate_accumulating_body(model, inputs, shared, accumulation)
         if body := published_body(model, inputs):
-            return _evaluate(body, inputs, math, encountered, CALLED)
+            return _evaluate(body, inputs, shared, CALLED)
         expanded = subtracting_operators(model)
-        return _evaluate(model, inputs, math, encountered, expanded) if expanded else []
+        return _evaluate(model, inputs, shared, expanded) if expanded else []
     except MemoryError:
         # Without the body, tolerances would be too narrow.
         raise
@@ -559,21 +573,20 @@ def _evaluate_bodies(
 def _evaluate_accumulating_body(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
-    math: str,
-    encountered: set[str],
+    shared: _Shared,
     accumulation: tuple[str, NodeKind],
 ) -> list[_Evaluation]:
     """Evaluate the published body of a node that accumulates 16-bit operands."""
     if takes_exact_operands(*accumulation) and accumulation[0] not in SHIFTED:
         single = {name: single_value(value) for name, value in inputs.items()}
         body = published_body(widened(model, SINGLE), single)
-        evaluations = _evaluate(body, single, math, encountered, CALLED) if body else []
+        evaluations = _evaluate(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
             # As many float32 roundings are accepted as for a model of float32.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)
-    evaluations = _evaluate(body, inputs, math, encountered, CALLED) if body else []
+    evaluations = _evaluate(body, inputs, shared, CALLED) if body else []
     for evaluation in evaluations:
         # The node computes in float32: an overflow of its body in 16 bits is not evidence of one.
         evaluation.native, evaluation.out_of_range = evaluation.exact, []
@@ -581,7 +594,7 @@ def _evaluate_accumulating_body(
 
 
 def _evaluate_identities(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
+    model: onnx.ModelProto, inputs: Mapping[str, Value], shared: _Shared
 ) -> list[_Evaluation]:
     """Evaluate a model by the identities that are accepted for its nodes; empty without any."""
     try:
@@ -589,7 +602,7 @@ def _evaluate_identities(
         if not (entries := identities_in(model)):
             return []
         expanded = [name for entry in entries for name in entry.within]
-        evaluations = _evaluate(model, inputs, math, encountered, expanded, identities())
+        evaluations = _evaluate(model, inputs, shared, expanded, identities())
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - as for published bodies
@@ -604,8 +617,7 @@ def _evaluate_identities(
 def _evaluate(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
-    math: str,
-    encountered: set[str],
+    shared: _Shared,
     expanded: Sequence[str] = (),
     functions: Mapping[str, onnx.FunctionProto] | None = None,
 ) -> list[_Evaluation]:
@@ -614,8 +626,7 @@ def _evaluate(
     Args:
         model: the model.
         inputs: its inputs.
-        math: the declared arithmetic.
-        encountered: receives the contested questions that nodes of the model raise.
+        shared: what it shares with other reformulations.
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
 
@@ -630,8 +641,8 @@ def _evaluate(
     def record(
         node: Any, compute: Compute, operands: Sequence[Any], _index: int
     ) -> tuple[Any, ...]:
-        encountered.update(questions_at(node, operands))
-        encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
+        shared.encountered.update(questions_at(node, operands))
+        shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
         outputs = compute(*operands)
         range_events.update(_range_events(operands, outputs))
         spreads.update([_SPREADS] * mixes_infinite(node, operands))
@@ -645,7 +656,7 @@ def _evaluate(
     with _numpy_range_events(range_events):
         native = native_model.run(inputs, record)
     wide_model = ReferenceModel(model, expanded, functions, wide=True)
-    recorder = SiteRecorder(visited, math)
+    recorder = SiteRecorder(visited, shared.math, shared.classes)
     doubles = {name: widened_value(value) for name, value in inputs.items()}
     exact = wide_model.run(doubles, recorder)
     in_short = requests_short_sums(model)
@@ -680,7 +691,7 @@ def _evaluate(
         evaluation.underflows = _UNDERFLOW in range_events
         evaluation.out_of_range = [outputs[index] for outputs in out_of_range]
         # 16-bit outputs are computed in float32, and rounded a few times.
-        if _coarsest([evaluation.native]) > SINGLE_ROUNDOFF and math != "float16-sums":
+        if _coarsest([evaluation.native]) > SINGLE_ROUNDOFF and shared.math != "float16-sums":
             evaluation.units = SHORT_UNITS
     return evaluations
 

@@ -36,13 +36,24 @@ def fast_columns(
     rank = len(kernel_shape)
     dilation = np.array(dilations or [1] * rank)
     extent = (np.array(kernel_shape) - 1) * dilation + 1
-    padding = zip(pads[:rank], pads[rank:], strict=True)
-    padded = np.pad(x, [(0, 0), (0, 0), *padding])
+    padded = _padded_by_zeros(x, np.reshape(pads, (2, rank))) if any(pads) else x
     windows = _strided_windows(padded, extent, np.array(strides), dilation)
     count = windows.shape[2 : 2 + rank]
     axes = (1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
     columns = windows.transpose(axes).reshape(-1, len(x) * prod(count))
     return np.ascontiguousarray(columns), count
+
+
+def _padded_by_zeros(x: Array, pads: Array) -> Array:
+    """Return images with zeros before and after them along each axis of space."""
+    if pads.min() < 0:
+        raise ValueError("a convolution with negative padding")
+    front, back = pads
+    sizes = np.array(x.shape[2:])
+    padded = np.zeros((*x.shape[:2], *(sizes + front + back)), x.dtype)
+    inside: Any = (..., *map(slice, front, front + sizes))
+    padded[inside] = x
+    return padded
 
 
 @replaces("op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import ml_dtypes
@@ -147,9 +148,15 @@ class SiteRecorder:
     Args:
         visited: the nodes, as they ran in the model's own types.
         math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; or empty.
+        classes: receives the classes of nodes; other reformulations of the model read them.
     """
 
-    def __init__(self, visited: Sequence[VisitedNode], math: str) -> None:
+    def __init__(
+        self,
+        visited: Sequence[VisitedNode],
+        math: str,
+        classes: dict[object, NodeClass] | None = None,
+    ) -> None:
         self._visited = visited
         self._math = math
         self._coarsest = max((node.roundoff for node in visited), default=0.0)
@@ -158,7 +165,7 @@ class SiteRecorder:
         self.sites: list[RoundingSite] = []
         #: Whether any node makes choices, so that outputs may jump.
         self.may_jump = False
-        self._classes: dict[object, NodeClass] = {}
+        self._classes = {} if classes is None else classes
         self._kept_elements = 0
 
     @property
@@ -215,7 +222,7 @@ class SiteRecorder:
         same_node = index < len(self._visited) and self._visited[index].op_type == node.op_type
         visited = self._visited[index] if same_node else None
         roundoff = visited.roundoff if visited else self._coarsest
-        key = (node.onnx_node.SerializeToString(), *map(describe, operands))
+        key = (node.onnx_node.SerializeToString(), node.opset, *map(describe, operands))
         if key not in self._classes:
             self._classes[key] = classify(node, compute, operands, outputs)
         node_class = self._classes[key]
@@ -265,7 +272,8 @@ class SiteRecorder:
     ) -> Sequence[Any]:
         """Return the scale of each output's error; empty if perturbed runs derive it."""
         if kind is NodeKind.COORDINATES:
-            return compute(np.abs(operands[0]), *operands[1:])
+            outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
+            return [np.abs(output) for output in outputs_of_magnitudes]
         if self._math in DEVICE_FUNCTIONS and roundoff == SINGLE_ROUNDOFF:
             error = device_error(self._math, node.op_type, [*operands], outputs[0])
             if error is not None:
@@ -347,15 +355,12 @@ class Injector:
             for output in outputs
         ]
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
-        moved_outputs = []
-        for output, scale, error in zip(outputs, scales, flushed, strict=True):
-            if is_wide(output) and output.size:
-                moves = self._roundings(output)
-                moved_by = _output_error(output, moves, roundoff, scale, subnormal_error)
-                moved_outputs.append(np.asarray(output + (moved_by + moves * error)))
-            else:
-                moved_outputs.append(output)
-        return moved_outputs
+        return [
+            _rounded(output, self._roundings(output), roundoff, scale, error, subnormal_error)
+            if is_wide(output) and output.size
+            else output
+            for output, scale, error in zip(outputs, scales, flushed, strict=True)
+        ]
 
     def _moved_operands(self, node: Any, operands: Sequence[Any], site: RoundingSite) -> list[Any]:
         moved, kind = list(operands), site.node_class.kind
@@ -370,11 +375,16 @@ class Injector:
                 operand_roundoff = site.roundoff * self._step
             else:
                 operand_roundoff = site.operand_roundoff * self._step
-            errors = operand_roundoff * self._roundings(operand)
+            # Large arrays are changed in place: memory takes more time than arithmetic.
+            errors = self._roundings(operand)
+            errors *= operand_roundoff
             if place == GRIDS.get(node.op_type):
                 moved[place] = operand + errors * coordinate_errors(node.op_type, operand)
             elif kind is not NodeKind.SELECT:
-                moved[place] = np.asarray(operand * (1 + errors))
+                errors += 1
+                moved[place] = np.asarray(
+                    np.multiply(operand, errors, out=_reused(errors, operand))
+                )
         return moved
 
     def _error_model(self, site: RoundingSite) -> ErrorModel:
@@ -445,21 +455,52 @@ def _flushed_scale(
     return error / (units * roundoff)
 
 
-def _output_error(
-    output: Array, moves: Array, roundoff: float, scale: Any, subnormal_error: float
+def _rounded(
+    output: Array,
+    moves: Array,
+    roundoff: float,
+    scale: Any,
+    flushed: Any,
+    subnormal_error: float,
 ) -> Array:
-    """Return the movement of each element. That of a subnormal element does not cross zero."""
+    """Return an output with the movement of each element; a subnormal one does not cross zero.
+
+    Args:
+        output: the output.
+        moves: the roundings, between -1 and 1; overwritten.
+        roundoff: the size of a rounding.
+        scale: the scale of the absolute error, zero or positive.
+        flushed: the error if subnormal terms are flushed to zero, zero or positive.
+        subnormal_error: the size of a rounding of a subnormal number.
+    """
     magnitude: Array = np.asarray(np.abs(output))
-    size = magnitude + abs(scale)
-    if not np.isfinite(size).all():
+    size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
+    if not isfinite(size.max()):
         size = np.where(np.isfinite(size), size, 0.0)
-    error = np.asarray(moves * roundoff * size)
     # Rounding a subnormal number adds nothing that is visible beside the error of a larger one.
-    small = (magnitude < _VISIBLE * subnormal_error) & (magnitude > 0)
-    if small.any():
-        limit = magnitude[small]
-        error[small] += np.clip(moves[small] * subnormal_error, -limit, limit)
-    return error
+    visible = _VISIBLE * subnormal_error
+    small = None
+    if not magnitude.min() >= visible:
+        small = (magnitude < visible) & (magnitude > 0)
+        small_moves, limit = moves[small] * subnormal_error, magnitude[small]
+    flushed_moves = None if _is_zero(flushed) else moves * flushed
+    moves *= roundoff
+    moves *= size
+    if small is not None:
+        moves[small] += np.clip(small_moves, -limit, limit)
+    if flushed_moves is not None:
+        moves += flushed_moves
+    return np.asarray(np.add(output, moves, out=_reused(moves, output)))
+
+
+def _is_zero(scale: Any) -> bool:
+    """Return whether a scale is the number 0. An array is not searched for other numbers."""
+    return not isinstance(scale, np.ndarray) and not scale
+
+
+def _reused(array: Array, operand: Array) -> Array | None:
+    """Return an array that may receive a result with an operand; None if the operand is complex."""
+    return array if operand.dtype == array.dtype else None
 
 
 def _moves_activations(node: Any, roundoff: float) -> bool:

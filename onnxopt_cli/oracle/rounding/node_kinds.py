@@ -243,18 +243,38 @@ def _moves_data(
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0
-        magnitudes = (np.abs(moved[place]).ravel() for place in places)
-        allowed = np.sort(np.concatenate([*magnitudes, [0.0], np.abs(constants)]))
+        magnitudes = [np.abs(moved[place]) for place in places]
+        flat = [magnitude.ravel() for magnitude in magnitudes]
+        allowed = np.sort(np.concatenate([*flat, [0.0], np.abs(constants)]))
         for result in wide:
-            size = np.abs(result[np.isfinite(result)])
-            # Results that are rounded to integers are exact, too.
-            size = size[(size != np.floor(size)) | (size > _MAX_INTEGER)]
             # The first elements usually suffice to show a difference.
-            for part in (size[:_FIRST_ELEMENTS], size[_FIRST_ELEMENTS:]):
-                nearest = allowed[np.searchsorted(allowed, part).clip(max=allowed.size - 1)]
-                if (nearest != part).any():
-                    return False
+            first = _unexplained(result.ravel()[:_FIRST_ELEMENTS], ())
+            if not _all_among(first, allowed):
+                return False
+            if not _all_among(_unexplained(result, magnitudes), allowed):
+                return False
     return generic_points > 0
+
+
+def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
+    """Return the magnitudes of elements that may come from anywhere in the inputs.
+
+    These are the finite elements that are neither rounded to integers, which is exact, too, nor
+    equal to the element of an input at the same place.
+    """
+    size = np.abs(result)
+    unexplained = np.isfinite(result)
+    unexplained &= (size != np.floor(size)) | (size > _MAX_INTEGER)
+    for magnitude in magnitudes:
+        if magnitude.shape == size.shape:
+            unexplained &= size != magnitude
+    return size[unexplained]
+
+
+def _all_among(values: Array, allowed: Array) -> bool:
+    """Return whether all values are elements of a sorted array."""
+    nearest = allowed[np.searchsorted(allowed, values).clip(max=allowed.size - 1)]
+    return bool((nearest == values).all())
 
 
 def _generic(array: Array, place: int, scale: float) -> Array:

@@ -93,8 +93,10 @@ def roundings(run: int, first: int, count: int) -> Array:
     values = np.empty(count)
     for start in range(0, count, _BLOCK_PLACES):
         block = values[start : start + _BLOCK_PLACES]
-        block[:] = 1.0
-        for rows, repeated in zip(_ROWS, _repeated_rows(), strict=True):
-            place = (first + start) % rows.shape[1]
-            block *= repeated[run, place : place + block.size]
+        signs, sizes = (
+            repeated[run, place : place + block.size]
+            for rows, repeated in zip(_ROWS, _repeated_rows(), strict=True)
+            for place in [(first + start) % rows.shape[1]]
+        )
+        np.multiply(signs, sizes, out=block)
     return values
