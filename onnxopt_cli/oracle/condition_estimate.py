@@ -22,12 +22,12 @@ is an alternative: right for that element besides y, with a tolerance of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -107,6 +107,7 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     requests_short_sums,
     takes_exact_operands,
 )
+from onnxopt_cli.oracle.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
     SINGLE,
@@ -149,6 +150,9 @@ _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 # With more contested questions in a model, their combinations are not tried.
 _MAX_COMBINED_QUESTIONS = 2
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
+# Names of the reformulations of a graph.
+_BODIES, _IDENTITIES = "bodies", "identities"
+_V = TypeVar("_V", bound=Visitor)
 
 
 class NoReferenceError(Exception):
@@ -427,7 +431,8 @@ def _estimate(
         math: the declared arithmetic.
         encountered: receives the contested questions that nodes of the model raise.
     """
-    nodes, shared = list(all_nodes(model)), _Shared(math, encountered)
+    nodes = list(all_nodes(model))
+    shared = _Shared(math, encountered, _shared_prefix(model))
     if why := next(filter(None, map(unsupported_reason, nodes)), ""):
         raise NoReferenceError(f"onnx's reference {why}")
     try:
@@ -454,6 +459,19 @@ def _estimate(
     if _INTEGERS in encountered:
         outputs = _with_either_integer(model, inputs, outputs)
     return _with_flushed_inputs(model, inputs, math, encountered, outputs)
+
+
+def _shared_prefix(model: onnx.ModelProto) -> SharedPrefix:
+    """Return the nodes that the reformulations of a graph share with it."""
+    if len(model.graph.node) == 1:
+        return SharedPrefix({})
+    by_identity = {
+        operator for entry in identities_in(model) for operator in (entry.operator, *entry.within)
+    }
+    changed = {_BODIES: {*subtracting_operators(model)}, _IDENTITIES: by_identity}
+    return SharedPrefix.of(
+        model, {name: operators for name, operators in changed.items() if operators}
+    )
 
 
 def _defined_output(output: Any) -> ConditionedOutput:
@@ -497,11 +515,13 @@ class _Shared:
     Attributes:
         math: the declared arithmetic.
         encountered: receives the contested questions that nodes of the model raise.
+        prefix: the nodes before the first that is reformulated.
         classes: the classes of nodes that ran.
     """
 
     math: str
     encountered: set[str]
+    prefix: SharedPrefix = field(default_factory=lambda: SharedPrefix({}))
     classes: dict[object, NodeClass] = field(default_factory=dict)
 
 
@@ -562,7 +582,7 @@ def _evaluate_bodies(
         if body := published_body(model, inputs):
             return _evaluate(body, inputs, shared, CALLED)
         expanded = subtracting_operators(model)
-        return _evaluate(model, inputs, shared, expanded) if expanded else []
+        return _evaluate(model, inputs, shared, expanded, name=_BODIES) if expanded else []
     except MemoryError:
         # Without the body, tolerances would be too narrow.
         raise
@@ -602,7 +622,7 @@ def _evaluate_identities(
         if not (entries := identities_in(model)):
             return []
         expanded = [name for entry in entries for name in entry.within]
-        evaluations = _evaluate(model, inputs, shared, expanded, identities())
+        evaluations = _evaluate(model, inputs, shared, expanded, identities(), name=_IDENTITIES)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - as for published bodies
@@ -614,12 +634,50 @@ def _evaluate_identities(
     return evaluations
 
 
+@dataclass
+class _FirstRun:
+    """The visitor of the first run of a model in its own types.
+
+    Attributes:
+        shared: what the reformulations of the model share.
+        is_model: whether it visits the model itself, not a reformulation.
+        visited: the nodes that ran.
+        types: for each of them, the dtypes of its outputs.
+        range_events: how intermediate results leave the range of their types.
+        spreads: whether NaN or infinity enters the operands that a fast algorithm mixes.
+    """
+
+    shared: _Shared
+    is_model: bool
+    visited: list[VisitedNode] = field(default_factory=list)
+    types: list[list[np.dtype[Any] | None]] = field(default_factory=list)
+    range_events: set[str] = field(default_factory=set)
+    spreads: set[str] = field(default_factory=set)
+
+    def __call__(
+        self, node: Any, compute: Compute, operands: Sequence[Any], _index: int
+    ) -> tuple[Any, ...]:
+        self.shared.encountered.update(questions_at(node, operands))
+        self.shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
+        outputs = compute(*operands)
+        self.range_events.update(_range_events(operands, outputs))
+        self.spreads.update([_SPREADS] * mixes_infinite(node, operands))
+        self.visited.append(_visited_node(node, operands, outputs))
+        self.types.append(dtypes_of(outputs))
+        if self.is_model:
+            self.shared.prefix.observe(node, operands, outputs)
+        if len(self.visited) > _MAX_VISITS:
+            raise NoReferenceError(f"it runs more than {_MAX_VISITS} nodes")
+        return outputs
+
+
 def _evaluate(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
     shared: _Shared,
     expanded: Sequence[str] = (),
     functions: Mapping[str, onnx.FunctionProto] | None = None,
+    name: str = "",
 ) -> list[_Evaluation]:
     """Run a model in its own types, in double, and in double with injected roundings.
 
@@ -629,59 +687,43 @@ def _evaluate(
         shared: what it shares with other reformulations.
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
+        name: the name of the reformulation; empty for the model itself.
 
     Returns:
         One evaluation per output.
     """
-    visited: list[VisitedNode] = []
-    types: list[list[np.dtype[Any] | None]] = []
-    range_events: set[str] = set()
-    spreads: set[str] = set()
-
-    def record(
-        node: Any, compute: Compute, operands: Sequence[Any], _index: int
-    ) -> tuple[Any, ...]:
-        shared.encountered.update(questions_at(node, operands))
-        shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
-        outputs = compute(*operands)
-        range_events.update(_range_events(operands, outputs))
-        spreads.update([_SPREADS] * mixes_infinite(node, operands))
-        visited.append(_visited_node(node, operands, outputs))
-        types.append(dtypes_of(outputs))
-        if len(visited) > _MAX_VISITS:
-            raise NoReferenceError(f"it runs more than {_MAX_VISITS} nodes")
-        return outputs
-
+    first_run = _FirstRun(shared, is_model=not name)
+    range_events = first_run.range_events
     native_model = ReferenceModel(model, expanded, functions)
     with _numpy_range_events(range_events):
-        native = native_model.run(inputs, record)
+        native = native_model.run(inputs, first_run)
+    if not name:
+        shared.prefix.observe_end(native)
+    run = partial(_run_with_prefix, shared.prefix, name)
     wide_model = ReferenceModel(model, expanded, functions, wide=True)
-    recorder = SiteRecorder(visited, shared.math, shared.classes)
-    doubles = {name: widened_value(value) for name, value in inputs.items()}
-    exact = wide_model.run(doubles, recorder)
+    doubles = {key: widened_value(value) for key, value in inputs.items()}
+    create_recorder = partial(SiteRecorder, first_run.visited, shared.math, shared.classes)
+    exact, recorder = run("exact", wide_model, doubles, create_recorder)
     in_short = requests_short_sums(model)
-    visitor = compute_only if in_short else recorder.native_visitor(types)
+    visitor = compute_only if in_short else recorder.native_visitor(first_run.types)
     if visitor is not compute_only:
         native = _run_with_range_events(native_model, inputs, visitor, range_events)
-    perturbed = (
-        _perturbed_outputs(wide_model, doubles, recorder.sites, recorder.step)
-        if recorder.has_movements
-        else [()] * len(native)
-    )
+    perturbed_outputs = partial(_perturbed_outputs, run, wide_model, doubles, recorder.sites)
+    perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
     columns = zip(native, exact, perturbed, strict=True)
     evaluations = [_Evaluation(*column, step=recorder.step) for column in columns]
     # Subnormal numbers are rounded to a few values, which act as discontinuities.
     rounds_coarsely = not range_events.isdisjoint({_UNDERFLOW, _SUBNORMAL})
     if (recorder.may_jump or rounds_coarsely) and any(map(_may_have_jumped, evaluations)):
-        step = recorder.step / _FINER
-        finely_perturbed = _perturbed_outputs(wide_model, doubles, recorder.sites, step)
+        finely_perturbed = perturbed_outputs(recorder.step / _FINER)
         for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
             evaluation.finely_perturbed = outputs
     sequential = []
-    for algorithm in _sequential_algorithms(recorder.sites):
+    for key, algorithm in _sequential_algorithms(recorder.sites).items():
         with algorithm:
-            sequential.append(ReferenceModel(model, expanded, functions).run(inputs))
-    events = range_events | spreads
+            sequential_model = ReferenceModel(model, expanded, functions)
+            sequential.append(run(key, sequential_model, inputs, lambda: compute_only)[0])
+    events = range_events | first_run.spreads
     out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
     for index, evaluation in enumerate(evaluations):
         evaluation.sequential = [outputs[index] for outputs in sequential]
@@ -724,26 +766,60 @@ def _coarsest(values: Sequence[Any]) -> float:
 
 
 def _perturbed_outputs(
+    run: Callable[..., tuple[list[Any], Visitor]],
     wide_model: ReferenceModel,
     inputs: Mapping[str, Value],
     sites: Sequence[RoundingSite],
     step: float,
 ) -> list[tuple[Any, ...]]:
     """Return for each output its values in all perturbed runs."""
-    runs = [wide_model.run(inputs, Injector(sites, step, run)) for run in range(RUNS)]
+    runs = [
+        run((step, place), wide_model, inputs, partial(Injector, sites, step, place))[0]
+        for place in range(RUNS)
+    ]
     return list(zip(*runs, strict=True))
 
 
-def _sequential_algorithms(sites: Sequence[RoundingSite]) -> list[AbstractContextManager[None]]:
-    """Return blocks in which sums are sequential, one per algorithm; empty if no sum is long."""
+def _run_with_prefix(
+    prefix: SharedPrefix,
+    name: str,
+    key: object,
+    model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    create_visitor: Callable[[], _V],
+) -> tuple[list[Any], _V]:
+    """Run a model or a reformulation of it, and return the outputs and the visitor.
+
+    Args:
+        prefix: the nodes that they share.
+        name: the name of the reformulation; empty for the model itself.
+        key: identifies the run.
+        model: the model or reformulation.
+        inputs: its inputs.
+        create_visitor: creates the visitor.
+    """
+    if name:
+        return prefix.resume(name, key, model, inputs, create_visitor)
+    visitor = create_visitor()
+    return prefix.run(key, model, inputs, visitor), visitor
+
+
+def _sequential_algorithms(
+    sites: Sequence[RoundingSite],
+) -> dict[str, AbstractContextManager[None]]:
+    """Return blocks in which sums are sequential, by algorithm; empty if no sum is long."""
     if not any(map(has_long_sums, sites)):
-        return []
+        return {}
     operators = {site.op_type for site in sites}
-    algorithms = [sequential_sums(), sequential_sums(from_last=True)]
+    algorithms = {
+        "from the first term": sequential_sums(),
+        "from the last term": sequential_sums(from_last=True),
+    }
     if not operators.isdisjoint(_MEANS):
-        algorithms.append(sequential_sums(scaled=True))
+        algorithms["of scaled terms"] = sequential_sums(scaled=True)
     if not operators.isdisjoint(OPERATORS):
-        algorithms += in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
+        blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
+        algorithms |= {f"in one pass, {place}": block for place, block in enumerate(blocks)}
     return algorithms
 
 

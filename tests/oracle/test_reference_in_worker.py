@@ -5,6 +5,7 @@ import pytest
 from test_condition_estimate import f32, model_of
 
 from onnxopt_cli.oracle.condition_estimate import all_readings
+from onnxopt_cli.oracle.patching import blas_thread_functions, corrected
 from onnxopt_cli.oracle.reference_in_worker import ConditionedReference, readings
 
 
@@ -34,3 +35,18 @@ def test_incomplete_response_is_rejected(missing):
     response = ConditionedReference().run(model_of([("Exp", ["x"], {})], inputs), inputs)
     with pytest.raises(ValueError, match="invalid response"):
         readings(response[:-missing])
+
+
+def test_matrix_products_of_the_reference_run_in_one_thread():
+    if (functions := blas_thread_functions()) is None:
+        pytest.skip("NumPy does not use OpenBLAS")
+    get_threads, set_threads = functions
+    before = get_threads()
+    set_threads(2)
+    try:
+        with corrected():
+            assert get_threads() == 1
+            np.ones((100, 100)) @ np.ones((100, 100))
+        assert get_threads() == 2
+    finally:
+        set_threads(before)

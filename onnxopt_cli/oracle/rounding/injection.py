@@ -210,6 +210,15 @@ class SiteRecorder:
         self.sites.append(self._site(node, compute, operands, outputs, index))
         return outputs
 
+    def state(self) -> Any:
+        """Return the sites of the nodes that were visited."""
+        return [*self.sites], self.may_jump, self._kept_elements
+
+    def resume(self, state: Any) -> None:
+        """Continue behind the nodes that another recorder has visited."""
+        sites, self.may_jump, self._kept_elements = state
+        self.sites = [*sites]
+
     def _site(
         self,
         node: Any,
@@ -312,6 +321,14 @@ class Injector:
         return (
             self._perturbed(node, compute, operands, site) if site.roundoff else compute(*operands)
         )
+
+    def state(self) -> int:
+        """Return the number of elements that were moved."""
+        return self._moved_elements
+
+    def resume(self, state: int) -> None:
+        """Continue behind the nodes that another injector has visited."""
+        self._moved_elements = state
 
     def _perturbed(
         self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite

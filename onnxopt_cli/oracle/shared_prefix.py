@@ -1,0 +1,232 @@
+"""Runs of a model and of its reformulations, which share their first nodes.
+
+A reformulation computes some operators in another way. Until the first node with such an operator,
+each of its runs is bitwise a run of the model itself. The values that cross this boundary are kept
+within a limit of memory, and the runs of the reformulation begin behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.operators.nodes import all_nodes
+from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, Visitor
+
+V = TypeVar("V", bound=Visitor)
+
+# Bytes of values that are kept for all runs together.
+_MAX_KEPT_BYTES = 64 << 20
+# Smaller arrays are kept whether or not a node reads them: they may decide control flow.
+_SMALL_BYTES = 1 << 12
+# These operators read values in ways that a visitor of nodes does not see.
+_HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
+
+
+class _OtherNodesError(Exception):
+    """Control flow has led a run to other nodes than those of the first run."""
+
+
+@runtime_checkable
+class ResumableVisitor(Protocol):
+    """A visitor with a state."""
+
+    def __call__(
+        self, node: Any, compute: Compute, operands: Sequence[Any], index: int
+    ) -> Sequence[Any]:
+        """Visit a node."""
+
+    def state(self) -> Any:
+        """Return the state before the next node."""
+
+    def resume(self, state: Any) -> None:
+        """Continue from a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """The values of one run that cross a boundary.
+
+    Attributes:
+        outputs: the outputs of each node before the boundary; None for those that are not kept.
+        state: the state of the visitor at the boundary; None if it has none.
+    """
+
+    outputs: Sequence[Sequence[Any]]
+    state: Any
+
+
+@dataclass
+class SharedPrefix:
+    """The boundaries of the reformulations of a model, and the values that cross them.
+
+    Attributes:
+        changed: the operators that each reformulation computes in another way, by its name.
+        boundaries: the number of nodes before the first of these operators, by the same name.
+    """
+
+    changed: Mapping[str, Collection[str]]
+    boundaries: dict[str, int] = field(default_factory=dict)
+    _names: list[Sequence[str]] = field(default_factory=list)
+    _last_reads: list[list[float]] = field(default_factory=list)
+    _places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _held: list[Any] = field(default_factory=list)
+    _kept: dict[tuple[str, object], _Crossing] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
+        """Return the boundaries of a model's reformulations; none if its nodes hide what they read.
+
+        Args:
+            model: the model.
+            changed: the operators that each reformulation computes in another way, by its name.
+        """
+        operators = {node.op_type for node in all_nodes(model)}
+        return cls({} if operators & _HIDDEN_READERS else changed)
+
+    def observe(self, node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Record which nodes read the outputs of which others, in the first run of the model."""
+        if not self.changed:
+            return
+        index = len(self._names)
+        for operand in operands:
+            self._read(operand, index)
+        for name, operators in self.changed.items():
+            if node.op_type in operators:
+                self.boundaries.setdefault(name, index)
+        self._names.append(node.output)
+        self._last_reads.append([0.0] * len(outputs))
+        for place, output in enumerate(outputs):
+            self._places[id(output)] = index, place
+        # An object that is deleted could leave its id to another one.
+        self._held.append(outputs)
+
+    def observe_end(self, returned: Sequence[Any]) -> None:
+        """Record the outputs of the model, after its first run."""
+        for output in returned:
+            self._read(output, float("inf"))
+        self._places.clear()
+        self._held.clear()
+
+    def _read(self, value: Any, reader: float) -> None:
+        if (place := self._places.get(id(value))) is not None:
+            index, output = place
+            self._last_reads[index][output] = reader
+
+    def run(
+        self,
+        key: object,
+        model: ReferenceModel,
+        inputs: Mapping[str, Value],
+        visitor: Visitor,
+    ) -> list[Any]:
+        """Run the model, and keep the values that cross the boundaries.
+
+        Args:
+            key: identifies the run.
+            model: the model.
+            inputs: its inputs.
+            visitor: the visitor.
+        """
+        end = max(self.boundaries.values(), default=0)
+        ends = {*self.boundaries.values()} - {0}
+        outputs: list[Sequence[Any]] = []
+        states: dict[int, Any] = {}
+        same_nodes = True
+
+        def record(
+            node: Any, compute: Compute, operands: Sequence[Any], index: int
+        ) -> Sequence[Any]:
+            nonlocal same_nodes
+            if index in ends and isinstance(visitor, ResumableVisitor):
+                states[index] = visitor.state()
+            results = visitor(node, compute, operands, index)
+            if index < end:
+                same_nodes = same_nodes and node.output == self._names[index]
+                outputs.append([self._crossing(index, *pair) for pair in enumerate(results)])
+            return results
+
+        returned = model.run(inputs, record)
+        if same_nodes:
+            for name, boundary in sorted(self.boundaries.items(), key=lambda item: -item[1]):
+                self._keep(name, key, outputs[:boundary], states.get(boundary))
+        return returned
+
+    def _crossing(self, index: int, place: int, value: Any) -> Any:
+        """Return an output if it crosses any boundary, else None."""
+        reader = self._last_reads[index][place]
+        crosses = any(index < boundary <= reader for boundary in self.boundaries.values())
+        return value if crosses or _is_small(value) else None
+
+    def _keep(self, name: str, key: object, outputs: Sequence[Sequence[Any]], state: Any) -> None:
+        """Keep the values that cross the boundary of a reformulation, unless they are too large."""
+        boundary, kept = self.boundaries[name], []
+        for reads, values in zip(self._last_reads, outputs, strict=False):
+            kept.append(
+                [
+                    value if reader >= boundary or _is_small(value) else None
+                    for reader, value in zip(reads, values, strict=True)
+                ]
+            )
+        size = sum(
+            value.nbytes for values in kept for value in values if isinstance(value, np.ndarray)
+        )
+        if boundary and self._kept_bytes + size <= _MAX_KEPT_BYTES:
+            self._kept_bytes += size
+            self._kept[name, key] = _Crossing(kept, state)
+
+    def resume(
+        self,
+        name: str,
+        key: object,
+        model: ReferenceModel,
+        inputs: Mapping[str, Value],
+        create_visitor: Callable[[], V],
+    ) -> tuple[list[Any], V]:
+        """Run a reformulation from its boundary on, or all of it if the values are not kept.
+
+        Args:
+            name: the name of the reformulation.
+            key: identifies the run of the model.
+            model: the reformulation.
+            inputs: its inputs.
+            create_visitor: creates the visitor, of the type that :meth:`run` had.
+
+        Returns:
+            The outputs, and the visitor that has visited the run.
+        """
+        crossing, visitor = self._kept.pop((name, key), None), create_visitor()
+        if crossing is not None:
+            try:
+                return model.run(inputs, self._skipping(name, crossing, visitor)), visitor
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - a value that crosses the boundary may be missing
+                visitor = create_visitor()
+        return model.run(inputs, visitor), visitor
+
+    def _skipping(self, name: str, crossing: _Crossing, visitor: Visitor) -> Visitor:
+        """Return a visitor that skips the nodes before a boundary."""
+        boundary = self.boundaries[name]
+
+        def skip(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+            if index < boundary:
+                if node.output != self._names[index]:
+                    raise _OtherNodesError
+                return crossing.outputs[index]
+            if index == boundary and isinstance(visitor, ResumableVisitor):
+                visitor.resume(crossing.state)
+            return visitor(node, compute, operands, index)
+
+        return skip
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value is kept in any case: a small array, or none with a size."""
+    return not isinstance(value, np.ndarray) or value.nbytes <= _SMALL_BYTES
