@@ -374,11 +374,13 @@ class _NodeSearch:
         return False
 
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
-        """Return whether most nodes that do not meet the condition are right."""
+        """Return whether most nodes that do not meet the condition are right.
+
+        Nodes that another statement explains count as wrong: the failing case that remains may have
+        the same cause, and differ from them by chance.
+        """
         outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
-        wrong = sum(
-            bool(sample.failed) and not _any_explains(self._accepted, sample) for sample in outside
-        )
+        wrong = sum(bool(sample.failed) for sample in outside)
         return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(outside)
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:

@@ -158,7 +158,7 @@ def _neighbour(
             node = node.with_attribute(name, donor.attributes.get(name))
         return node
     for _ in range(random.choice((1, 1, 2))):
-        node = random.choice(_CHANGES)(random, node)
+        node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
     return node
 
 
@@ -445,7 +445,19 @@ def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[
     return [random.randint(lowest, 3) for _ in range(length)]
 
 
+def _axes(random: Random, node: BoundNode) -> BoundNode:
+    """Give an input of axes other axes, of another number and sign."""
+    for index, formal in enumerate(node.schema.inputs):
+        axes = node.operand(index)
+        if formal.name == "axes" and axes is not None:
+            drawn = _integer_list(random, node, "axes", None)
+            return node.with_operand(index, np.array(drawn, axes.dtype))
+    return node
+
+
 _Change = Callable[[Random, BoundNode], BoundNode]
 _CHANGES: tuple[_Change, ...] = (
     *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
 )  # fmt: skip
+# Changes of nodes that distinguish statements about a backend.
+_NEIGHBOUR_CHANGES: tuple[_Change, ...] = (*_CHANGES, _axes, _axes)

@@ -146,8 +146,9 @@ def _floats_alike(
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)
+    agrees = (distance == 0) | (distance <= limit)
     if correct is None:
-        return float(mistaken.size) if (distance <= limit).all() else None
+        return float(mistaken.size) if agrees.all() else None
     error = absolute_distance(correct.astype(np.float64), returned)
     if coarse is not None:
         wrong = error > 0

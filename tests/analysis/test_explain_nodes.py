@@ -11,6 +11,7 @@ import pytest
 from onnxopt_cli.analysis.node_traits import node_traits
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.run.reproduce_node import elements_alike
 
 
 def explanation(onnxopt, workplace, body, operator):
@@ -167,3 +168,12 @@ def test_expectation_names_a_mistake_of_an_operator_without_a_formula(onnxopt, w
     changed = onnxopt(*run, "--expect", "known.yaml", "--no-explain")
     assert changed.code == 1
     assert "the known mistake would return other outputs" in changed.out
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3,)])
+def test_equal_outputs_with_special_values_are_alike(shape):
+    output = np.array([np.nan, np.inf, 1], np.float32)
+    right = np.array([2, 2, 2], np.float32).reshape(shape)
+    mistake = node_mistakes("", "Tile", 22)["repeats reversed"]
+    assert elements_alike(mistake, [output], [output], [right]) >= 3
+    assert not elements_alike(mistake, [output], [-output], [right])
