@@ -176,7 +176,7 @@ def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[S
 
 
 def description_of(located: Located) -> str:
-    """Return in words what was located."""
+    """Return the result of a search in words."""
     blamed = [(finding.node, finding.error_over_tolerance) for finding in located.wrong]
     outcomes = [str(result.outcome) for result in located.whole.values()]
     reasons = [(entry.node, entry.reason) for entry in located.not_judged[:3]]
@@ -196,7 +196,7 @@ def outcome_of(located: Located, injected: Injected) -> str:
 
 
 def run(path: Path, name: str, options: argparse.Namespace) -> Iterator[tuple[Injected, str, str]]:
-    """Inject faults into a model; yield each with its outcome, and what was found instead.
+    """Inject faults into a model; yield each with its outcome, and a description of another result.
 
     A model with an invisible fault does not run: its outcome is that of a right model.
     """
