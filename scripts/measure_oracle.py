@@ -1,0 +1,208 @@
+"""Measure the time and memory that the oracle takes for whole models.
+
+    python scripts/measure_oracle.py [--locate] [--only TEXT] [FOLDER]
+
+The models are those of ``locate_public_models.py``, which are downloaded into FOLDER, a temporary
+folder by default, and a chain of 2,000 nodes. For each of them, a process of its own prints
+
+- the processor time of a condition estimate, as a multiple of one run of the unmodified
+  ``onnx.reference.ReferenceEvaluator``, its construction included;
+- the same for the reference's part of ``onnxopt locate``: the values of all nodes, an estimate of
+  each node, one of the model, and the contributions of the nodes;
+- the memory that the estimate takes, and the documented limit: the model, twice the inputs and
+  outputs of its largest node, and 300 MB.
+
+With ``--locate``, the command runs on each public model, and its time, processor time and largest
+process are printed, too. One BLAS thread is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
+import onnx
+from locate_public_models import models, options
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.config.run_config import ModelInputs
+
+CHAIN_NODES, CHAIN_WIDTH = 2000, 256
+REFERENCE_RUNS = 3
+FIXED_BYTES = 300 << 20
+
+
+def main() -> None:
+    """Measure all models."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--locate", action="store_true", help="also run onnxopt locate")
+    parser.add_argument("--only", default="", metavar="TEXT", help="models whose name has a text")
+    arguments = parser.parse_args()
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
+          f"Python {platform.python_version()}, onnx {onnx.__version__}")  # fmt: skip
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        public_models = models(folder)
+        chain = Path(temporary, "chain.onnx")
+        onnx.save(chain_model(), chain)
+        for path in [*public_models, chain]:
+            if arguments.only not in path.stem:
+                continue
+            words = options(path, folder)
+            # Each model has a process of its own, which a later one cannot make larger.
+            context = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, context) as pool:
+                print(f"{path.stem}: {pool.submit(measured, path, words).result()}", flush=True)
+            if arguments.locate and path is not chain:
+                print(f"{path.stem}: {located(path, words, folder)}", flush=True)
+
+
+def chain_model() -> onnx.ModelProto:
+    """Return a model of residual layers: MatMul, Add, Relu and Add."""
+    random = np.random.default_rng(0)
+    nodes, weights = [], []
+    for layer in range(CHAIN_NODES // 4):
+        scale = 0.1 / math.sqrt(CHAIN_WIDTH)
+        for name, sizes in (("w", [CHAIN_WIDTH, CHAIN_WIDTH]), ("b", [CHAIN_WIDTH])):
+            array = (scale * random.standard_normal(sizes)).astype(np.float32)
+            weights.append(numpy_helper.from_array(array, f"{name}{layer}"))
+        names = [f"x{layer}", f"product{layer}", f"sum{layer}", f"relu{layer}", f"x{layer + 1}"]
+        nodes += [
+            helper.make_node("MatMul", [names[0], f"w{layer}"], [names[1]]),
+            helper.make_node("Add", [names[1], f"b{layer}"], [names[2]]),
+            helper.make_node("Relu", [names[2]], [names[3]]),
+            helper.make_node("Add", [names[3], names[0]], [names[4]]),
+        ]
+    shape = [64, CHAIN_WIDTH]
+    ends = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name in ("x0", f"x{CHAIN_NODES // 4}")
+    ]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def measured(path: Path, words: Sequence[str]) -> str:
+    """Return the figures of a model as text."""
+    # The process that measures imports them, not the one that starts it.
+    from onnx.reference import ReferenceEvaluator
+
+    from onnxopt_cli.oracle.condition_estimate import all_readings
+    from onnxopt_cli.suites.collect import collect
+
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    chosen = ModelInputs(
+        dims=tuple(value for name, value in pairs if name == "--dim"),
+        inputs=next((Path(value) for name, value in pairs if name == "--inputs"), None),
+    )
+    (case,) = collect([str(path)], model_inputs=chosen).cases
+    problem = case.load()
+    model, inputs = problem.model, problem.inputs
+    before = peak_bytes()
+    # The first estimate also loads the operators of the reference.
+    first = seconds(lambda: all_readings(model, inputs))
+    memory = peak_bytes() - before
+    estimate = min(first, seconds(lambda: all_readings(model, inputs)))
+    limit = model.ByteSize() + 2 * largest_node_bytes(model, inputs) + FIXED_BYTES
+    try:
+        reference = min(
+            seconds(lambda: ReferenceEvaluator(model).run(None, dict(inputs)))
+            for _ in range(REFERENCE_RUNS)
+        )
+    except Exception as error:  # noqa: BLE001 - any operator of the reference may fail
+        return f"estimate {estimate:.2f} s; onnx's reference does not run it: {error!r:.80}"
+    part = seconds(lambda: examine(model, inputs)) + estimate
+    return (
+        f"reference {reference:.2f} s, estimate {estimate:.2f} s = {estimate / reference:.1f} runs"
+        f" (limit 8), locate's part {part:.2f} s = {part / reference:.1f} runs (limit 12 at 2,000"
+        f" nodes), memory {memory >> 20} MB (limit {limit >> 20} MB)"
+    )
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Return the processor time of an action."""
+    began = process_time()
+    action()
+    return process_time() - began
+
+
+def peak_bytes() -> int:
+    """Return the largest memory that this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int:
+    """Return the bytes of the inputs and outputs of the largest node."""
+    from onnxopt_cli.oracle.evaluator import ReferenceModel
+    from onnxopt_cli.oracle.patching import corrected
+
+    largest = 0
+
+    def visit(_node: Any, compute: Any, operands: Sequence[Any], _index: int) -> Any:
+        nonlocal largest
+        outputs = compute(*operands)
+        arrays = [value for value in (*operands, *outputs) if isinstance(value, np.ndarray)]
+        largest = max(largest, sum(array.nbytes for array in arrays))
+        return outputs
+
+    with corrected():
+        ReferenceModel(model).run(inputs, visit)
+    return largest
+
+
+def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
+    """Do what ``onnxopt locate`` asks the reference for, except for the estimate of the model."""
+    from onnxopt_cli.analysis.model_walk import ModelWalk
+    from onnxopt_cli.analysis.value_store import ValueStore
+    from onnxopt_cli.oracle.condition_estimate import (
+        all_readings,
+        node_contributions,
+        reference_values,
+    )
+
+    with ValueStore(FIXED_BYTES) as store:
+        walk = ModelWalk(model, store, reference_values, lambda *_: "no backend", {})
+        for _ in walk.walk(inputs):
+            pass
+        for run in walk.runs:
+            if not run.missing:
+                all_readings(*walk.model_of([run]))
+    node_contributions(model, inputs)
+
+
+def located(path: Path, words: Sequence[str], folder: Path) -> str:
+    """Return the time and memory of ``onnxopt locate`` as text."""
+    command = [sys.executable, "-m", "onnxopt_cli", "locate", str(path), *words]
+    command += ["-b", "onnxruntime", "-o", str(folder / "located")]
+    environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
+    code = subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+    after, elapsed = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter() - began
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (
+        f"locate exits with {code} after {elapsed:.0f} s, processor time {processor:.0f} s,"
+        f" largest process so far {after.ru_maxrss >> 10} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()
