@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from time import process_time
 
 import onnx
 import pytest
@@ -416,6 +417,17 @@ def test_file_that_is_not_a_model_is_reported(tmp_path):
 def test_fault_of_the_file_is_reported_once_for_all_cases(tmp_path):
     text = f"{HEAD.replace('Adam', 'Adamm')}cases: [{{name: a}}, {{name: b}}]"
     assert len(problems_of(tmp_path, text)) == 1
+
+
+def test_many_unknown_names_are_counted_without_comparing_each_with_all_valid_ones(tmp_path):
+    # Comparing each unknown name with each of 20,000 valid ones would take hours.
+    tensors = ", ".join(f"{kind}{number}: 1" for number in range(1, 5001) for kind in "XGVH")
+    unknown = ", ".join(f"Y{number}: 1" for number in range(10_000))
+    before = process_time()
+    problems = problems_of(tmp_path, adam(inputs=f"{{R: 0.1, T: 0, {tensors}, {unknown}}}"))
+    assert process_time() - before < 20
+    assert len(problems) == 21
+    assert problems[-1].endswith("found 9980 more unknown inputs, expected none")
 
 
 def test_unreadable_files_are_reported(tmp_path):

@@ -39,7 +39,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     Node,
     listed,
     unexpected,
-    unknown_name,
+    unknown_names,
 )
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.operators.call import Call
@@ -228,9 +228,9 @@ class CaseFields:
         """
         names, place = self.mapping(kind), self.node.field(kind) or self.node
         singular = kind.removesuffix("s")
-        self.errors += [
-            unknown_name(place, name, valid, singular) for name in names if name not in valid
-        ]
+        valid_names = set(valid)
+        unknown = [name for name in names if name not in valid_names]
+        self.errors += unknown_names(place, unknown, valid, singular)
         missing = [name for name in required if name not in names]
         if missing and (place is self.node or place.fields is not None):
             where = f" below {kind}:" if place is self.node else ""

@@ -40,7 +40,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     read_document,
     read_source,
     unexpected,
-    unknown_name,
+    unknown_names,
 )
 from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.tolerance import (
@@ -251,11 +251,9 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str
 
 def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatError]:
     """Return the errors about tolerances for outputs that do not exist."""
-    return [
-        unknown_name(tolerance, name, outputs, "output")
-        for name in tolerance.fields or {}
-        if name not in _LIMITS and name not in outputs
-    ]
+    valid = {*_LIMITS, *outputs}
+    unknown = [name for name in tolerance.fields or {} if name not in valid]
+    return [*unknown_names(tolerance, unknown, outputs, "output")]
 
 
 def _declare(fields: CaseFields, file: Node) -> DeclaredCase:

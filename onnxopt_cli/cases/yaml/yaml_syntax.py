@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -63,6 +63,9 @@ _EXPECTED = {
 }
 # The expected content for violations of all other keywords.
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
+# A file can have 200,000 unknown keys where 200,000 keys are valid.
+_MAX_UNKNOWN = 20
+_MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
 # The validator turns mapping keys of only these characters into list indices; see _marked().
 _INDEX_CHARS = "\0+0123456789"
@@ -283,8 +286,8 @@ def _format_errors(
     details = violation.kind.as_dict()
     match violation.kind.name:
         case "additionalProperties":
-            for name in map(_unmarked, details["unexpected"]):
-                yield unknown_name(node, name, list(part["properties"]), "field")
+            unexpected_names = [*map(_unmarked, details["unexpected"])]
+            yield from unknown_names(node, unexpected_names, list(part["properties"]), "field")
         case "required":
             yield FormatError(node, f"found no {details['property']}, expected this field")
         case kind:
@@ -294,6 +297,24 @@ def _format_errors(
             elif expected is None:
                 expected = _EXPECTED.get(kind, _EXPECTED_BY_SCHEMA).format(**details)
             yield unexpected(node, expected)
+
+
+def unknown_names(
+    mapping: Node, names: Sequence[str], valid: Collection[str], kind: str
+) -> Iterator[FormatError]:
+    """Yield the errors about the first unknown keys of a mapping, and the number of the others.
+
+    Args:
+        mapping: the mapping.
+        names: the unknown keys.
+        valid: the valid keys.
+        kind: the noun for a key: ``input``, ``field``.
+    """
+    for name in names[:_MAX_UNKNOWN]:
+        yield unknown_name(mapping, name, valid, kind)
+    if len(names) > _MAX_UNKNOWN:
+        omitted = len(names) - _MAX_UNKNOWN
+        yield FormatError(mapping, f"found {omitted} more unknown {kind}s, expected none")
 
 
 def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) -> FormatError:
@@ -306,7 +327,7 @@ def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) ->
         kind: the noun for a key: ``input``, ``field``.
     """
     expected = f"one of {listed(valid)}" if valid else "none"
-    hint = nearest(name, valid)
+    hint = nearest(name, valid) if len(valid) <= _MAX_COMPARED else ""
     message = f"found an unknown {kind}, expected {expected}{'; ' * bool(hint)}{hint}"
     return FormatError(mapping.field(name) or mapping, message)
 
