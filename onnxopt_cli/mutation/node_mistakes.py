@@ -511,6 +511,23 @@ def _window_to_the_left(node: BoundNode) -> Sequence[Value] | None:
     return [(x / scale ** node.attribute("beta")).astype(x.dtype)]
 
 
+def _threshold_kept(node: BoundNode) -> Sequence[Value] | None:
+    x = node.operand(0)
+    if x is None:
+        return None
+    return [np.where(x.astype(np.float64) >= node.attribute("alpha"), x, 0).astype(x.dtype)]
+
+
+def _last_maximum(node: BoundNode) -> Sequence[Value] | None:
+    x, axis = node.operand(0), node.attribute("axis")
+    if x is None or not x.size or node.schema.since_version < _SOFTMAX_OF_ONE_AXIS:
+        return None
+    places = x.shape[axis] - 1 - np.flip(x, axis).argmax(axis, keepdims=True)
+    result = np.zeros_like(x)
+    np.put_along_axis(result, places, 1, axis)
+    return [result]
+
+
 def _celu_as_elu(node: BoundNode) -> Sequence[Value] | None:
     x, alpha = node.operand(0), node.attribute("alpha")
     if x is None:
@@ -622,7 +639,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
     ]
 
 
-# Since this version, Softmax normalizes one axis, not all axes from one on.
+# Since this version, Softmax and Hardmax concern one axis, not all axes from one on.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _RMS = ("RMSNormalization",)
@@ -716,6 +733,10 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("LRN",), "window of an even size centred to the left",
      "For size 2, a channel is summed with the one before, not with the one after.",
      _Computed(_window_to_the_left)),
+    (("ThresholdedRelu",), "alpha itself kept", "An element equal to alpha is kept, not 0.",
+     _Computed(_threshold_kept)),
+    (("Hardmax",), "last of equal elements", "Of equal elements the last one is 1.",
+     _Computed(_last_maximum)),
     (("HardSigmoid",), "alpha defaults to 1/6", "The slope is that of PyTorch's function.",
      partial(_defaulting, "alpha", 1 / 6)),
     (("Celu",), "alpha only in the factor", "The result is alpha * (exp(x) - 1) below 0.",

@@ -102,6 +102,8 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("Div", "integers divided with floor", [[-7], [2]], [-4]),
         ("Shrink", "elements within lambd kept", [[0.25, 2.0]], [0.25, 2.0]),
         ("Softplus", "overflow of exp", [[100.0, -200.0]], [np.inf, 0]),
+        ("ThresholdedRelu", "alpha itself kept", [[1.0, 0.5]], [1, 0]),
+        ("Hardmax", "last of equal elements", [[1.0, 0.5, 1.0]], [0, 0, 1]),
         ("ReduceLogSumExp", "overflow of exp", [[100.0, 0.0]], [np.inf]),
         ("LogSoftmax", "overflow of exp", [[-200.0, 0.0]], [-np.inf, 0]),
     ],
