@@ -225,6 +225,18 @@ def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
     assert "acme 1.2" in answer.out
 
 
+def test_check_proposes_metadata_for_messages_of_the_runtime(place, onnxopt, monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
+    (place / "mine.py").write_text(ADAPTER.replace('# unsupported = ["no kernel"]\n', ""))
+    answer = onnxopt("backends", "check", "adapter:./mine.py")
+    assert answer.code == 1, answer.text
+    (proposed,) = [line for line in answer.out.splitlines() if line.startswith("# unsupported = ")]
+    (place / "mine.py").write_text(ADAPTER.replace('# unsupported = ["no kernel"]', proposed))
+    write_case("Abs", "X", "Y")
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
+    assert "1 unsupported" in answer.out, answer.text
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

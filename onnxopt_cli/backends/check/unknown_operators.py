@@ -28,6 +28,7 @@ from onnxopt_cli.backends.check.subject import (
     Refusal,
     refusal,
 )
+from onnxopt_cli.backends.specification import is_path, parse_specification
 from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
@@ -43,10 +44,9 @@ _MIN_LETTERS = 8
 # Characters of a line on each side of a name; more would not fit a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
-_REMEDY = (
-    "report a missing operator as unsupported, not as an error; or use the option below, by which "
-    "onnxopt recognises the message"
-)
+_REMEDY = "report a missing operator as unsupported, not as an error; or {}"
+_USE_OPTION = "use the option below, by which onnxopt recognises the message"
+_ADD_METADATA = "add the line below to [tool.onnxopt] in the metadata of the adapter"
 _NUMBERS = re.compile(r"(0x[0-9a-fA-F]+|\d+)")
 _NAME = "\0"
 _MARKS = " ,:;-"
@@ -90,7 +90,7 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
             failure = failure or f"it fails instead: {_excerpt(errors, pattern)}"
             patterns.append(pattern)
     if patterns:
-        raise RuleBroken(failure, _REMEDY, _option(subject, patterns))
+        raise RuleBroken(failure, *_remedy(subject, patterns))
     text = next(iter(by_domain[""].values())).text
     notes = [
         f"; for {name}: {printable(error.text[:_MAX_SHOWN_CHARS])}"
@@ -273,7 +273,14 @@ def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
     return printable(next(lines, text).strip()[:_MAX_SHOWN_CHARS])
 
 
-def _option(subject: CheckedBackend, patterns: Sequence[str]) -> str:
+def _remedy(subject: CheckedBackend, patterns: Sequence[str]) -> tuple[str, str]:
+    """Return how patterns are declared in words, and as a line of metadata or an option."""
+    specification = parse_specification(subject.text)
+    if specification.adapter and is_path(specification.adapter):
+        # The patterns contain no quotes.
+        listed = ", ".join(f"'{pattern}'" for pattern in patterns)
+        return _REMEDY.format(_ADD_METADATA), f"# unsupported = [{listed}]"
     before, separator, pattern = subject.text.partition(",unsupported=")
     joined = "|".join([pattern] * bool(separator) + list(patterns))
-    return f"-b {shlex.quote(f'{before},unsupported={joined}')}"
+    option = f"-b {shlex.quote(f'{before},unsupported={joined}')}"
+    return _REMEDY.format(_USE_OPTION), option
