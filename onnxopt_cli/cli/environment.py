@@ -86,23 +86,7 @@ def fault_of_environment(error: Exception) -> UsageError | None:
         return UsageError(f"{OUT_OF_MEMORY} to go on")
     text = str(error)
     if isinstance(error, OSError):
-        if error.errno == errno.ENOENT and not working_folder():
-            return UsageError("the current folder is gone", hint="change to an existing folder")
-        if "temporary directory" in text:
-            return UsageError(
-                "no writable temporary directory",
-                hint="set TMPDIR to a folder with free space",
-            )
-        if error.filename == sys.executable:
-            return UsageError(
-                f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
-                hint="backends run in Python processes; --isolation none runs them in this one",
-            )
-        hint = _HINTS.get(error.errno or 0)
-        if hint is None:
-            return None
-        where = f" ({clipped(printable(str(error.filename)), 200)})" if error.filename else ""
-        return UsageError(f"the system says: {error.strerror}{where}", hint=hint)
+        return _fault_of_system(error)
     for number, hint in _HINTS.items():
         # Loading a library or starting a thread raises these types with the system's text.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
@@ -110,6 +94,32 @@ def fault_of_environment(error: Exception) -> UsageError | None:
     if "can't start new thread" in text:
         return UsageError("the system starts no more threads", hint=_HINTS[errno.EAGAIN])
     return _unfit_package(error)
+
+
+def _fault_of_system(error: OSError) -> UsageError | None:
+    """Return a usage error for a failed system call; None if onnxopt may have caused it."""
+    if error.errno == errno.ENOENT and not working_folder():
+        return UsageError("the current folder is gone", hint="change to an existing folder")
+    if "temporary directory" in str(error):
+        return UsageError(
+            "no writable temporary directory",
+            hint="set TMPDIR to a folder with free space",
+        )
+    if error.filename == sys.executable:
+        return UsageError(
+            f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
+            hint="backends run in Python processes; --isolation none runs them in this one",
+        )
+    if error.filename == os.devnull:
+        return UsageError(
+            f"{os.devnull} cannot be opened: {error.strerror}",
+            hint="programs need this device; in a container, mount /dev",
+        )
+    hint = _HINTS.get(error.errno or 0)
+    if hint is None:
+        return None
+    where = f" ({clipped(printable(str(error.filename)), 200)})" if error.filename else ""
+    return UsageError(f"the system says: {error.strerror}{where}", hint=hint)
 
 
 def _unfit_package(error: Exception) -> UsageError | None:

@@ -263,6 +263,15 @@ def test_error_says_that_python_cannot_be_started(place, onnxopt, monkeypatch):
     assert (answer.code, "Python cannot be started" in answer.err) == (2, True)
 
 
+@pytest.mark.isolated
+def test_error_says_that_the_null_device_is_missing(place, onnxopt, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(os, "devnull", "/none/null")
+    answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
+    assert answer.code == 2
+    assert "/none/null cannot be opened: No such file or directory" in answer.err
+
+
 def test_fewer_workers_run_all_cases_if_few_files_may_be_open(place):
     head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
     cases = "".join(f"  - name: right{number}{case}" for number in range(30))
