@@ -146,8 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         share = percent(total["killed"] / max(1, total["counted"]))
         killed = f"{total['killed']:,} of {total['counted']:,} mutants"
         print(f"{suite}: {killed} of {total['operators']} operators are killed, {share}")
-    low = [(counts.share, name) for name, counts in results if (counts.share or 0) < LEAST_SHARE]
-    print(f"{len(low)} operators below 90 %: {', '.join(name for _, name in sorted(low))}")
+    low = sorted(
+        name for name, counts in results if counts.share is not None and counts.share < LEAST_SHARE
+    )
+    print(f"{len(low)} operators below 90 %: {', '.join(low)}")
 
 
 if __name__ == "__main__":
