@@ -110,7 +110,7 @@ def _fault_of_system(error: OSError) -> UsageError | None:
             f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
             hint="backends run in Python processes; --isolation none runs them in this one",
         )
-    if error.filename == os.devnull:
+    if error.filename == os.devnull and error.errno not in _HINTS:
         return UsageError(
             f"{os.devnull} cannot be opened: {error.strerror}",
             hint="programs need this device; in a container, mount /dev",
