@@ -354,7 +354,7 @@ def main() -> int:
 
 
 def share(counter: Counter[str]) -> float:
-    """Return the share of the visible faults that are named alone."""
+    """Return the share of the visible faults whose node is the only one named."""
     visible = counter["named"] + counter["missed"] + counter["other named"]
     return counter["named"] / visible if visible else 1.0
 

@@ -770,7 +770,7 @@ class _Search:
                 return "no known mistake, nor two at once, does that"
             return f"{stopped}, not all known mistakes tried"
         if self._complete:
-            return "none of the known mistakes, nor two of them, reproduces"
+            return "no known mistake and no pair of them reproduces"
         if self._tried_single:
             return f"{stopped}, before all pairs of mistakes were tried; no single one reproduces"
         return f"{stopped}, before all known mistakes were tried; none of those tried reproduces"

@@ -74,7 +74,8 @@ MIN_AGREEING, MIN_OTHERS = 4, 4
 MAX_OTHER_SHARE = 0.1
 #: Right nodes that lack one part alone of a condition of two parts.
 MIN_LACKING = 3
-#: Without a backend: failing cases that meet a condition, and passing cases that do not.
+#: If no backend can run generated nodes, a condition requires this many failing cases that meet
+#: it, and this many passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
 #: Most causes that are stated for one operator.
 MAX_CAUSES = 3

@@ -75,7 +75,7 @@ COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
 DIFFERENT_SHARE = 0.01
 #: A fault is assumed visible where it changes a result by this many units of rounding.
 VISIBLE_ROUNDINGS = 100
-#: Without a backend, fewer failing cases are not enough for a condition.
+#: If no backend can run generated nodes, a condition requires this many failing cases.
 MIN_FAILING_CASES = 4
 #: A condition must account for this share of the run's failing cases.
 MIN_CASES_SHARE = 0.25

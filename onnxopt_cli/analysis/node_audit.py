@@ -353,7 +353,7 @@ def node_outcomes(
         kind: "automatic" for mutants, "right" for reformulations.
         trials: the trials of the operator, the smallest first.
         thorough: whether a rejected mutant runs on all trials.
-        inputs: number of changed nodes of the trials on which survivors run.
+        inputs: number of variations of the trials' nodes on which surviving mutants run.
     """
     outcomes = outcomes_on_trials(names, kind, trials, thorough=thorough)
     alive = [index for index, outcome in enumerate(outcomes) if outcome.survives]

@@ -1,7 +1,7 @@
 """Reduction of a failing model to a smallest failing subgraph: delta debugging over its nodes.
 
-The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph. Of a few
-remaining nodes, all connected subsets are judged.
+The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph. If few nodes
+remain, all of their connected subsets are judged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import combinations
 
 from onnxopt_cli.analysis.model_walk import NodeRun
 
-# All connected subsets of this many nodes are judged.
+# All connected subsets are judged if at most this many nodes remain.
 _MAX_ENUMERATED = 6
 
 
@@ -35,7 +35,7 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
 def smallest_failing(
     runs: Sequence[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
 ) -> list[NodeRun]:
-    """Return a connected part of nodes that fails, and from which no node can be removed.
+    """Return a connected set of nodes that fails, and that passes without any one of them.
 
     Args:
         runs: nodes that fail together.
@@ -60,8 +60,8 @@ def _smallest_subset(
 ) -> list[NodeRun]:
     """Return the smallest connected subset of a few nodes that fails.
 
-    A part can fail although no larger part with one node less does: a backend may fuse nodes only
-    at the beginning or end of a model.
+    It may fail even if no subset with one node less than ``failing`` does: a backend may fuse
+    nodes only at the beginning or end of a model.
     """
     if len(failing) > _MAX_ENUMERATED:
         return failing

@@ -135,7 +135,7 @@ class Conversation:
         if answer is not None:
             return self._checked(*answer)
         if not self.asked and not self.reader.empty:
-            raise ProtocolBreach("spoke without being asked")
+            raise ProtocolBreach("sent a message that was not requested")
         if code is not None:
             raise BackendDied(exit_text(code))
         if monotonic() > self._deadline:
@@ -215,7 +215,7 @@ class Conversation:
         number = message.pop("id", None)
         message.pop("bytes", None)
         if not self.asked:
-            raise ProtocolBreach("spoke without being asked")
+            raise ProtocolBreach("sent a message that was not requested")
         if type(number) is not int or number != self.asked:
             number_text = printable(str(number))
             raise ProtocolBreach(f"answered the request {number_text}, but was asked {self.asked}")

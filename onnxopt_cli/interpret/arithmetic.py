@@ -169,7 +169,7 @@ def power_rounded_once(a: Any, b: Any) -> Any:
 
 
 def power_squared(a: Any, b: Any) -> Any:
-    """Multiply squares, rounded in the type, as the compilers' powers with an integral exponent."""
+    """Raise to integral powers by repeated squaring with rounded products, as compilers do."""
     dtype = np.result_type(a, b)
     exponent = np.asarray(b)
     if not np.all((exponent == np.floor(exponent)) & (np.abs(exponent) < 2.0**63)):

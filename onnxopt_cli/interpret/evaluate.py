@@ -59,9 +59,10 @@ def evaluate(
     """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
 
     Inputs and float32 attributes enter exactly, every operation is performed in
-    :data:`WIDEST_TYPE`, and only the result is rounded. With another ``dtype`` or other types of
-    attributes, the function is an implementation rather than the reference. Most elements of large
-    tensors of narrow types are computed in double, see :func:`_mostly_in_double`.
+    :data:`WIDEST_TYPE`, and only the result is rounded. Other values of ``dtype`` and
+    ``attributes`` yield the outputs of an implementation of that precision, not the expected ones.
+    Most elements of large tensors of narrow types are computed in double, see
+    :func:`_mostly_in_double`.
     """
 
     def exact(number: float) -> Any:

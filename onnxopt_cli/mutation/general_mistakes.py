@@ -39,8 +39,8 @@ _FLOAT32 = np.dtype(np.float32)
 _DOUBLE = np.dtype(np.float64)
 _HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
-_BEFORE = "Before anything is computed."
-_UNREAD = "The attribute is not read."
+_BEFORE = "The values are changed before the formula is evaluated."
+_UNREAD = "The value of the attribute is ignored."
 
 
 def generated(operator: Operator) -> Iterator[Implementation]:
@@ -64,7 +64,9 @@ def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
             }
         else:
             rows |= {f"{name} squared": np.square, f"root of {name}": np.sqrt}
-        yield from _operand(operator, name, "Every tensor sees it so.", rows)
+        yield from _operand(
+            operator, name, "All tensors are computed with the changed value.", rows
+        )
     yield from _exchanged(operator, operator.tensors)
     for name in operator.tensors:
         rows = {
@@ -91,7 +93,7 @@ def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementa
     yield from _operand(operator, name, _UNREAD, rows)
     following = dict(zip(choices, choices[1:] + choices[:1], strict=True))
     rows = {f"values of {name} exchanged": following.get}
-    yield from _operand(operator, name, "Each is taken for another.", rows)
+    yield from _operand(operator, name, "Each value is taken for another one.", rows)
 
 
 def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
@@ -108,7 +110,7 @@ def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implemen
     if default is not None:
         rows = {f"{name} taken as its default": _number(default)}
         yield from _operand(operator, name, _UNREAD, rows)
-        about = f"A node that leaves {name} out means {default:g}."
+        about = f"If a node omits {name}, its value is {default:g}."
         for wrong in dict.fromkeys((0.0, 1.0, default * 10)):
             yield Implementation(f"{name} defaults to {wrong:g}", about, defaults={name: wrong})
 
@@ -116,12 +118,12 @@ def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implemen
 def _wrong_results(operator: Operator) -> Iterator[Implementation]:
     for (i, first), (j, second) in combinations(enumerate(operator.outputs), 2):
         rows: Rows = {f"outputs {first} and {second} exchanged": {i: j, j: i}}
-        yield from _picked(operator, "Each stands in the other's place.", rows)
+        yield from _picked(operator, "Each output is returned in the place of the other.", rows)
         rows = {
             f"{second} returned as {first}, too": {i: j},
             f"{first} returned as {second}, too": {j: i},
         }
-        yield from _picked(operator, "Both lie in one buffer.", rows)
+        yield from _picked(operator, "The outputs share one buffer.", rows)
     for name, source in operator.outputs.items():
         rows = {
             f"{source} returned as {name}": lambda old, _: old,
@@ -138,12 +140,13 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
             ),
             f"one NaN in {name} returned as all NaN": lambda _, new: new + 0 * np.sum(new),
         }
-        yield from _result(operator, name, "After everything is computed.", rows)
+        yield from _result(operator, name, "The formula is evaluated first.", rows)
 
 
 def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     rows: Rows = {"inputs of several tensors interleaved": _interleaved}
-    yield from _rows("They are taken tensor by tensor, not name by name.", regrouped, rows)
+    about = "The inputs are read in the order X1, G1, X2, G2 instead of X1, X2, G1, G2."
+    yield from _rows(about, regrouped, rows)
     rows = {
         "outputs of several tensors interleaved": lambda call, new: [
             output
@@ -151,7 +154,8 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
             for output in new[group :: len(call.groups)]
         ]
     }
-    yield from _rows("They are returned tensor by tensor, not name by name.", _outputs, rows)
+    about = "All outputs of the first tensor come first, then all outputs of the second."
+    yield from _rows(about, _outputs, rows)
     rows = {
         "tensors returned in reverse order": lambda new, _: new[::-1],
         "results of the first tensor returned for all": lambda new, _: new[:1] * len(new),
@@ -161,13 +165,13 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
             [*new[:-1], old[-1]] if len(new) > 1 else new
         ),
     }
-    yield from _rows("A node with one tensor is computed right.", _each_kind, rows)
+    yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
         about = f"Each {operator.tensors[0]} has its own {name}."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
-            about = "It grows by one from each tensor of a node to the next."
+            about = f"{scalar.name} grows by one from each tensor of a node to the next."
             yield from _rows(about, _counting, {f"{scalar.name} counts tensors": position})
 
 
@@ -182,18 +186,20 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
         ),
         "results come back transposed": np.transpose,
     }
-    yield from _rows("The elements are right.", _each_output, rows)
+    yield from _rows("The values are correct, but not their shape or order.", _each_output, rows)
     rows = {"empty results are left out": lambda _, new: [output for output in new if output.size]}
-    yield from _rows("A node with an empty tensor has an output less.", _outputs, rows)
-    rows = {f"shape of {it.name} leaks into the results": at
-            for at, it in enumerate(operator.scalars)}  # fmt: skip
-    yield from _rows("One element of rank 1 broadcasts like any tensor.", _enlarged, rows)
+    yield from _rows("Outputs without elements are not returned.", _outputs, rows)
+    rows = {f"shape of {scalar.name} leaks into the results": position
+            for position, scalar in enumerate(operator.scalars)}  # fmt: skip
+    about = "A scalar of shape [1] is broadcast like a tensor: results of rank 0 get rank 1."
+    yield from _rows(about, _enlarged, rows)
     rows = {
         "results have their operand's shape": lambda new, like, _: new.ravel()[: like.size].reshape(
             like.shape
         )
     }
-    yield from _rows("A tensor that broadcasts comes back in its own shape.", _each_place, rows)
+    about = "A result has the shape that its operand had before it was broadcast."
+    yield from _rows(about, _each_place, rows)
     rows = {
         "first element of broadcast operands used for all": lambda tensor, shape: np.full(
             shape, tensor.ravel()[0]
@@ -204,7 +210,7 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
         ).reshape(shape),
         "broadcast operands refused": _refuse,
     }
-    yield from _rows("Operands of the result's own shape are read right.", _filled, rows)
+    yield from _rows("Operands that are not broadcast are read correctly.", _filled, rows)
 
 
 def _wrong_loops(_: Operator) -> Iterator[Implementation]:
@@ -217,14 +223,15 @@ def _wrong_loops(_: Operator) -> Iterator[Implementation]:
         "only the first 1024 elements updated": lambda size: slice(1024, size),
         "only the first 65536 elements updated": lambda size: slice(65536, size),
     }
-    yield from _rows("Elements left out come back as they were given.", _elements_kept, rows)
+    yield from _rows(
+        "Elements that are not computed keep their input values.", _elements_kept, rows
+    )
 
 
 def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
-    every = "Everything is rounded at every operation"
     yield Implementation(
         "double computed in float32",
-        f"{every}, also where the tensors are double.",
+        "Every operation rounds to float32, even if the tensors are double.",
         ("tinygrad",),
         compute=partial(evaluate, dtype=_FLOAT32),
         precision=_FLOAT32,
@@ -232,16 +239,16 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     roundings: Rows = {name: _through(dtype) for name, dtype in _HALVES.items()} | {"TF32": _tf32}
     yield from _rows(_BEFORE, _each_tensor, {"double read as float32": _through(_FLOAT32)})
     rows: Rows = {"double returned through float32": _through(_FLOAT32)}
-    yield from _rows("Results are rounded before they become double.", _each_output, rows)
+    yield from _rows("Results are rounded to float32, then converted.", _each_output, rows)
     for name, dtype in _HALVES.items():
-        compute = partial(evaluate, dtype=dtype)
-        yield Implementation(f"computed in {name}", f"{every}.", compute=compute, precision=dtype)
+        about, compute = f"Every operation rounds to {name}.", partial(evaluate, dtype=dtype)
+        yield Implementation(f"computed in {name}", about, compute=compute, precision=dtype)
     rows = {f"tensors rounded to {name}": change for name, change in roundings.items()}
     yield from _rows(_BEFORE, _each_tensor, rows)
     rows = {f"results rounded to {name}": change for name, change in roundings.items()}
-    yield from _rows("They are stored so, and come back in their own type.", _each_output, rows)
+    yield from _rows("Results are rounded, and returned in their own type.", _each_output, rows)
     rows = {"overflow returned as the largest number": _saturated}
-    yield from _rows("Results saturate at the end of their type's range.", _each_output, rows)
+    yield from _rows("Results saturate at the largest number of their type.", _each_output, rows)
     for position, scalar in enumerate(operator.scalars):
         name = scalar.name
         if "int64" in scalar.dtypes:
@@ -254,13 +261,13 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
             rows = {f"{name} rounded to {dtype}": _through(dtype)
                     for dtype in (_FLOAT32, *_HALVES.values())}  # fmt: skip
         yield from _rows(_BEFORE, partial(_scalar, position), rows)
-    about = "0.999 is taken for the double next to it, and not for the float32 that a node holds."
+    about = "0.999 is read as the nearest double, not as the float32 that the node stores."
     yield from _rows(about, _each_attribute, {"attributes not rounded to float32": _decimal})
     of_defaults = partial(_each_attribute, only_defaults=True)
     yield from _rows(about, of_defaults, {"defaults not rounded to float32": _decimal})
     yield Implementation(
         "attributes combined in float32",
-        "Values of attributes alone, such as 1 - alpha, are rounded to float32.",
+        "Expressions of attributes alone, such as 1 - alpha, are rounded to float32.",
         compute=partial(evaluate, attributes=_FLOAT32),
     )
     rows = {f"attributes rounded to {name}": dtype.type for name, dtype in _HALVES.items()}
@@ -274,29 +281,31 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
         "results come back in float16": lambda *_: np.dtype(np.float16),
     }
     rates = [scalar.name for scalar in operator.scalars if "int64" not in scalar.dtypes]
-    for at, name in enumerate([*operator.tensors, *rates]):
-        rows[f"results come back in the type of {name}"] = lambda call, group, at=at: (
+    for position, name in enumerate([*operator.tensors, *rates]):
+        rows[f"results come back in the type of {name}"] = lambda call, group, position=position: (
             [*call.groups[group], *(scalar for scalar in call.scalars if scalar.dtype.kind == "f")][
-                at
+                position
             ].dtype
         )
-    yield from _rows("Whatever their tensors' own types are.", _typed, rows)
+    about = "Results have this type even if the specification requires another one."
+    yield from _rows(about, _typed, rows)
     rows = {
         "several tensors come back in float32": lambda call, new: (
             new if len(call.groups) == 1 else [output.astype(_FLOAT32) for output in new]
         )
     }
-    yield from _rows("One tensor keeps its type.", _outputs, rows)
+    yield from _rows("The results of a node with one tensor keep their types.", _outputs, rows)
     if operator.counts:
         rows = {f"{next(iter(operator.outputs))} comes back in double for T > 0": _first_in_double}
-        about = "An integer in a formula makes its result double."
+        about = "NumPy promotes an expression of an integer and a float32 array to double."
         yield from _rows(about, _outputs, rows)
     rows = {
         f"all tensors rounded to the type of {operator.tensors[0]}": lambda tensor, first: (
             tensor.astype(first.dtype).astype(tensor.dtype)
         )
     }
-    yield from _rows(f"{_BEFORE[:-1]}, in a node with types of both kinds.", _each_beside, rows)
+    about = "The tensors are rounded before the formula is evaluated; results keep their types."
+    yield from _rows(about, _each_beside, rows)
 
 
 def _promoted_types(_: Operator) -> Iterator[Implementation]:
@@ -308,28 +317,30 @@ def _promoted_types(_: Operator) -> Iterator[Implementation]:
             _FLOAT32 if tensors > 1 else promoted
         ),
     }
-    yield from _rows("The outputs have the shape to which R and T broadcast.", _promoted, rows)
+    about = "R and T are broadcast with the tensors, and the outputs have the resulting shape."
+    yield from _rows(about, _promoted, rows)
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
     """Yield mistakes that take elements or attributes from other tensors, or omit elements."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
-        about = "A result of all elements of a tensor also depends on those of other tensors."
+        about = "A reduction over the elements of a tensor includes those of all other tensors."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        about = "The node gives one for each."
+        about = "The attribute has a number for each tensor."
         yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
         rows: Rows = {
             "all tensors but the first left out": lambda groups: groups[:1],
             "last of several tensors left out": lambda groups: groups[: max(len(groups) - 1, 1)],
         }
-        yield from _rows("They do not count.", regrouped, rows)
+        yield from _rows("The omitted tensors do not contribute to the result.", regrouped, rows)
         rows = {
             "last element of each tensor left out": lambda tensor, first: _full(tensor, first)[:-1]
         }
-        yield from _rows("They do not count.", _each_beside, rows)
+        about = "The omitted elements do not contribute to the result."
+        yield from _rows(about, _each_beside, rows)
 
 
 def _of_others(name: str) -> Rows:
@@ -379,7 +390,7 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
     def before(places: dict[str, str], operands: Operands) -> Operands:
         return operands | {name: operands[other] for name, other in places.items()}
 
-    return _around(operator, "Each is taken for the other.", rows, before)
+    return _around(operator, "Each value is used in the place of the other.", rows, before)
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:

@@ -566,10 +566,10 @@ _MISREADINGS = {
     "read as 0": _Misreading(_ANY, "fiub", "read as 0", np.zeros_like),
     "negated": _Misreading(_ANY, "b", "negated", np.logical_not),
     "first batch for all": _Misreading(
-        MutantKind.BATCH, "fiubOV", "those of the first batch for all", _first_batch
+        MutantKind.BATCH, "fiubOV", "those of the first batch in every batch", _first_batch
     ),
     "first element for all": _Misreading(
-        MutantKind.BROADCAST, "fiubOV", "the first one for all", _first_element
+        MutantKind.BROADCAST, "fiubOV", "all replaced by the first one", _first_element
     ),
     "reversed along the last axis": _Misreading(
         MutantKind.AXIS, "fiubO", "reversed along the last axis", partial(_reversed, -1)

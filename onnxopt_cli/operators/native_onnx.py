@@ -313,7 +313,7 @@ def serve(descriptor: int) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # Beyond the data of the parent that a fork shares.
+        # The limit is added to the size of the data that the fork shares with its parent.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()

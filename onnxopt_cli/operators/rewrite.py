@@ -75,7 +75,7 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
         tree = ast.parse(source).body[0]
     except SyntaxError as error:
         raise ValueError(f"{formula!r} is not a function written with def") from error
-    # The source of a lambda may be that of the function that it decorates.
+    # For a lambda that is used as a decorator, this is the source of the decorated function.
     if not isinstance(tree, ast.FunctionDef) or tree.name != formula.__name__:
         raise ValueError(f"{formula!r} is not a function written with def")
     if inspect.getclosurevars(formula).nonlocals:

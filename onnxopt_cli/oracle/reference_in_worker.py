@@ -86,7 +86,7 @@ def _contributions_response(output_count: int, contributions: Sequence[Contribut
 
 
 def _description(output: ConditionedOutput) -> tuple[Any, ...]:
-    """Return the numbers of an output's pairs of tensors, and its other fields."""
+    """Return the lengths of an output's lists of tensors, and its other fields."""
     return (
         len(output.right),
         len(output.reformulated),

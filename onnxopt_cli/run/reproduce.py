@@ -63,7 +63,7 @@ class Observation:
 
     @cached_property
     def right(self) -> list[Branch]:
-        """The formula's outputs with the default error bounds; computed lazily, as bounds cost."""
+        """The formula's outputs with the default error bounds; lazy, because these are slow."""
         derived_outputs = [*self.expected.derive().values()] if self.expected.derive else []
         if any(derived_output.factor != FACTOR for derived_output in derived_outputs):
             derived_outputs = []

@@ -110,10 +110,10 @@ def memory_limit(memory: int) -> Iterator[None]:
 
 
 def _limit_memory(memory: int, most: int | None = None) -> None:
-    """Limit the address space of this process to its size and some further bytes.
+    """Limit the address space of this process to its current size plus further bytes.
 
     Args:
-        memory: the further bytes.
+        memory: the number of further bytes.
         most: the limit to which the process may raise it again; None for no such limit.
     """
     # Not available on every system.

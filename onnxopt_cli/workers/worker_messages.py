@@ -243,11 +243,11 @@ def read_response(
             return Response(
                 None, failure, text, lowered, earlier, seconds=seconds, opset=int(opset)
             )
-    raise ProtocolBreach("sent an answer with neither outputs nor a failure")
+    raise ProtocolBreach("sent a response with neither outputs nor a failure")
 
 
 def read_failure(message: Any) -> tuple[Outcome, str]:
-    """Return the failure that a worker reports, of a request or during shutdown.
+    """Return the failure that a worker reports for a request or during its shutdown.
 
     Raises:
         ProtocolBreach: if the message does not report a failure.
@@ -255,7 +255,7 @@ def read_failure(message: Any) -> tuple[Outcome, str]:
     match message:
         case {"failure": str(failure), "message": str(text)} if failure in FAILURES:
             return Outcome(failure), printable(text, lines=True)
-    raise ProtocolBreach("spoke without being asked")
+    raise ProtocolBreach("sent a message that was not requested")
 
 
 def create_memory_file() -> int:

@@ -351,7 +351,7 @@ def _take_descriptors(streams: Sequence[int], kept: set[int]) -> None:
 
 
 def _reset_interpreter() -> None:
-    """Bring this interpreter into its state after a start."""
+    """Reset this interpreter to its state after startup."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():

@@ -238,7 +238,7 @@ def test_extended_precision_is_used_near_ties_and_subnormal_numbers(name, monkey
 
 
 def normed(W, Z, U, *, percent):
-    """Reduce the result of a reduction and of an undecided choice."""
+    """Reduce values that depend on a reduction, or on a choice that the bound leaves open."""
     norm = np.sqrt(np.sum(W * W))
     largest = np.max(np.abs(Z) / norm)
     pruned = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)

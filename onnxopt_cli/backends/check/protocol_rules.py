@@ -79,20 +79,20 @@ def _answers_alike(subject: CheckedBackend) -> str:
 
 
 def _survives_empty(subject: CheckedBackend) -> str:
-    """A tensor without elements has a proper response."""
+    """The response to a tensor without elements is proper."""
     probe = subject.probe
     return _survives(subject, np.zeros((*probe.shape[:-2], 0, 3), probe.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
-    """A tensor of ten megabytes has a proper response."""
+    """The response to a tensor of ten megabytes is proper."""
     probe = subject.probe
     shape = (1,) * (len(probe.shape) - 1) + (_TEN_MEGABYTES // probe.dtype.itemsize,)
     return _survives(subject, np.ones(shape, probe.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
-    """A model whose names of inputs and outputs are not ASCII has a proper response."""
+    """The response to a model is proper if names of inputs and outputs are not ASCII."""
     return _survives(subject, subject.probe.tensor, _NOT_ASCII)
 
 

@@ -117,7 +117,7 @@ class CheckedBackend:
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return the problem of the supported probe with another tensor.
+        """Return the supported probe as a problem whose input is this tensor.
 
         None if the backend supports no probe, or its operator does not accept the tensor.
         """

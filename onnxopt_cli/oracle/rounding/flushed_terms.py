@@ -94,5 +94,5 @@ def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: int) -> float
         return smallest[0] ** power if smallest else np.inf
     if kind in _WEIGHTED:
         return smallest[0] * _LEAST_WEIGHT
-    # Each factor may also be a term, as the bias of a convolution is.
+    # An operand may also be a term by itself, as the bias of a convolution is.
     return min(smallest[0], smallest[0] * min([*smallest[1:], 1.0]))

@@ -76,8 +76,8 @@ _DOUBLE_STEP = 2.0**27
 _STATISTICS_SHARE = 1 / 2
 # 16 units of this share of an activation's range are 4 roundings.
 _GATES_SHARE = 1 / 4
-# Adding the logarithm of a sum of exponentials to the largest operand rounds to that operand. 16
-# units of this share of it are 4 roundings.
+# The logarithm of a sum of exponentials is added to the largest operand, which determines the size
+# of the rounding. 16 units of this share of it are 4 roundings.
 _LARGEST_SHARE = 1 / 4
 # Elements of inputs and outputs of exact nodes that are kept. A loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
@@ -91,7 +91,7 @@ _SMALLEST_NORMAL = {
     roundoff: smallest_normal(np.dtype(dtype))
     for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
 }
-# The error of a larger number, in errors of rounding a subnormal number, hides such an error.
+# A subnormal rounding error is negligible for a number that is this many times as large.
 _VISIBLE = 2.0**60
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
@@ -215,7 +215,7 @@ class SiteRecorder:
         return [*self.sites], self.may_jump, self._kept_elements
 
     def resume(self, state: Any) -> None:
-        """Continue behind the nodes that another recorder has visited."""
+        """Continue after the nodes that another recorder has visited."""
         sites, self.may_jump, self._kept_elements = state
         self.sites = [*sites]
 
@@ -327,7 +327,7 @@ class Injector:
         return self._moved_elements
 
     def resume(self, state: int) -> None:
-        """Continue behind the nodes that another injector has visited."""
+        """Continue after the nodes that another injector has visited."""
         self._moved_elements = state
 
     def _perturbed(
@@ -361,7 +361,7 @@ class Injector:
         else:
             outputs = compute(*moved)
         flushed = [error * roundoff for error in site.flushed]
-        # Two long sums in a graph have independent errors, however the terms of both move.
+        # Two long sums in a graph have independent errors, even if their terms are the same.
         sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
         if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
             roundoff *= _accumulated(site.node_class, site.roundoff)
@@ -385,8 +385,8 @@ class Injector:
             return moved
         for place in movable_operands(node.op_type, operands):
             operand = operands[place]
-            # 16-bit scales and biases are as exact as they are stored; only accumulated operands
-            # are known more precisely than that.
+            # 16-bit scales and biases are perturbed by a rounding of their own type, operands that
+            # are accumulated in float32 by less.
             parameter = kind is NodeKind.NORMALIZE and place > 0
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step
@@ -424,13 +424,13 @@ class Injector:
 
 
 def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:
-    """Return by how much a node's operands are perturbed, relative to their size."""
+    """Return the relative perturbation of a node's operands."""
     if node_class.kind is NodeKind.NORMALIZE:
-        # 16-bit tensors are normalized in float32, with some of whose roundings they may differ.
+        # 16-bit tensors are normalized in float32, so implementations differ by its roundings.
         computed = SINGLE_ROUNDOFF * UNITS if roundoff > SINGLE_ROUNDOFF else roundoff
         in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
         declared = MATH[math] if in_short else 0.0
-        # With given statistics, each of which belongs to one element, nothing is averaged.
+        # If the statistics are inputs of the node, nothing is averaged.
         averages = node_class.terms > 1 and roundoff <= SINGLE_ROUNDOFF
         return max(computed, declared) * (_STATISTICS_SHARE if averages else 1.0)
     if math == "float16-sums" and node_class.terms > 1 and roundoff > DOUBLE_ROUNDOFF:
@@ -480,7 +480,7 @@ def _rounded(
     flushed: Any,
     subnormal_error: float,
 ) -> Array:
-    """Return an output with the movement of each element; a subnormal one does not cross zero.
+    """Return an output with each element perturbed; a subnormal element does not cross zero.
 
     Args:
         output: the output.
@@ -494,7 +494,7 @@ def _rounded(
     size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
     if not isfinite(size.max()):
         size = np.where(np.isfinite(size), size, 0.0)
-    # Rounding a subnormal number adds nothing that is visible beside the error of a larger one.
+    # For larger elements, a subnormal rounding error is negligible.
     visible = _VISIBLE * subnormal_error
     small = None
     if not magnitude.min() >= visible:
@@ -511,12 +511,12 @@ def _rounded(
 
 
 def _is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0. An array is not searched for other numbers."""
+    """Return whether a scale is the number 0; an array never is, even if all its elements are 0."""
     return not isinstance(scale, np.ndarray) and not scale
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array that may receive a result with an operand; None if the operand is complex."""
+    """Return the array as the buffer for a result; None if the operand's type differs (complex)."""
     return array if operand.dtype == array.dtype else None
 
 

@@ -211,7 +211,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _conversions() -> Iterator[tuple[str, str, Generator]]:
-    """Yield conversions of numbers that the target rounds, and of integers beyond its range."""
+    """Yield casts of numbers that the target type rounds, and of integers beyond its range."""
     integers = _indices(
         2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**53 + 1, 2**53 + 3, 2**62 + 2**9, 2, 0
     )

@@ -18,14 +18,14 @@ from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
-#: Elements that narrower types do not represent; those of float16 are normal numbers.
+#: Elements that narrower types cannot represent; those of float16 are normal numbers.
 _PRECISE: Mapping[str, Sequence[float]] = {
     "int64": (2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**24 + 1, -1, 3),
     "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
     "float16": (6.2e-5, -9e-5, 65504, 1 / 3, -0.1, 1 + 2**-10),
 }
 _ROWS, _COLUMNS = np.array([1, 0], np.int64), np.array([2, 0], np.int64)
-#: Further inputs, and attributes, by operator that moves elements of a matrix of 2 by 3.
+#: The further inputs and the attributes of operators that move elements of a matrix of 2 by 3.
 _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
     "Compress": ([np.array([True, False, True])], {"axis": 1}),
     "Expand": ([np.array([2, 2, 3])], {}),
@@ -58,7 +58,7 @@ _TREE_MODES = ("leq", "lt", "gte", "gt", "eq", "neq")
 
 
 def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
-    """Return a matrix of a type, which an input must be able to have."""
+    """Return a matrix of a type, after requiring that the input allows the type."""
     draft.require(draft.allowed(place, (dtype,)))
     return np.array(_PRECISE[dtype]).astype(DTYPES[dtype]).reshape(2, 3)
 
@@ -97,7 +97,7 @@ def _chosen(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None:
-    """Draw a loop that never runs, or that its trip count or its condition ends."""
+    """Draw a loop that never runs, or that ends by its trip count or by its condition."""
     shape, boolean, floating = [2], TensorProto.BOOL, TensorProto.FLOAT
     inputs = [("iteration", TensorProto.INT64, []), ("go", boolean, []), ("x", floating, shape)]
     outputs = [("goes_on", boolean, []), ("y", floating, shape), ("scanned", floating, shape)]
@@ -165,7 +165,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _computed() -> Iterator[tuple[str, str, Generator]]:
-    """Yield computations with operands that float32 does not represent."""
+    """Yield computations with operands that float32 cannot represent."""
     doubles = np.array(_PRECISE["float64"])
     for operator in ("Abs", "Neg"):
         yield operator, "precise_float64", fixed_node(doubles)
@@ -187,7 +187,7 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for the smallest element, among which the least of the type is."""
+    """Yield searches for extreme elements, among which are the limits of the type."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         x = np.array([[5, info.min, info.max, 0], [info.max, 1, 0, 2]], DTYPES[dtype])
@@ -199,7 +199,7 @@ def _smallest() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _ranges() -> Iterator[tuple[str, str, Generator]]:
-    """Yield conversions to the ends of the range of an integer type."""
+    """Yield conversions to the ends of an integer type's range, and limits of box selection."""
     ends = {
         "uint8": (200.75, 255.0, 128.5, 0.25),
         "int8": (-128.0, 127.75, -100.5, 0.0),
