@@ -767,7 +767,7 @@ class _Search:
             return "" if self._complete else f"{stopped}, not all others tried"
         if self._condition_cause:
             if self._complete:
-                return "no known mistake, nor two at once, does that"
+                return "no known mistake and no pair of them reproduces this"
             return f"{stopped}, not all known mistakes tried"
         if self._complete:
             return "no known mistake and no pair of them reproduces"
