@@ -230,7 +230,7 @@ def find_trials(
         if call is None:
             continue
         expected = resolved(oracles.expected(problem))
-        if expected.invalid:
+        if expected.unusable:
             problems.append(Fault(str(case.location), f"{case.id}: contradicts the formula"))
         else:
             expected = expected.in_order(problem.model.graph.node[0].output)

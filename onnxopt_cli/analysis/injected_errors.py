@@ -194,7 +194,7 @@ def _injected(
     tolerances = expected.tolerances
     accepted = [expected, *expected.alternatives]
     random = any(isinstance(tolerance, Drawn) for tolerance in tolerances.values())
-    if len(right) < len(expected.outputs) or random or expected.invalid:
+    if len(right) < len(expected.outputs) or random or expected.unusable:
         return
     moves = all(_is_exact(value, tolerances[name]) for name, value in right.items())
     for error, change in ERRORS.items():

@@ -43,6 +43,7 @@ from onnxopt_cli.oracle.reference_in_worker import (
     parsed_contributions,
 )
 from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.judge import LIMIT
 from onnxopt_cli.run.runner import Plan, run, run_case
 
 # Bytes of values that are kept in memory if the user sets no limit.
@@ -60,7 +61,7 @@ _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # The backend returned no outputs. A node may end so because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes of models that have no tolerance or no error.
-_WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID}
+_WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -622,7 +623,7 @@ def _reason(result: Result) -> str:
     if result.outcome is Outcome.LEAK:
         return ""
     text = clipped(printable(result.message), _MAX_REASON_CHARS)
-    if result.outcome is Outcome.INVALID:
+    if result.outcome is Outcome.INVALID or result.message.startswith(LIMIT):
         return text
     return f"{result.outcome} alone: {text}" if text else f"{result.outcome} alone"
 

@@ -131,7 +131,7 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             node = BoundNode.of(sample.model, sample.inputs)
             traits = node_traits(node, stored)
             expected = estimated_here(problem)
-            if expected.invalid or expected.contradictions:
+            if expected.unusable or expected.contradictions:
                 return None
             failed = sample.failed
             if failed is None:

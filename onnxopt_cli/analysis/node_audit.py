@@ -243,7 +243,7 @@ def _trial(case: Case, problem: Problem, expected: Expected) -> NodeTrial | Faul
         return None
     if expected.contradictions:
         return Fault(str(case.location), f"{case.id}: contradicts onnx's reference")
-    if expected.invalid:
+    if expected.unusable:
         return None
     node = problem.model.graph.node[0]
     operator = NodeOperator(plain_domain(node.domain), node.op_type)

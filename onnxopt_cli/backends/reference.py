@@ -151,11 +151,19 @@ def _unsupported(error: BaseException) -> Unsupported | None:
     if not isinstance(error, NotImplementedError | RuntimeError):
         return None
     message = str(error)
-    match = _UNKNOWN_OPERATOR.match(message)
-    if match is None and not isinstance(error, NotImplementedError):
+    operator = unimplemented_operator(error)
+    if not operator and not isinstance(error, NotImplementedError):
         return None
-    operator = f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
     return Unsupported(printable(_LISTING.sub("", message), lines=True), operator=operator)
+
+
+def unimplemented_operator(error: BaseException) -> str:
+    """Return the operator, as ``domain:name``, that onnx's evaluator lacks by an error's message.
+
+    The result is empty for any other error.
+    """
+    match = _UNKNOWN_OPERATOR.match(str(error))
+    return f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:

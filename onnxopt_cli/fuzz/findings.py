@@ -97,7 +97,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = estimated_here(problem)
     else:
         expected = resolved(Oracles(judging).expected(problem))
-    assert not expected.invalid, expected.invalid  # noqa: S101 - else a defect of the strategies
+    assert not expected.unusable, expected.unusable  # noqa: S101 - else a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
         # Deriving the error bounds only in judge() would leave the backend idle meanwhile.
         expected.derive()

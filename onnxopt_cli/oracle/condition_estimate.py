@@ -34,7 +34,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxopt_cli.core.text import clipped, exception_text
+from onnxopt_cli.backends.reference import unimplemented_operator
+from onnxopt_cli.core.text import clipped, exception_text, printable
 from onnxopt_cli.core.values import (
     Array,
     Value,
@@ -128,6 +129,8 @@ _MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
 # Roundings are this many times smaller when an output is tested for discontinuities.
 _FINER = 64.0
 _MAX_VISITS = 20_000
+#: Beginning of the reason for a missing estimate if onnx's reference lacks an operator.
+UNIMPLEMENTED = "onnx's reference does not implement"
 # How an intermediate result leaves the range of its type. NumPy reports the first two by these
 # names.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
@@ -356,6 +359,12 @@ def _first_line(error: Exception) -> str:
     return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
 
 
+def _failure(error: Exception) -> str:
+    if operator := unimplemented_operator(error):
+        return f"{UNIMPLEMENTED} {printable(operator)}"
+    return f"onnx's reference does not run it in double: {_first_line(error)}"
+
+
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
@@ -445,7 +454,7 @@ def _estimate(
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
             # Some published bodies combine constants of float32 with operands of any type.
             return _estimate_in_single(model, inputs, math, encountered)
-        why = f"onnx's reference does not run it in double: {_first_line(error)}"
+        why = _failure(error)
         raise NoReferenceError(why) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))

@@ -46,6 +46,7 @@ class Expected:
             rejected.
         tolerances: the tolerance of each output, by name.
         invalid: why the case is invalid; empty for a valid case.
+        unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if it can.
         contradictions: the stored outputs that contradict the oracle.
         derive: derives the error bounds of all outputs, by name in the node's order; None unless
             the result is that of a formula.
@@ -62,6 +63,12 @@ class Expected:
     alternatives: tuple[Expected, ...] = ()
     note: str = ""
     contested: bool = False
+    unknown: str = ""
+
+    @property
+    def unusable(self) -> str:
+        """Why no output can be compared with this result; empty if outputs can be compared."""
+        return self.invalid or self.unknown
 
     def in_order(self, names: Iterable[str]) -> Expected:
         """Return the expected result with its outputs in another order."""

@@ -49,7 +49,7 @@ class Oracles:
             if expected is not None:
                 return expected
         reason = "the outputs are missing, and the model is not one node with a formula"
-        return Expected({}, {}, invalid=reason)
+        return Expected({}, {}, unknown=reason)
 
 
 def resolved(expected: Expected | PendingExpected) -> Expected:
@@ -67,8 +67,8 @@ def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
     """
     oracle = oracles if problem.stored is None else replace(oracles, reference=None)
     expected = resolved(oracle.expected(problem))
-    if expected.invalid:
-        raise UsageError(expected.invalid)
+    if expected.unusable:
+        raise UsageError(expected.unusable)
     # The layout holds a single tolerance for all outputs.
     tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
     return replace(problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={})

@@ -17,10 +17,13 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.backends.host import Request, Response
+from onnxopt_cli.backends.lowering import breaks_signature
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import (
     contradicts,
     inferred_output,
+    input_fault,
+    model_fault,
     structure_fits,
 )
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
@@ -65,6 +68,8 @@ _CONTRADICTION = (
     "the stored outputs differ from onnx's corrected reference in double precision by more than "
     "rounding: one of the two is wrong"
 )
+_MISSING_OUTPUTS = "store the outputs in a test directory"
+_MISSING_OPERATOR = "define the operator in a file for --operators"
 #: Submits a request. The returned function waits for the response, or returns why it is missing.
 Submit = Callable[[Request], Callable[[], Response | str]]
 #: The backend that runs in the oracle's workers.
@@ -127,7 +132,7 @@ class ReferenceOracle:
 
         if distributions := drawn(problem.model, problem.inputs):
             if problem.stored is None:
-                return _uncomputed("its values are random")
+                return _uncomputed(problem, "its values are random")
             tolerances = {name: distributions[name] for name in names}
             return replace(stored, tolerances={**stored.tolerances, **tolerances})
         from onnxopt_cli.oracle.oracle_cache import estimate_key
@@ -201,10 +206,25 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
     return [Reading((), [ConditionedOutput(reason=reason)] * outputs)]
 
 
-def _uncomputed(reason: str, name: str = "") -> Expected:
-    """Return the expected result of a case whose outputs are neither stored nor computed."""
+def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
+    """Return the expected result of a case whose outputs are neither stored nor computed.
+
+    The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
+    model or inputs. Otherwise it is onnxopt that cannot compute the outputs.
+    """
+    model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
-    return Expected({}, {}, f"expected result: {output} cannot be computed: {reason}")
+    message = f"expected result: {output} cannot be computed: {reason}"
+    if breaks_signature(model, inputs):
+        return Expected({}, {}, message)
+    if fault := model_fault(model) or input_fault(model, inputs):
+        return Expected({}, {}, f"{message}; onnx rejects the model: {fault}")
+    from onnxopt_cli.oracle.condition_estimate import UNIMPLEMENTED
+
+    remedy = _MISSING_OUTPUTS
+    if reason.startswith(UNIMPLEMENTED):
+        remedy = f"{_MISSING_OPERATOR}, or {_MISSING_OUTPUTS}"
+    return Expected({}, {}, unknown=f"{message}; {remedy}")
 
 
 def _completed(
@@ -228,7 +248,7 @@ def _completed(
             expected.outputs, first.conditioned_outputs, strict=True
         ):
             if reason := _unusable_output(problem, name, conditioned_output):
-                return _uncomputed(reason, name)
+                return _uncomputed(problem, reason, name)
             outputs[name] = conditioned_output.right[0][0]
         expected = replace(expected, outputs=outputs)
     completed = _of_reading(problem, expected, names, first.conditioned_outputs)

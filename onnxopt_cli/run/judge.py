@@ -32,6 +32,8 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
+#: Beginning of the reason of cases that are skipped because of a limit of onnxopt.
+LIMIT = "limit of onnxopt: "
 #: Outputs of a failing case are kept only if their total size and number are within these limits.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
@@ -39,15 +41,19 @@ _MAX_LISTED_INPUTS = 10
 _INPUTS_CHANGED = "inputs changed: "
 
 
-def invalid_result(case: Case, problem: Problem | None, expected: Expected, backend: str) -> Result:
-    """Return the result of an invalid case.
+def unjudged_result(
+    case: Case, problem: Problem | None, expected: Expected, backend: str
+) -> Result:
+    """Return the result of a case that is invalid, or skipped because of a limit of onnxopt.
 
     Args:
         case: the case.
         problem: its problem; None if it cannot be loaded.
-        expected: the expected result, which states why the case is invalid.
+        expected: the expected result, which states the reason.
         backend: the backend's name.
     """
+    if expected.unknown:
+        return _result(case, problem, backend, Outcome.SKIP, f"{LIMIT}{expected.unknown}")
     diffs = expected.contradictions
     return _result(case, problem, backend, Outcome.INVALID, expected.invalid, diffs=diffs)
 

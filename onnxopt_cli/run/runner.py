@@ -42,9 +42,10 @@ from onnxopt_cli.run.executors import (
     refuse_workers,
 )
 from onnxopt_cli.run.judge import (
-    invalid_result,
+    LIMIT,
     judge,
     out_of_memory_result,
+    unjudged_result,
 )
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.workers.interruption import Interruption
@@ -63,8 +64,6 @@ _CHUNK_COUNT = 1000
 _MAX_CASES_AHEAD = 500
 # Larger cases run in this process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-#: Beginning of the reason of cases that are skipped because they are too large.
-LIMIT = "limit of onnxopt: "
 # These outcomes may depend on other cases that run at the same time: this process runs them again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
@@ -232,7 +231,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
             is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
             is_late = is_large and problem.stored is not None
             expected = () if is_late else _expected(plan, problem)
-            if any(isinstance(result, Expected) and result.invalid for result in expected):
+            if any(isinstance(result, Expected) and result.unusable for result in expected):
                 return _Submission(case, problem, expected)
             computed = [result.outputs for result in expected if isinstance(result, Expected)]
             outputs = computed[0] if computed else problem.stored or {}
@@ -303,8 +302,8 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         response = submission.responses[index]() if submission.responses else "not submitted"
         if expected is None:
             return out_of_memory_result(case, executor.name)
-        if expected.invalid or problem is None:
-            return invalid_result(case, problem, expected, executor.name)
+        if expected.unusable or problem is None:
+            return unjudged_result(case, problem, expected, executor.name)
         if isinstance(response, str):
             return unanswered(case, executor.name, response)
         math = declared_math(executor.text)

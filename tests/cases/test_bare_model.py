@@ -145,13 +145,46 @@ def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):
         assert wrong.code == 1, wrong.text
 
 
-def test_model_without_a_reference_is_invalid(tmp_path, monkeypatch, onnxopt):
+def test_model_without_a_reference_is_skipped(tmp_path, monkeypatch, onnxopt):
     monkeypatch.chdir(tmp_path)
     value = [("x", TensorProto.FLOAT, [2])]
     save("m.onnx", [helper.make_node("RandomNormalLike", ["x"], ["y"])], value, [("y", 1, [2])])
     ran = onnxopt("run", "m.onnx", "-b", "onnx-reference", "--isolation", "none")
-    assert ran.code == 2
+    assert ran.code == 5
     assert "its values are random" in " ".join(ran.text.split())
+
+
+def test_model_with_an_operator_without_a_reference_is_skipped(onnxopt, tmp_path):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    nodes = [helper.make_node("Fancy", ["x"], ["y"], domain="com.example")]
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=imports, ir_version=10), tmp_path / "fancy.onnx"
+    )
+    log = tmp_path / "log.jsonl"
+    result = onnxopt("run", tmp_path / "fancy.onnx", "-b", "onnx-reference", "-v", "--log", log)
+    text = " ".join(result.text.replace("│", " ").split())
+    assert result.code == 5
+    assert "limit of onnxopt: " in text
+    assert "does not implement com.example:Fancy" in text
+    assert "--operators" in text
+    assert "was not tested" in onnxopt("report", "render", log, "--report", "markdown=-").out
+
+
+def test_model_that_its_inputs_contradict_is_invalid(onnxopt, tmp_path):
+    declared = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
+        for name, size in zip("aby", "nmk", strict=True)
+    ]
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "g", declared[:2], declared[2:])
+    imports = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), tmp_path / "add.onnx")
+    sizes = ["--dim", "n=3", "--dim", "m=2"]
+    result = onnxopt("run", tmp_path / "add.onnx", "-b", "onnx-reference", *sizes)
+    assert result.code == 2
+    assert "1 invalid" in result.out
 
 
 WRONG_SUM = """

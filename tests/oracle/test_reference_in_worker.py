@@ -26,7 +26,7 @@ def test_reason_states_the_message_without_the_name_of_our_exception():
     inputs = {"x": f32(1)}
     model = model_of([("NoSuchOperator", ["x"], {})], inputs)
     (reading,) = readings(ConditionedReference().run(model, inputs))
-    assert reading.conditioned_outputs[0].reason.startswith("onnx's reference does not run it")
+    assert reading.conditioned_outputs[0].reason.startswith("onnx's reference does not implement")
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])

@@ -237,6 +237,45 @@ def inferred_output(
     Returns:
         None if onnx infers nothing, or a type other than a tensor.
     """
+    concrete = _with_inputs(model, inputs)
+    for info in concrete.graph.output:
+        info.type.Clear()
+    try:
+        inferred = _inferred(concrete)
+    except (NodeError, OnnxRefusal):
+        return None
+    for info in inferred.graph.output:
+        if info.name == name and info.type.HasField("tensor_type"):
+            return info.type.tensor_type
+    return None
+
+
+def input_fault(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
+    """Return why onnx's inference rejects a model with the inputs of a case; empty if it does not.
+
+    The model itself passes onnx's check.
+    """
+    try:
+        _inferred(_with_inputs(model, inputs), check_type=True, strict_mode=True)
+    except NodeError as error:
+        return error.message
+    except TooLargeForOnnx:
+        return ""
+    except OnnxRefusal as error:
+        if _TYPE_WITHIN_BODY.search(str(error)):
+            return ""
+        return clipped(printable(" ".join(str(error).split())), _MAX_FAULT_CHARS)
+    return ""
+
+
+def _inferred(model: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+    registry().register_schemas()
+    refuse_endless_functions(model)
+    return infer_shapes(model, data_prop=True, **options)
+
+
+def _with_inputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
+    """Return a model that declares the types and shapes of the inputs of a case."""
     concrete = _checkable(model)
     graph = concrete.graph
     del graph.value_info[:]
@@ -251,18 +290,7 @@ def inferred_output(
             graph.initializer.append(numpy_helper.from_array(value, info.name))
         else:
             info.type.CopyFrom(helper.make_tensor_type_proto(element, value.shape))
-    for info in graph.output:
-        info.type.Clear()
-    registry().register_schemas()
-    try:
-        refuse_endless_functions(concrete)
-        inferred = infer_shapes(concrete, data_prop=True)
-    except (NodeError, OnnxRefusal):
-        return None
-    for info in inferred.graph.output:
-        if info.name == name and info.type.HasField("tensor_type"):
-            return info.type.tensor_type
-    return None
+    return concrete
 
 
 def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:

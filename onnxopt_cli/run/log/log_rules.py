@@ -59,7 +59,7 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
 Key = tuple[str, str]
 
 # Results that a case can have without having been started.
-_NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
+_NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
 class Rules:
