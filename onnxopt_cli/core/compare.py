@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, zip_longest
 from operator import itemgetter
@@ -24,6 +24,7 @@ from onnxopt_cli.core.tolerance import (
     Branch,
     Drawn,
     ErrorBound,
+    NumberText,
     Provenance,
     Relative,
     Tolerance,
@@ -259,12 +260,15 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     """Return the tolerance that applies to values of this dtype; None if they must be equal.
 
-    Integers, booleans and strings are exact, unless a case states a tolerance for this output.
+    Integers, booleans and strings are exact, unless a case states a tolerance for this output, or
+    the strings are texts of floats.
     """
     kind = kind_of(expected.dtype)
+    if kind is NumberKind.STRING:
+        return tolerance if isinstance(tolerance, NumberText) else None
     if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
         # A discrete value that results from rounding may have a neighbour that is right, too.
-        return tolerance if kind is not NumberKind.STRING else None
+        return tolerance
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
     is_stated = isinstance(tolerance, Relative) and tolerance.provenance is Provenance.OUTPUT
@@ -365,6 +369,10 @@ def _judged(
     has_steps = floats and (with_steps or isinstance(tolerance, Ulps))
     steps = ulp_distance(expected, actual) if has_steps else None
     match tolerance:
+        case NumberText():
+            values = tolerance.values_at(places, expected)
+            distance, limit = tolerance.judged(values, actual)
+            size = np.abs(values)
         case Relative(rtol=rtol, atol=atol):
             with np.errstate(all="ignore"):
                 limit = np.where(np.isfinite(size), atol + rtol * size, 0.0)
@@ -441,10 +449,8 @@ class _Statistics:
         return Diff(
             name,
             kind,
-            # A Diff is kept during the whole run, and a tolerance refers to the case's tensors.
-            tolerance=spent(tolerance.factor, tolerance.provenance)
-            if isinstance(tolerance, ErrorBound)
-            else tolerance,
+            # A Diff is kept during the whole run.
+            tolerance=_without_tensors(tolerance),
             elements=size,
             mismatches=self.mismatches,
             inconclusive=self.inconclusive,
@@ -464,7 +470,7 @@ class _Statistics:
 
     def _keep_worst(self, elements: _Elements, share: Array, relative: Array, wrong: Array) -> None:
         order = np.lexsort((wrong, -elements.distance[wrong], -share[wrong]))
-        has_limits = isinstance(self.tolerance, Relative | ErrorBound)
+        has_limits = isinstance(self.tolerance, Relative | ErrorBound | NumberText)
         finite, steps = elements.finite, elements.steps
         for number in wrong[order][: self.options.worst].tolist():
             place, distance = elements.places[number], float(elements.distance[number])
@@ -496,6 +502,16 @@ class _Statistics:
             short = needed + rtol * size < distance
             needed[short] = np.nextafter(needed[short], np.inf)
             self._raise(needed_atol=needed)
+
+
+def _without_tensors(tolerance: Tolerance | None) -> Tolerance | None:
+    """Return a tolerance, or a description of one that refers to the case's tensors."""
+    match tolerance:
+        case ErrorBound():
+            return spent(tolerance.factor, tolerance.provenance)
+        case NumberText():
+            return replace(tolerance, values=None)
+    return tolerance
 
 
 def _plain(element: Array) -> object:

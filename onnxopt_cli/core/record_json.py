@@ -26,6 +26,7 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.tolerance import (
     Drawn,
+    NumberText,
     Provenance,
     Relative,
     Tolerance,
@@ -81,7 +82,7 @@ _RESULT = (
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
 _DIFF = [item.name for item in fields(Diff) if item.name != "accepted"]
 _ELEMENT = [item.name for item in fields(Element)]
-_LIMITS = ("rtol", "atol", "ulp", "factor", "distribution")
+_LIMITS = ("rtol", "atol", "ulp", "factor", "distribution", "text_of")
 _of_result, _of_diff, _of_element = (attrgetter(*names) for names in (_RESULT, _DIFF, _ELEMENT))
 _from_diff, _from_element = itemgetter(*_DIFF), itemgetter(*_ELEMENT)
 
@@ -208,6 +209,8 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
     if data is None:
         return None
     provenance = Provenance(data["from"])
+    if "text_of" in data:
+        return NumberText(data["text_of"], rtol=data["rtol"], provenance=provenance)
     if "rtol" in data:
         return Relative(data["rtol"], data["atol"], provenance, data.get("reason", ""))
     if "ulp" in data:

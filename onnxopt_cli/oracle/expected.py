@@ -22,7 +22,7 @@ from onnxopt_cli.core.tolerance import (
     Tolerance,
     Ulps,
 )
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, Value, is_string
 from onnxopt_cli.interpret.bound.error_bound import (
     DerivedOutput,
     bound,
@@ -35,6 +35,12 @@ from onnxopt_cli.interpret.evaluate import (
     in_parts,
 )
 from onnxopt_cli.operators.call import Call
+from onnxopt_cli.oracle.number_texts import number_texts
+
+_WRONG_TEXTS = (
+    "the stored texts do not state the values that the model writes: the case is wrong, not the "
+    "backend"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +165,21 @@ def stored_outputs(problem: Problem, judging: Judging) -> Expected:
     """
     names = _output_names(problem)
     stored = dict.fromkeys(names) if problem.stored is None else problem.stored
+    texts = number_texts(problem.model, problem.inputs)
     tolerances = {
-        name: _effective_tolerance(_stated(problem, name), None, judging) for name in names
+        name: texts.get(name) or _effective_tolerance(_stated(problem, name), None, judging)
+        for name in names
     }
-    return Expected({name: stored[name] for name in names if name in stored}, tolerances)
+    outputs = {name: stored[name] for name in names if name in stored}
+    contradictions = [
+        diff
+        for name, value in outputs.items()
+        if name in texts and isinstance(value, np.ndarray) and is_string(value.dtype)
+        for diff in compare_outputs({name: texts[name].texts(value)}, [value], texts.__getitem__)
+        if not diff.agrees
+    ]
+    reason = _WRONG_TEXTS if contradictions else ""
+    return Expected(outputs, tolerances, reason, tuple(contradictions))
 
 
 def _output_names(problem: Problem) -> list[str]:

@@ -35,6 +35,7 @@ from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
     ErrorBound,
+    NumberText,
     Provenance,
     Relative,
     Tolerance,
@@ -53,6 +54,7 @@ from onnxopt_cli.oracle.expected import (
     stored_outputs,
     tolerance_override,
 )
+from onnxopt_cli.oracle.number_texts import number_texts
 
 if TYPE_CHECKING:
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
@@ -119,11 +121,15 @@ class ReferenceOracle:
             the outputs are stored and none of them needs an estimate.
         """
         stored = stored_outputs(problem, self.judging)
+        if stored.invalid:
+            return stored
         everything = self.judging.tolerance is ToleranceRule.CONDITIONED
         names = [
             name
             for name in stored.outputs
-            if self.estimates and (everything or stored.tolerances[name] is ONNX_DEFAULT)
+            if self.estimates
+            and not isinstance(tolerance := stored.tolerances[name], NumberText)
+            and (everything or tolerance is ONNX_DEFAULT)
         ]
         if self.workers is None or (problem.stored is not None and not names):
             return None
@@ -171,9 +177,10 @@ def estimated_here(problem: Problem) -> Expected:
     from onnxopt_cli.oracle.reference_in_worker import ConditionedReference
 
     stored = dict(problem.stored or {})
-    expected = Expected(stored, dict.fromkeys(stored, ONNX_DEFAULT))
+    texts = number_texts(problem.model, problem.inputs)
+    expected = Expected(stored, {name: texts.get(name) or ONNX_DEFAULT for name in stored})
     estimate = ConditionedReference().run(problem.model, problem.inputs)
-    return _completed(problem, expected, list(stored), estimate)
+    return _completed(problem, expected, [name for name in stored if name not in texts], estimate)
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:

@@ -17,7 +17,7 @@ from statistics import median
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
-from onnxopt_cli.core.tolerance import Drawn, Provenance
+from onnxopt_cli.core.tolerance import Drawn, NumberText, Provenance
 from onnxopt_cli.operators.registry import registry
 
 
@@ -99,8 +99,8 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
     for result in results:
         backends.setdefault(result.backend, len(backends))
         for operator, output, diff in _judged(result):
-            # A random output has no error.
-            if diff.tolerance is not None and not isinstance(diff.tolerance, Drawn):
+            # A random output has no error, and a text has a number of digits instead.
+            if diff.tolerance is not None and not isinstance(diff.tolerance, Drawn | NumberText):
                 key = result.backend, operator, output, diff.tolerance.provenance
                 groups[key].append(diff)
     rows = [Accuracy.of(*key, diffs) for key, diffs in groups.items()]

@@ -1,0 +1,86 @@
+"""Outputs that are texts of floats: the specification of Cast leaves the number of digits open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT, NumberText
+from onnxopt_cli.core.values import NumberKind, Value, dtype_name, kind_of
+from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
+from onnxopt_cli.operators.nodes import plain_domain, spell_out_defaults
+
+_CASTS = frozenset({"Cast", "CastLike"})
+_MAX_IDENTITIES = 1000
+
+
+def number_texts(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, NumberText]:
+    """Return how to judge the outputs of a model that a cast from floats to strings yields.
+
+    Texts that other nodes transform are not among them: they are compared exactly.
+    """
+    names = {
+        output.name
+        for output in model.graph.output
+        if output.type.tensor_type.elem_type == onnx.TensorProto.STRING
+    }
+    if not names:
+        return {}
+    model = _without_functions(model)
+    producers = {output: node for node in model.graph.node for output in node.output if output}
+    texts: dict[str, NumberText] = {}
+    for name in names:
+        node = _source(name, producers)
+        if isinstance(node, onnx.NodeProto) and _is_of(node, _CASTS):
+            text = _number_text(model, inputs, _source(node.input[0], producers))
+            if text is not None:
+                texts[name] = text
+    return texts
+
+
+def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    if model.functions:
+        names = sorted({(function.domain, function.name) for function in model.functions})
+        # Running the model reports errors in functions.
+        with suppress(OnnxRefusal):
+            return inline_functions(spell_out_defaults(model), names)
+    return model
+
+
+def _is_of(node: onnx.NodeProto, op_types: frozenset[str]) -> bool:
+    return node.op_type in op_types and not plain_domain(node.domain) and bool(node.input)
+
+
+def _source(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | str:
+    """Return the node that computes a value, or the name of a value that no node computes."""
+    for _ in range(_MAX_IDENTITIES):
+        node = producers.get(name)
+        if node is None or not _is_of(node, frozenset({"Identity"})):
+            return name if node is None else node
+        name = node.input[0]
+    return name
+
+
+def _number_text(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], source: onnx.NodeProto | str
+) -> NumberText | None:
+    """Return how to judge the texts of a value; None unless it is a tensor of floats."""
+    if isinstance(source, str):
+        initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        value = inputs.get(source)
+        if value is None and source in initializers:
+            value = numpy_helper.to_array(initializers[source])
+        if not isinstance(value, np.ndarray) or kind_of(value.dtype) is not NumberKind.FLOAT:
+            return None
+        return NumberText(dtype_name(value.dtype), value)
+    with suppress(OnnxRefusal):
+        for info in infer_shapes(model).graph.value_info:
+            if info.name in source.output and info.type.tensor_type.elem_type:
+                dtype = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+                if kind_of(dtype) is NumberKind.FLOAT:
+                    return NumberText(dtype_name(dtype), rtol=ONNX_DEFAULT.rtol)
+    return None
