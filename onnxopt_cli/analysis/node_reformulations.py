@@ -194,7 +194,8 @@ def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
     result = normal * _work(scale) + (0 if bias is None else _work(bias))
     shape = (*x.shape[:axis], *[1] * (x.ndim - axis))
     outputs = (result.astype(x.dtype), mean.reshape(shape), (1 / root).reshape(shape))
-    return outputs[: len(node.node.output)]
+    # An omitted output has an empty name.
+    return [output for output, name in zip(outputs, node.node.output, strict=False) if name]
 
 
 def _folded(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:

@@ -173,6 +173,10 @@ EXAMPLES = {
         {"end": -6},
         [np.array([], "i8")],
     ),
+    "Unique alone in the order of first occurrences": (
+        *("Unique", 11, [f32(2, 1, 1, 3)], {"sorted": 0}),
+        [f32(2, 1, 3)],
+    ),
     "Squeeze in any order": (
         *("Squeeze", 11, [SQUARE.reshape(1, 16, 1, 1)], {"axes": [2, 0, 3]}),
         [SQUARE.reshape(16)],

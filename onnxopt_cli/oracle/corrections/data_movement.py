@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,18 @@ def _padded_or_cut(
 def _unique(
     node: Any, original: Any, x: Array, axis: Any = None, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Move the axis to the front: the reference takes first occurrences along the first axis."""
+    """Move the axis to the front, and request all outputs.
+
+    The reference takes first occurrences along the first axis, and only if another output than the
+    values is requested.
+    """
+    with_all_outputs = SimpleNamespace(onnx_node=SimpleNamespace(output=("Y", "i", "inverse", "n")))
     if axis is None or np.isnan(axis):
-        return tuple(original(node, x.ravel(), 0, **kwargs))
-    y, *indices = original(node, np.moveaxis(x, int(axis), 0), 0, **kwargs)
-    return (np.moveaxis(y, 0, int(axis)), *indices)
+        outputs = original(with_all_outputs, x.ravel(), 0, **kwargs)
+    else:
+        y, *indices = original(with_all_outputs, np.moveaxis(x, int(axis), 0), 0, **kwargs)
+        outputs = (np.moveaxis(y, 0, int(axis)), *indices)
+    return tuple(outputs[: len(node.onnx_node.output)])
 
 
 @replaces("op_shape.Shape_15._run")
