@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -1067,14 +1066,14 @@ def form_name(form: Any) -> str:
 
 def main(*operators: str) -> int:
     """Write the cases, run them by every form, and print the results that are rejected."""
-    command = shutil.which("onnxopt") or "onnxopt"
+    command = [sys.executable, "-m", "onnxopt_cli"]
     count = max(len(forms) for name, forms in FORMS.items() if not operators or name in operators)
     backends = [f"python:{Path(__file__).resolve()}:Form{place}" for place in range(count)]
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name, "forms"), Path(name, "log.jsonl")
         write_cases(folder, operators)
         arguments = [part for backend in backends for part in ("-b", backend)]
-        run = [command, "run", str(folder), *arguments, "-q", "--no-explain", "--log", str(log)]
+        run = [*command, "run", str(folder), *arguments, "-q", "--no-explain", "--log", str(log)]
         subprocess.run([*run, "--isolation", "none"], check=False, stdout=subprocess.DEVNULL)
         records = [json.loads(line) for line in log.read_text().splitlines()]
     results = [record["result"] for record in records if record["record"] == "end"]

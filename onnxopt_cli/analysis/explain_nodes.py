@@ -200,9 +200,6 @@ def explain_nodes(
             Without it, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
     """
-    # Loaded here once, instead of in each forked process.
-    from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
-
     without_queries = frozenset(cases_only)
     with_formula = frozenset(formulas)
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -219,6 +216,11 @@ def explain_nodes(
         for key, group in groups.items()
         if any(result.outcome is Outcome.FAIL for result in group)
     }
+    if not failing:
+        return []
+    # Loaded here once, instead of in each forked process.
+    from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
+
     if seconds is None:
         total = sum(result.seconds for result in results)
         seconds = max(least_seconds(total), min(MAX_SECONDS, OPERATOR_SECONDS * len(failing)))

@@ -76,7 +76,7 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     if any(True for _ in subgraphs(node.node)):
         return None
     # A type that an attribute states is that of an output.
-    if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
+    if {"dtype", "to", "output_dtype", "output_datatype", "stash_type"} & node.attributes.keys():
         return None
     original = next(
         value.dtype

@@ -24,8 +24,6 @@ from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.gradient.gradient_node import DOMAIN, NAME
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
-from onnxopt_cli.oracle.evaluator import native_outputs
-from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
 #: The name of the suite.
 GRADIENTS = "gradient"
@@ -99,6 +97,10 @@ class GradientCase:
 
     def problem(self) -> Problem:
         """Return the model with its inputs and outputs."""
+        # Most commands need the names of suites, but not the oracle.
+        from onnxopt_cli.oracle.evaluator import native_outputs
+        from onnxopt_cli.oracle.reference_outputs import reference_outputs
+
         random = Random(self.name)  # noqa: S311 - reproducible numbers
         inputs = {
             name: value.draw(random, self.dtype)

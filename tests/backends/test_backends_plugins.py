@@ -138,7 +138,7 @@ def test_failing_constructor_makes_plugin_unavailable(attribute, message):
 def test_plugin_with_run_has_no_device():
     with pytest.raises(UsageError, match="has no option device") as caught:
         plugin("run_interface", "Negate", ",device=CPU")
-    assert caught.value.hint == "its options: unsupported, python, math, opset, env.NAME"
+    assert caught.value.hint == "its options: unsupported, python, math, opset, batch, env.NAME"
 
 
 def test_unknown_option_of_onnx_interface_is_usage_error():

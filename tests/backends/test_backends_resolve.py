@@ -70,7 +70,7 @@ def test_repeated_option_is_rejected():
     ("name", "hint"),
     [
         ("numpy", "it has no options"),
-        ("onnx-reference", "its options: unsupported, math, opset, env.NAME"),
+        ("onnx-reference", "its options: unsupported, math, opset, batch, env.NAME"),
     ],
 )
 def test_unknown_option_error_lists_options(name, hint):

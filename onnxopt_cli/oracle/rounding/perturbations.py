@@ -71,15 +71,20 @@ def _sizes() -> Array:
     return np.ascontiguousarray(LEVELS[levels[:, moves_fully][:, :DISTINCT_PLACES]])
 
 
-_ROWS = _signs(), _sizes()
 # Places whose roundings are computed at once.
 _BLOCK_PLACES = 1 << 17
 
 
 @cache
-def _repeated_rows() -> list[Array]:
-    """Return the rows, repeated so that a block may begin at any place of the first period."""
-    return [np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))) for rows in _ROWS]
+def _repeated_rows() -> list[tuple[int, Array]]:
+    """Return signs and sizes, each with its period.
+
+    They are repeated so that a block may begin at any place of the first period.
+    """
+    return [
+        (rows.shape[1], np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))))
+        for rows in (_signs(), _sizes())
+    ]
 
 
 def roundings(run: int, first: int, count: int) -> Array:
@@ -95,8 +100,8 @@ def roundings(run: int, first: int, count: int) -> Array:
         block = values[start : start + _BLOCK_PLACES]
         signs, sizes = (
             repeated[run, place : place + block.size]
-            for rows, repeated in zip(_ROWS, _repeated_rows(), strict=True)
-            for place in [(first + start) % rows.shape[1]]
+            for period, repeated in _repeated_rows()
+            for place in [(first + start) % period]
         )
         np.multiply(signs, sizes, out=block)
     return values
