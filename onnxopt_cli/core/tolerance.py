@@ -15,9 +15,9 @@ from onnxopt_cli.core.values import Array, Value, as_strings, dtype_named
 # The texts of numbers that the specification of Cast names, without "INF" and "NaN".
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-# Eight digits do not always identify a float32, but the example in the specification, 314.15926,
-# has eight, and ONNX Runtime writes no more.
-_SUFFICIENT_DIGITS = {"float32": 8}
+# Eight digits do not always identify a float32 or a double, but the example in the specification,
+# 314.15926, has eight, and ONNX Runtime writes no more.
+_SUFFICIENT_DIGITS = 8
 # A limit is widened by the rounding errors of its own computation in double.
 _COMPUTATION = 1 + 1e-7
 
@@ -168,8 +168,8 @@ class Drawn:
 class NumberText:
     """Texts of floats, each judged by the number that it states: the number of digits is open.
 
-    A text is right if it states the value itself after rounding to the type of the value, or, for
-    float32, if it is within half a unit of the eighth significant digit of the value.
+    A text is right if it states the value itself after rounding to the type of the value, or if it
+    is within half a unit of the eighth significant digit of the value.
 
     Attributes:
         text_of: name of the type of the values.
@@ -215,10 +215,9 @@ class NumberText:
             distance = np.where(finite & np.isfinite(stated), np.abs(stated - values), np.inf)
             same = np.where(finite, rounded == values, stated == values)
             limit = self.rtol * np.abs(values)
-            if self.text_of in _SUFFICIENT_DIGITS:
-                exponent = np.floor(np.log10(np.abs(values))) + 1
-                half_unit = 0.5 * 10.0 ** (exponent - _SUFFICIENT_DIGITS[self.text_of])
-                limit = np.maximum(limit, half_unit * _COMPUTATION)
+            exponent = np.floor(np.log10(np.abs(values))) + 1
+            half_unit = 0.5 * 10.0 ** (exponent - _SUFFICIENT_DIGITS)
+            limit = np.maximum(limit, half_unit * _COMPUTATION)
         limit = np.where(finite & (values != 0), limit, 0.0)
         distance[same | (np.isnan(stated) & np.isnan(values))] = 0.0
         distance[~is_number] = np.inf

@@ -46,14 +46,28 @@ def test_neighbour_of_a_float32_is_wrong():
     assert (distance > limit).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_types_need_enough_digits_to_be_identified(dtype):
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_types_need_enough_digits_to_be_identified(dtype):
     third = np.array([1 / 3], np.float64).astype(dtype)
     neighbour = np.array([third.item() * (1 + float(ml_dtypes.finfo(dtype).eps))]).astype(dtype)
     assert agrees(third, [repr(float(third.item()))])
     assert agrees(third, [str(third[0])])
     assert not agrees(third, [str(neighbour[0])])
     assert not agrees(third, ["0.33"])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("0.3333333333333333", True),
+        ("0.33333333", True),
+        ("0.33333334", False),
+        ("0.3333333", False),
+        ("0.3333334", False),
+    ],
+)
+def test_double_needs_eight_digits(text, is_right):
+    assert agrees(np.array([1 / 3]), [text]) == is_right
 
 
 @pytest.mark.parametrize(
