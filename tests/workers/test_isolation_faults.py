@@ -66,7 +66,7 @@ BREACHES = {
     "answers_another": "answered the request 9999, but was asked",
     "answers_too_much": "were announced",
     "answers_the_last": "",
-    "answers_twice_later": "asked",
+    "answers_twice_later": "was not requested",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
