@@ -131,7 +131,7 @@ def newest(session: nox.Session) -> None:
         session.skip("no supported Python newer than the one that runs nox")
     session.install("-e", ".[dev]")
     # The tests in the main environment have already tried the larger number of examples.
-    session.run("python", "-m", "pytest", "-m", "quick", env={"CI": None})
+    session.run("python", "-m", "pytest", "-m", "quick", *PARALLEL, env={"CI": None})
 
 
 @nox.session(python=find_python(PLUGIN_PYTHON))
