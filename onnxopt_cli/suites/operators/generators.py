@@ -92,14 +92,21 @@ def schemas(operator: str) -> Sequence[OpSchema]:
     return versions
 
 
-@cache
 def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
     """Return the generators of an operator's nodes at boundaries, by the boundary's name.
 
     They belong to the newest version of the operator.
     """
+    return _boundaries_by_operator().get(operator, {})
+
+
+@cache
+def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft], None]]]:
     sources = (boundary_values(), boundary_shapes(), boundary_grids(), boundary_types())
-    return {name: generate for owner, name, generate in chain(*sources) if owner == operator}
+    by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}
+    for operator, name, generate in chain(*sources):
+        by_operator.setdefault(operator, {})[name] = generate
+    return by_operator
 
 
 def draw_boundary(operator: str, name: str) -> GeneratedNode:

@@ -242,7 +242,8 @@ def _set_trees(draft: NodeDraft, features: int) -> list[tuple[int, int]]:
             tests.append(0 if is_leaf else draft.integer(0, features - 1))
             values.append(0.0 if is_leaf else draft.integer(-4, 4) / 2)
             branches.append((0, 0) if is_leaf else (2 * node + 1, 2 * node + 2))
-            leaves += [(tree, node)] * is_leaf
+            if is_leaf:
+                leaves.append((tree, node))
     draft.set("nodes_treeids", trees)
     draft.set("nodes_nodeids", nodes)
     draft.set("nodes_modes", modes)
@@ -274,9 +275,9 @@ def _tree_ensemble_regressor(draft: NodeDraft) -> None:
     aggregate = draft.attribute("aggregate_function", (None, "SUM", "AVERAGE", "MIN", "MAX"))
     # The specification does not say whether base values take part in a minimum.
     is_extreme = aggregate in ("MIN", "MAX")
-    has_base = draft.set("base_values", _floats(draft, targets) if draft.maybe() else None)
-    draft.require(not (is_extreme and has_base))
-    if is_extreme or has_base:
+    base_values = draft.set("base_values", _floats(draft, targets) if draft.maybe() else None)
+    draft.require(not (is_extreme and base_values))
+    if is_extreme or base_values:
         # Runtimes disagree on targets that get no value from any leaf.
         places = [(*leaf, target) for leaf in leaves for target in range(targets)]
     else:

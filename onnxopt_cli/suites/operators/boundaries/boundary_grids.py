@@ -13,9 +13,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
@@ -86,7 +85,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
     yield "Pad", "empty_data", fixed_node(none, _indices(1, 0, 0, 1), np.array(2.5, np.float32))
     yield "Expand", "empty", fixed_node(np.zeros((1, 0), np.float32), _indices(3, 0))
     yield "Split", "empty_part", fixed_node(some, _indices(0, 2), axis=0, outputs=2)
-    yield "Cast", "empty", fixed_node(none, to=7)
+    yield "Cast", "empty", fixed_node(none, to=TensorProto.INT64)
     yield "Softmax", "empty", fixed_node(none, axis=1)
     yield "LogSoftmax", "empty", fixed_node(none, axis=1)
     yield "CumSum", "empty", fixed_node(none, np.array(0, np.int64))
@@ -96,7 +95,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
     yield "Compress", "no_elements", fixed_node(some, np.zeros(2, bool), axis=0)
     yield "Compress", "no_elements_flat", fixed_node(some, np.zeros(6, bool))
     yield "OneHot", "empty", fixed_node(no_indices, _indices(3), _wave((2,)))
-    yield "Range", "empty", fixed_node(*np.array([[3], [1], [1]], np.int64).reshape(3, 1)[:, 0])
+    yield "Range", "empty", fixed_node(*_indices(3, 1, 1))
     yield (
         "MatMul",
         "no_inner",
@@ -469,9 +468,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
-    """Yield trees with missing values, and texts of which none remains."""
-    for tracks in ([1, 0], [0, 1]):
-        yield "TreeEnsemble", f"missing_{tracks[0]}", partial(_missing, tracks=tracks)
+    """Yield texts of which none remains, and pairs of numbers."""
     for stem, shape in (("", (3,)), ("_row", (1, 3))):
         words = np.array(["the", "The", "THE"], object).reshape(shape)
         draw = fixed_node(words, stopwords=["the"], is_case_sensitive=0)
@@ -491,21 +488,3 @@ def _tables() -> Iterator[tuple[str, str, Generator]]:
                 pool_int64s=[2, 3, 5, 2, 3, 5, 5],
             ),
         )
-
-
-def _missing(draft: NodeDraft, *, tracks: Sequence[int]) -> None:
-    draft.set("tree_roots", [0, 1])
-    draft.set("nodes_featureids", [0, 1])
-    draft.set("nodes_splits", tensor_of(np.array([0.5, -0.5], np.float32)))
-    draft.set("nodes_modes", tensor_of(np.array([0, 1], np.uint8)))
-    draft.set("nodes_truenodeids", [0, 2])
-    draft.set("nodes_falsenodeids", [1, 3])
-    draft.set("nodes_trueleafs", [1, 1])
-    draft.set("nodes_falseleafs", [1, 1])
-    draft.set("nodes_missing_value_tracks_true", list(tracks))
-    draft.set("leaf_weights", tensor_of(np.array([1.0, 20.0, 300.0, 4000.0], np.float32)))
-    draft.set("leaf_targetids", [0, 0, 0, 0])
-    draft.set("n_targets", 1)
-    draft.set("aggregate_function", 1)
-    draft.set("post_transform", 0)
-    draft.add(np.array([[np.nan, np.nan], [0.5, -0.5], [0.25, -0.75], [1.0, 1.0]], np.float32))

@@ -52,8 +52,8 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
             draft.add(draft.tensor(draft.dtype(place, among), shape, low=1, high=5))
     if name == "BitShift":
         draft.set("direction", "LEFT")
-    if name == "Mod" and draft.inputs and isinstance(draft.inputs[0], np.ndarray):
-        draft.set("fmod", 1 if draft.inputs[0].dtype.kind == "f" else None)
+    if name == "Mod":
+        draft.set("fmod", 1 if draft.dtype(0).kind == "f" else None)
 
 
 def _gemm(draft: NodeDraft, *, shape: Shape, transposed: int) -> None:
@@ -158,7 +158,7 @@ def _automatic(draft: NodeDraft, *, mode: str, dilation: int) -> None:
         draft.set("dilations", [dilation, dilation])
 
 
-def _integer_convolution(draft: NodeDraft, *, dtype: str, pads: Sequence[int]) -> None:
+def _integer_convolution(draft: NodeDraft, *, dtype: str) -> None:
     """Draw extreme factors, and padding whose value is the zero point."""
     info = np.iinfo(DTYPES[dtype])
     x = np.full((1, 4, 3, 3), info.max, DTYPES[dtype])
@@ -169,7 +169,7 @@ def _integer_convolution(draft: NodeDraft, *, dtype: str, pads: Sequence[int]) -
     draft.require(draft.allowed(1, ("int8",)))
     draft.add(w)
     draft.add(np.array(7, DTYPES[dtype]))
-    draft.set("pads", list(pads))
+    draft.set("pads", [1, 0, 0, 1])
 
 
 def _resized(
@@ -180,8 +180,6 @@ def _resized(
     attributes: Mapping[str, str],
 ) -> None:
     """Draw a resize by sizes, whose positions lie half way between elements."""
-    mode = attributes.get("coordinate_transformation_mode")
-    draft.require(mode != "half_pixel_symmetric" or draft.since(19))  # added then
     draft.add(_range((1, 1, *lengths), 1.0, 1.25) ** 2)
     draft.omit()
     draft.omit()
@@ -190,20 +188,18 @@ def _resized(
         draft.set(name, value)
 
 
-def _scaled(draft: NodeDraft, *, length: int, scale: float, mode: str) -> None:
-    """Draw a resize by a scale whose output length is rounded down."""
-    draft.add(_range((1, 1, length), 1.0, 1.25) ** 2)
+def _halved(draft: NodeDraft) -> None:
+    """Draw a resize of an odd length to its half: the output length is rounded down."""
+    draft.add(_range((1, 1, 7), 1.0, 1.25) ** 2)
     draft.omit()
-    draft.add(np.array([1, 1, scale], np.float32))
+    draft.add(np.array([1, 1, 0.5], np.float32))
     draft.set("mode", "linear")
-    draft.set("coordinate_transformation_mode", mode)
+    draft.set("coordinate_transformation_mode", "half_pixel_symmetric")
 
 
 def _sampled(draft: NodeDraft, *, mode: str, padding: str, align: int) -> None:
     """Draw positions half way between elements, on the border and far outside."""
-    early = not draft.since(20)
-    names = {"linear": "bilinear", "cubic": "bicubic"} if early else {}
-    draft.set("mode", names.get(mode, mode))
+    draft.set("mode", mode)
     draft.set("padding_mode", padding)
     draft.set("align_corners", align)
     draft.add(_range((1, 1, 4, 4), 1.0, 1.25))
@@ -240,7 +236,6 @@ def _copied_dimensions(draft: NodeDraft, *, target: Sequence[int]) -> None:
 
 def _uneven_parts(draft: NodeDraft, *, length: int, count: int, axis: int) -> None:
     """Draw parts of which the last is smaller."""
-    draft.require(draft.has("num_outputs"))
     shape = [2, 2]
     shape[axis] = length
     draft.add(_range(tuple(shape)))
@@ -266,7 +261,6 @@ def _new_axis(draft: NodeDraft, *, axis: int) -> None:
 
 def _sliced(draft: NodeDraft, *, start: int, end: int, step: int, axis: int) -> None:
     """Draw a slice with a bound counted from the end, or beyond either end."""
-    draft.require(len(draft.schema.inputs) > 3)  # noqa: PLR2004 - attributes until version 10
     draft.add(_range((4, 5)))
     for value in (start, end, axis, step):
         draft.add(np.array([value], np.int64))
@@ -286,7 +280,6 @@ def _attended(draft: NodeDraft, *, causal: int, mask: bool) -> None:
 
 def _transformed(draft: NodeDraft, *, length: int, axis: int, inverse: int) -> None:
     """Draw a transform that is shorter or longer than its input."""
-    draft.require(not draft.has("axis"))
     draft.add(_range((1, 5, 4, 2), -3.0, 0.25))
     draft.add(np.array(length, np.int64))
     draft.add(np.array(axis, np.int64))
@@ -391,7 +384,7 @@ def _windows() -> Iterator[tuple[str, str, Generator]]:
                 draw = partial(_automatic, mode=mode, dilation=dilation)
                 yield operator, f"{mode.lower()}_{dilation}", draw
     for dtype in ("uint8", "int8"):
-        convolve = partial(_integer_convolution, dtype=dtype, pads=[1, 0, 0, 1])
+        convolve = partial(_integer_convolution, dtype=dtype)
         yield "ConvInteger", f"extreme_{dtype}", convolve
 
 
@@ -410,11 +403,7 @@ def _images() -> Iterator[tuple[str, str, Generator]]:
             }
             ties = partial(_resized, lengths=(8, 4), targets=(4, 8), attributes=attributes)
             yield "Resize", f"ties_{rounding}_{transformation}", ties
-    yield (
-        "Resize",
-        "fraction_half_pixel_symmetric",
-        partial(_scaled, length=7, scale=0.5, mode="half_pixel_symmetric"),
-    )
+    yield "Resize", "fraction_half_pixel_symmetric", _halved
     for padding in ("zeros", "border", "reflection"):
         for align in (0, 1):
             for mode in ("linear", "nearest", "cubic"):

@@ -55,6 +55,9 @@ _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
 #: Operators that return elements of two tensors.
 _CHOICES = ("Where", "Max", "Min", "Concat", "ScatterElements", "ScatterND", "OneHot")
 _TREE_MODES = ("leq", "lt", "gte", "gt", "eq", "neq")
+# Values of aggregate_function.
+_AGGREGATES = ("average", "sum", "min", "max")
+_SUM, _MIN = 1, 2
 
 
 def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
@@ -123,20 +126,33 @@ def _loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> Non
 
 def _tree(draft: NodeDraft, *, mode: int, aggregate: int) -> None:
     """Draw two trees of two targets, and rows at, below and above their thresholds."""
+    targets = 2 if aggregate < _MIN else 1
+    _set_two_trees(draft, modes=(mode, mode), aggregate=aggregate, targets=targets)
+    draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
+
+
+def _missing(draft: NodeDraft, *, tracks: Sequence[int]) -> None:
+    """Draw trees that say to which side a missing value goes."""
+    modes = (_TREE_MODES.index("leq"), _TREE_MODES.index("lt"))
+    _set_two_trees(draft, modes=modes, aggregate=_SUM, targets=1)
+    draft.set("nodes_missing_value_tracks_true", list(tracks))
+    draft.add(np.array([[np.nan, np.nan], [0.5, -0.5], [0.25, -0.75], [1.0, 1.0]], np.float32))
+
+
+def _set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, targets: int) -> None:
     draft.set("tree_roots", [0, 1])
     draft.set("nodes_featureids", [0, 1])
     draft.set("nodes_splits", tensor_of(np.array([0.5, -0.5], np.float32)))
-    draft.set("nodes_modes", tensor_of(np.array([mode, mode], np.uint8)))
+    draft.set("nodes_modes", tensor_of(np.array(modes, np.uint8)))
     draft.set("nodes_truenodeids", [0, 2])
     draft.set("nodes_falsenodeids", [1, 3])
     draft.set("nodes_trueleafs", [1, 1])
     draft.set("nodes_falseleafs", [1, 1])
     draft.set("leaf_weights", tensor_of(np.array([1.0, 20.0, 300.0, 4000.0], np.float32)))
-    draft.set("leaf_targetids", [0, 1, 0, 1] if aggregate < 2 else [0] * 4)  # noqa: PLR2004 - MIN
-    draft.set("n_targets", 2 if aggregate < 2 else 1)  # noqa: PLR2004 - MIN, MAX
+    draft.set("leaf_targetids", [leaf % targets for leaf in range(4)])
+    draft.set("n_targets", targets)
     draft.set("aggregate_function", aggregate)
     draft.set("post_transform", 0)
-    draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
 
 
 def boundary_types() -> Iterator[tuple[str, str, Generator]]:
@@ -158,9 +174,11 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
         ("ended_by_condition", 9, True),
     ):
         yield "Loop", stem, partial(_loop, trips=trips, condition=condition)
+    for tracks in ([1, 0], [0, 1]):
+        yield "TreeEnsemble", f"missing_{tracks[0]}", partial(_missing, tracks=tracks)
     for mode, name in enumerate(_TREE_MODES):
-        yield "TreeEnsemble", f"at_threshold_{name}", partial(_tree, mode=mode, aggregate=1)
-    for aggregate, name in enumerate(("average", "sum", "min", "max")):
+        yield "TreeEnsemble", f"at_threshold_{name}", partial(_tree, mode=mode, aggregate=_SUM)
+    for aggregate, name in enumerate(_AGGREGATES):
         yield "TreeEnsemble", f"two_trees_{name}", partial(_tree, mode=1, aggregate=aggregate)
 
 

@@ -83,15 +83,15 @@ _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _PAIRED = (0.0, -0.0, 1.0, -2.0, _INF, -_INF, _NAN)
 
 
-def _typed(draft: NodeDraft, place: int, name: str) -> np.dtype[Any]:
-    """Return an element type that an input must have."""
-    draft.require(draft.allowed(place, (name,)))
+def _typed(draft: NodeDraft, name: str) -> np.dtype[Any]:
+    """Return an element type, after requiring that the first input allows it."""
+    draft.require(draft.allowed(0, (name,)))
     return DTYPES[name]
 
 
 def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
     with np.errstate(over="ignore"):
-        draft.add(np.array(values).astype(_typed(draft, 0, dtype)))
+        draft.add(np.array(values).astype(_typed(draft, dtype)))
     if draft.schema.name == "LeakyRelu":
         # max(x, alpha * x) is wrong above 1.
         draft.set("alpha", 2.0)
@@ -108,7 +108,7 @@ def _threshold(draft: NodeDraft, *, name: str, value: float, further: Mapping[st
 
 
 def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
-    kind = _typed(draft, 0, dtype)
+    kind = _typed(draft, dtype)
     draft.add(np.array([*values, -_INF, _INF], kind))
     for bound in values:
         draft.add(np.array(bound, kind))
@@ -116,7 +116,7 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     """Draw integers that float32 or float64 rounds; the others differ from them by little."""
-    dtype = _typed(draft, 0, "int64")
+    dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)
     draft.add(values)
     constant = {"Mul": 3, "Div": 1, "Mod": 2**24, "Sub": 2}.get(draft.schema.name)
@@ -135,7 +135,7 @@ def _large_clip(draft: NodeDraft) -> None:
 
 def _large_matrix(draft: NodeDraft) -> None:
     """Draw matrices of integers whose products no float32 or float64 represents."""
-    dtype = _typed(draft, 0, "int64")
+    dtype = _typed(draft, "int64")
     draft.add(np.array([[2**53 + 1, 2], [3, 2**24 + 1]], dtype))
     draft.add(np.array([[1, 3], [5, -7]], dtype))
     if draft.schema.name == "Einsum":
@@ -144,7 +144,7 @@ def _large_matrix(draft: NodeDraft) -> None:
 
 def _large_axis(draft: NodeDraft) -> None:
     """Draw rows of integers whose sums and maxima no float64 represents."""
-    dtype = _typed(draft, 0, "int64")
+    dtype = _typed(draft, "int64")
     x = np.array([[2**53, 1, 0], [2**24, 2**24 + 1, 5], [-(2**53) - 1, 2, -(2**53)]], dtype)
     draft.add(x)
     name = draft.schema.name
@@ -160,13 +160,13 @@ def _large_axis(draft: NodeDraft) -> None:
 
 def _pairs(draft: NodeDraft) -> None:
     """Draw every pair of exceptional values."""
-    values = np.array(_PAIRED, _typed(draft, 0, "float32"))
+    values = np.array(_PAIRED, _typed(draft, "float32"))
     draft.add(values[:, None])
     draft.add(values)
 
 
 def _shift(draft: NodeDraft, *, dtype: str, direction: str) -> None:
-    kind = _typed(draft, 0, dtype)
+    kind = _typed(draft, dtype)
     info = np.iinfo(kind)
     draft.set("direction", direction)
     draft.add(np.array([[info.max], [info.max // 2 + 1], [info.min], [5], [info.min // 3]], kind))
@@ -200,18 +200,18 @@ def _reduced(draft: NodeDraft, x: Array, axes: Sequence[int] | None, noop: int |
 
 def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
     """Draw a tensor of which an axis without elements is reduced."""
-    _reduced(draft, np.zeros((2, 0, 3), _typed(draft, 0, dtype)), [1], None)
+    _reduced(draft, np.zeros((2, 0, 3), _typed(draft, dtype)), [1], None)
 
 
 def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
     """Draw a tensor of which no axes are named."""
-    x = draft.tensor(_typed(draft, 0, "float32"), (2, 3), low=0.25, high=4.0)
+    x = draft.tensor(_typed(draft, "float32"), (2, 3), low=0.25, high=4.0)
     _reduced(draft, x, axes, noop)
 
 
 def _infinite_rows(draft: NodeDraft) -> None:
     rows = [[-_INF, -_INF], [-_INF, 1.0], [2.0, _INF], [-3.0, -2.0], [_INF, _INF]]
-    x = np.array(rows, _typed(draft, 0, "float32"))
+    x = np.array(rows, _typed(draft, "float32"))
     if draft.schema.name.startswith("Arg"):
         draft.add(x)
         draft.set("axis", 1)
@@ -222,7 +222,7 @@ def _infinite_rows(draft: NodeDraft) -> None:
 def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
     """Draw exponents whose powers overflow or vanish."""
     rows = [[1000.0, 999.0, 0.0], [-1000.0, -1001.0, -1000.5], [90.0, 89.0, -90.0], [0.0, 0.0, 0.0]]
-    x = np.array(rows, _typed(draft, 0, dtype))
+    x = np.array(rows, _typed(draft, dtype))
     if draft.schema.name == "ReduceLogSumExp":
         _reduced(draft, x, [1], None)
     else:
@@ -232,7 +232,7 @@ def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
 
 def _masked_rows(draft: NodeDraft) -> None:
     """Draw rows in which minus infinity stands for masked elements."""
-    draft.add(np.array([[-_INF, 0.0, 1.0], [2.0, -_INF, -_INF]], _typed(draft, 0, "float32")))
+    draft.add(np.array([[-_INF, 0.0, 1.0], [2.0, -_INF, -_INF]], _typed(draft, "float32")))
     draft.set("axis", -1)
 
 
@@ -310,7 +310,7 @@ def _one_hot_fractions(draft: NodeDraft) -> None:
     """Draw floats that are converted to integers."""
     draft.set("cats_int64s", [5, -1, 9])
     draft.set("zeros", 1)
-    draft.add(np.array([5.75, -1.75, 9.0, 8.75, -0.5], _typed(draft, 0, "float32")))
+    draft.add(np.array([5.75, -1.75, 9.0, 8.75, -0.5], _typed(draft, "float32")))
 
 
 def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
