@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+from onnx import helper
 
 from onnxopt_cli.backends.resolve import resolve_backend
 
@@ -79,3 +80,62 @@ class InTurn:
     def run(self, model, inputs):
         name = os.environ["WAYS"].split()[int(inputs["R"])]
         return globals()[name].run(model, inputs)
+
+
+def unpacked(x, heads):
+    """Return the heads of packed rows along an axis of their own."""
+    batch, length, size = x.shape
+    return x.reshape(batch, length, heads, size // heads).swapaxes(1, 2)
+
+
+class SharedHeads:
+    """Computes attention that has no inputs but query, keys and values, without a mistake."""
+
+    def key_heads(self, heads, count):
+        """Return the head of the keys of each head of the query, of which ``count`` exist."""
+        return heads // (len(heads) // count)
+
+    def run(self, model, inputs):
+        (node,) = model.graph.node
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+        query_heads, key_heads = (attributes.pop(f"{x}_num_heads", None) for x in ("q", "kv"))
+        is_linear = attributes == {"update_rule": b"linear"}
+        if len(node.input) > 3 or (attributes and not is_linear):
+            raise NotImplementedError
+        query, key, value = (inputs[name].astype(np.float64) for name in node.input)
+        if is_packed := query.ndim == 3:
+            query = unpacked(query, query_heads)
+            key, value = unpacked(key, key_heads), unpacked(value, key_heads)
+        assigned = self.key_heads(np.arange(query.shape[1]), key.shape[1])
+        scores = query @ key[:, assigned].swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        if is_linear:
+            weights = np.tril(scores)
+        else:
+            powers = np.exp(scores - scores.max(-1, keepdims=True))
+            weights = powers / powers.sum(-1, keepdims=True)
+        y = weights @ value[:, assigned]
+        if is_packed:
+            y = y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1)
+        outputs = [y, key.swapaxes(-1, -2) @ value] if is_linear else [y]
+        return [output.astype(inputs[node.input[0]].dtype) for output in outputs]
+
+
+class HeadsModulo(SharedHeads):
+    """Assigns the heads of the keys in turn."""
+
+    def key_heads(self, heads, count):
+        return heads % count
+
+
+class HeadsByKeyHeads(SharedHeads):
+    """Divides by the number of heads of the keys."""
+
+    def key_heads(self, heads, count):
+        return np.minimum(heads // count, count - 1)
+
+
+class HeadsByTwo(SharedHeads):
+    """Divides by two for any numbers of heads."""
+
+    def key_heads(self, heads, count):
+        return heads // 2 % count if len(heads) > count else heads

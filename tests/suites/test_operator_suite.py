@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import defs
+from places import PLUGINS
 
+import onnxopt_cli
 from onnxopt_cli.cases.onnx.model_check import model_fault
+from onnxopt_cli.config.run_config import Execution, Isolation
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.suites.catalogue import suite_files
 from onnxopt_cli.suites.operators.generators import (
     FAMILIES,
@@ -97,3 +101,23 @@ def test_a_written_case_is_the_case_of_the_suite(workplace, onnxopt):
             assert mine.inputs[name].dtype == value.dtype
             np.testing.assert_equal(mine.inputs[name], value)
         assert mine.model.graph.node == theirs.model.graph.node
+
+
+def outcomes_of_shared_heads(operator, backend):
+    run = onnxopt_cli.run(
+        [case for case in operator_cases(operator.lower()) if "_head" in case.id],
+        f"python:{PLUGINS}/faulty.py:{backend}",
+        execution=Execution(isolation=Isolation.NONE),
+    )
+    return {result.outcome for result in run} - {Outcome.UNSUPPORTED}
+
+
+@pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
+def test_heads_of_the_query_that_share_heads_of_the_keys_pass(operator):
+    assert outcomes_of_shared_heads(operator, "SharedHeads") == {Outcome.PASS}
+
+
+@pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
+@pytest.mark.parametrize("backend", ["HeadsModulo", "HeadsByKeyHeads", "HeadsByTwo"])
+def test_heads_of_the_query_that_read_wrong_heads_of_the_keys_fail(operator, backend):
+    assert Outcome.FAIL in outcomes_of_shared_heads(operator, backend)

@@ -60,6 +60,7 @@ def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
     yield from _losses()
     yield from _recurrent()
     yield from _attention()
+    yield from _grouped_heads()
     yield from _tables()
 
 
@@ -465,6 +466,29 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
             x, np.cos(angles), np.sin(angles), _indices([4, 0, 2]), interleaved=interleaved
         )
         yield "RotaryEmbedding", f"positions_{interleaved}", draw
+
+
+def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
+    """Yield attention in which three heads of the query share each of two heads of the keys.
+
+    If both numbers are two, an implementation that exchanges them is right.
+    """
+    query = _wave((2, 6, 3, 2))
+    key, value = _wave((2, 2, 4, 2)), _wave((2, 2, 4, 3), -1.0, 3.0)
+    yield "Attention", "three_per_key_head", fixed_node(query, key, value)
+    heads = {"q_num_heads": 6, "kv_num_heads": 2}
+    packed = [_packed(x) for x in (query, key, value)]
+    yield "Attention", "three_per_key_head_packed", fixed_node(*packed, **heads)
+    # Linear attention has as many keys as queries.
+    packed = [_packed(x) for x in (query, key[:, :, :3], value[:, :, :3])]
+    linear = fixed_node(*packed, update_rule="linear", outputs=2, **heads)
+    yield "LinearAttention", "three_per_key_head", linear
+
+
+def _packed(x: Array) -> Array:
+    """Return the heads of a tensor side by side along its last axis."""
+    batch, heads, length, width = x.shape
+    return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
