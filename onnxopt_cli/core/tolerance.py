@@ -168,8 +168,9 @@ class Drawn:
 class NumberText:
     """Texts of floats, each judged by the number that it states: the number of digits is open.
 
-    A text is right if it states the value itself after rounding to the type of the value, or if it
-    is within half a unit of the eighth significant digit of the value.
+    A text is right if it states the value, rounded up or down to the digits of the text, and if
+    these digits suffice: the number rounds to the value in the type of the value, or is within half
+    a unit of the eighth significant digit of the value.
 
     Attributes:
         text_of: name of the type of the values.
@@ -209,15 +210,17 @@ class NumberText:
         """
         stated, is_number = _stated_values(actual)
         dtype = dtype_named(self.text_of)
+        last_units = np.array([*map(_last_unit, as_strings(actual).reshape(-1).tolist())])
         with np.errstate(all="ignore"):
             rounded = stated.astype(dtype).astype(np.float64)
             finite = np.isfinite(values)
             distance = np.where(finite & np.isfinite(stated), np.abs(stated - values), np.inf)
-            same = np.where(finite, rounded == values, stated == values)
-            limit = self.rtol * np.abs(values)
+            identifies = (rounded == values) & (distance < last_units)
+            same = np.where(finite, identifies, stated == values)
             exponent = np.floor(np.log10(np.abs(values))) + 1
             half_unit = 0.5 * 10.0 ** (exponent - _SUFFICIENT_DIGITS)
-            limit = np.maximum(limit, half_unit * _COMPUTATION)
+            limit = np.minimum(half_unit * _COMPUTATION, last_units)
+            limit = np.maximum(limit, self.rtol * np.abs(values))
         limit = np.where(finite & (values != 0), limit, 0.0)
         distance[same | (np.isnan(stated) & np.isnan(values))] = 0.0
         distance[~is_number] = np.inf
@@ -237,6 +240,20 @@ def _stated_value(text: str) -> float | None:
     number = float(text) if _NUMBER.fullmatch(text) else math.inf
     # Only the texts above state an infinity.
     return number if math.isfinite(number) else None
+
+
+def _last_unit(text: str) -> float:
+    """Return almost a unit of the last digit of a text that is not zero; 0 if there is none.
+
+    A number that is rounded up or down to the digits of the text is off by less than this unit.
+    """
+    mantissa, separator, exponent = text.lower().partition("e")
+    last = max(map(mantissa.rfind, "123456789"))
+    if last < 0 or not _NUMBER.fullmatch(text):
+        return 0.0
+    zeros = re.sub("[1-9]", "0", mantissa)
+    unit = float(f"{zeros[:last]}1{zeros[last + 1 :]}{separator}{exponent}")
+    return abs(unit) / _COMPUTATION
 
 
 Tolerance = Relative | Ulps | ErrorBound | Drawn | NumberText

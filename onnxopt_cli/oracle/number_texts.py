@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT, NumberText
-from onnxopt_cli.core.values import NumberKind, Value, dtype_name, kind_of
+from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import plain_domain, spell_out_defaults
 
@@ -69,11 +69,10 @@ def _number_text(
     model: onnx.ModelProto, inputs: Mapping[str, Value], source: onnx.NodeProto | str
 ) -> NumberText | None:
     """Return how to judge the texts of a value; None unless it is a tensor of floats."""
-    if isinstance(source, str):
-        initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        value = inputs.get(source)
-        if value is None and source in initializers:
-            value = numpy_helper.to_array(initializers[source])
+    value = inputs.get(source) if isinstance(source, str) else None
+    if value is None:
+        value = _constant(model, source)
+    if value is not None or isinstance(source, str):
         if not isinstance(value, np.ndarray) or kind_of(value.dtype) is not NumberKind.FLOAT:
             return None
         return NumberText(dtype_name(value.dtype), value)
@@ -83,4 +82,22 @@ def _number_text(
                 dtype = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
                 if kind_of(dtype) is NumberKind.FLOAT:
                     return NumberText(dtype_name(dtype), rtol=ONNX_DEFAULT.rtol)
+    return None
+
+
+def _constant(model: onnx.ModelProto, source: onnx.NodeProto | str) -> Array | None:
+    """Return the value of an initializer or of a Constant node; None for other values."""
+    if isinstance(source, str):
+        tensors = [tensor for tensor in model.graph.initializer if tensor.name == source]
+        return numpy_helper.to_array(tensors[0]) if tensors else None
+    if source.op_type != "Constant" or plain_domain(source.domain):
+        return None
+    for attribute in source.attribute:
+        match attribute.name:
+            case "value":
+                return numpy_helper.to_array(attribute.t)
+            case "value_float":
+                return np.array(attribute.f, np.float32)
+            case "value_floats":
+                return np.array(attribute.floats, np.float32)
     return None

@@ -57,9 +57,34 @@ def test_narrow_types_need_enough_digits_to_be_identified(dtype):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+        "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn",
+    ],
+)  # fmt: skip
+def test_text_of_narrow_float_states_its_value_rounded_to_the_digits_of_the_text(name):
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
+    with np.errstate(invalid="ignore"):
+        values = bits.view(dtype)[:: dtype.itemsize**3]
+        numbers = values.astype(np.float64)
+    values, numbers = values[np.isfinite(numbers)], numbers[np.isfinite(numbers)]
+    for texts in (map(str, values), map(repr, numbers.tolist()), map("%.8g".__mod__, numbers)):
+        assert agrees(values, [*texts])
+    tolerance = NumberText(name, values)
+    # Some of these numbers round to the value in its narrow type, others exceed its range.
+    for factor in (1.0123456789, 1.000123456789, 23.456789123):
+        wrong = [f"{number:.9g}" for number in np.where(numbers == 0, 1e-9, numbers * factor)]
+        distance, limit = tolerance.judged(numbers, np.array(wrong, object))
+        assert (distance > limit).all()
+
+
+@pytest.mark.parametrize(
     ("text", "is_right"),
     [
         ("0.3333333333333333", True),
+        ("0.3333333432674408", False),
         ("0.33333333", True),
         ("0.33333334", False),
         ("0.3333333", False),
@@ -101,9 +126,12 @@ def test_only_texts_of_casts_are_judged_by_their_values():
     assert texts["y"].values is X
 
 
-def test_value_that_the_model_computes_is_judged_by_the_expected_text():
+def test_only_a_value_that_the_model_computes_is_judged_by_the_expected_text():
     model = cast_model(helper.make_node("Sqrt", ["x"], ["r"]), cast("r"))
     assert number_texts(model, {"x": X})["y"].values is None
+    constant = numpy_helper.from_array(X)
+    model = cast_model(helper.make_node("Constant", [], ["c"], value=constant), cast("c"))
+    assert np.array_equal(number_texts(model, {"x": X})["y"].values, X, equal_nan=True)
     integers = cast_model(helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64), cast("i"))
     assert not number_texts(integers, {"x": X})
 
