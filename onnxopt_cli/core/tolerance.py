@@ -243,9 +243,10 @@ def _stated_value(text: str) -> float | None:
 
 
 def _last_unit(text: str) -> float:
-    """Return almost a unit of the last digit of a text that is not zero; 0 if there is none.
+    """Return the unit of a text's last nonzero digit, reduced by the errors of comparisons.
 
-    A number that is rounded up or down to the digits of the text is off by less than this unit.
+    A number that is rounded up or down to the digits of the text is off by less than this unit. It
+    is 0 for other texts, and for those of zero.
     """
     mantissa, separator, exponent = text.lower().partition("e")
     last = max(map(mantissa.rfind, "123456789"))

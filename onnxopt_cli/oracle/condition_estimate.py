@@ -79,6 +79,7 @@ from onnxopt_cli.oracle.function_body import (
     subtracting_operators,
 )
 from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
+from onnxopt_cli.oracle.index_bounds import index_fault
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
@@ -454,7 +455,7 @@ def _estimate(
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
             # Some published bodies combine constants of float32 with operands of any type.
             return _estimate_in_single(model, inputs, math, encountered)
-        why = _failure(error)
+        why = index_fault(model, inputs) or _failure(error)
         raise NoReferenceError(why) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
@@ -519,7 +520,7 @@ def _narrowed(conditioned_output: ConditionedOutput, elem_type: int) -> Conditio
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the reformulations of a model share.
+    """State that the evaluations of a model and of its reformulations share.
 
     Attributes:
         math: the declared arithmetic.
@@ -648,7 +649,7 @@ class _FirstRun:
     """The visitor of the first run of a model in its own types.
 
     Attributes:
-        shared: what the reformulations of the model share.
+        shared: the state that evaluations of the model and of its reformulations share.
         is_model: whether it visits the model itself, not a reformulation.
         visited: the nodes that ran.
         types: for each of them, the dtypes of its outputs.
@@ -693,7 +694,7 @@ def _evaluate(
     Args:
         model: the model.
         inputs: its inputs.
-        shared: what it shares with other reformulations.
+        shared: the state that evaluations of the model and of its reformulations share.
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
         name: the name of the reformulation; empty for the model itself.

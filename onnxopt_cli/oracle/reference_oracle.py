@@ -216,18 +216,19 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
 def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are neither stored nor computed.
 
-    The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
-    model or inputs. Otherwise it is onnxopt that cannot compute the outputs.
+    The case is at fault if its node breaks the signature of an operator, if an index is out of
+    bounds, or if onnx rejects its model or inputs. Otherwise onnxopt cannot compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
     message = f"expected result: {output} cannot be computed: {reason}"
-    if breaks_signature(model, inputs):
+    from onnxopt_cli.oracle.condition_estimate import UNIMPLEMENTED
+    from onnxopt_cli.oracle.index_bounds import OUT_OF_BOUNDS
+
+    if breaks_signature(model, inputs) or reason.startswith(OUT_OF_BOUNDS):
         return Expected({}, {}, message)
     if fault := model_fault(model) or input_fault(model, inputs):
         return Expected({}, {}, f"{message}; onnx rejects the model: {fault}")
-    from onnxopt_cli.oracle.condition_estimate import UNIMPLEMENTED
-
     remedy = _MISSING_OUTPUTS
     if reason.startswith(UNIMPLEMENTED):
         remedy = f"{_MISSING_OPERATOR}, or {_MISSING_OUTPUTS}"

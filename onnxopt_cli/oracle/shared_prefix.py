@@ -81,7 +81,7 @@ class SharedPrefix:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
-        """Return the boundaries of a model's reformulations; none if its nodes hide what they read.
+        """Return the boundaries of a model's reformulations; none if it has hidden readers.
 
         Args:
             model: the model.
