@@ -8,15 +8,16 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# Larger models are not joined: they are no small cases.
+# Joining saves the time of compiling small models.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
     """Return a key that is equal for models that can be joined; None for a model that cannot be.
 
-    Models with functions, sparse initializers, quantization annotations, data in other files or
-    settings of devices are not joined.
+    Models with functions, training information, sparse initializers, quantization annotations, data
+    in other files or settings of devices are not joined; nor are models with ``Gradient``, whose
+    attributes contain names of values.
     """
     graph = model.graph
     tensors_elsewhere = (
@@ -29,6 +30,7 @@ def joining_key(model: onnx.ModelProto) -> Hashable | None:
         or graph.sparse_initializer
         or graph.quantization_annotation
         or any(tensors_elsewhere)
+        or any(name == "Gradient" for _, name in operators_of(model))
     )
     if is_special or model.ByteSize() > _MAX_MODEL_BYTES:
         return None

@@ -127,8 +127,8 @@ def write_project_files(
         force: whether existing files are replaced.
 
     Raises:
-        UsageError: if an argument is invalid or a file exists, in which case nothing is written; or
-            if a file cannot be written.
+        UsageError: if an argument is invalid, a file exists, or a symbolic link leads out of the
+            project, in which case nothing is written; or if a file cannot be written.
     """
     specification = parse_specification(backend or _REFERENCE)
     _require_known(specification)
@@ -142,6 +142,8 @@ def write_project_files(
         folder / _EXPECTED: _EXPECTED_TEXT,
         root / _WORKFLOW: _workflow(folder, root, specification, requirements),
     }
+    for path in texts:
+        _require_within(root, path.parent)
     existing = [*filter(os.path.lexists, texts)]
     if has_settings(folder / "pyproject.toml"):
         existing.append(folder / "pyproject.toml")
@@ -164,6 +166,21 @@ def missing_file(backend: str) -> str:
     specification = parse_specification(backend or _REFERENCE)
     path = specification.source or specification.adapter
     return path if is_path(path) and not os.path.lexists(path) else ""
+
+
+def _require_within(root: Path, folder: Path) -> None:
+    """Require that a folder below the root of a project is within the project.
+
+    Raises:
+        UsageError: if a symbolic link leads out of the project.
+    """
+    real_folder = folder.resolve()
+    if not real_folder.is_relative_to(root.resolve()):
+        link = printable(os.path.relpath(folder))
+        raise UsageError(
+            f"{link} is outside of the project: {printable(str(real_folder))}",
+            hint="replace the symbolic link by a folder",
+        )
 
 
 def _require_known(specification: Specification) -> None:

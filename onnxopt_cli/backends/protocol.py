@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TypeProto, ValueInfoProto, helper
 
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import clipped, exception_text, printable
 from onnxopt_cli.core.values import (
     Array,
     NumberKind,
@@ -34,6 +34,9 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
+
+# Characters of a backend's specification in an error.
+_MAX_BACKEND_CHARS = 300
 
 
 @dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
@@ -99,12 +102,16 @@ def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Ite
 
 def misused(backend: str, problem: str, hint: str = "") -> UsageError:
     """Return the error for an invalid specification of a backend."""
-    return UsageError(f"backend {printable(backend)}{problem}", hint=hint)
+    return UsageError(f"backend {_shortened(backend)}{problem}", hint=hint)
 
 
 def unavailable(backend: str, problem: str, hint: str = "") -> BackendUnavailable:
     """Return the error for a backend that does not start."""
-    return BackendUnavailable(f"backend {printable(backend)}{problem}", hint=hint)
+    return BackendUnavailable(f"backend {_shortened(backend)}{problem}", hint=hint)
+
+
+def _shortened(backend: str) -> str:
+    return printable(clipped(backend, _MAX_BACKEND_CHARS))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ Files that are loaded in another way, such as weights and libraries, are not fou
 from __future__ import annotations
 
 import ast
+import glob
 import os
 import shutil
 import warnings
@@ -71,8 +72,9 @@ def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
         yield from with_neighbours(path)
     else:
         yield path.name, path
-    for program in sorted(path.parent.glob(f"{path.stem}.*js")):
-        yield program.name, program
+    for program in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*js")):
+        if program.is_file():
+            yield program.name, program
     for lock in (lock_path(path), npm_lock_path(path)):
         if lock.is_file():
             yield f"{lock.parent.name}/{lock.name}", lock

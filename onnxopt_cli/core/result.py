@@ -42,6 +42,8 @@ ABSOLUTE_ONLY = "absolute accuracy only"
 INCONCLUSIVE = "inconclusive: "
 #: Beginning of the message of results whose backend never started; the reason follows.
 NOT_STARTED = "the backend could not be started: "
+#: Beginning of the message of a case that no worker can receive; the reason follows.
+NOT_SENT = "the case cannot be sent to a worker: "
 
 
 class Standing(StrEnum):

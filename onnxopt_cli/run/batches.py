@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 from onnxopt_cli.backends.host import Incident, Request, Response
 from onnxopt_cli.backends.joined_models import (
@@ -21,7 +22,7 @@ from onnxopt_cli.backends.joined_models import (
     operators_of,
 )
 from onnxopt_cli.backends.specification import batch_size, parse_specification
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
 
@@ -110,19 +111,19 @@ class BatchExecutor:
         full = self._bytes_ahead > _MAX_BYTES_AHEAD
         self.ahead = self._executor.ahead * (1 if full else self._size)
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: _Batch) -> Pending:
         self._open = {key: other for key, other in self._open.items() if other is not batch}
         batch.pending = self._submit_together(batch.requests)
+        return batch.pending
 
     def _submit_together(self, requests: Sequence[Request]) -> Pending:
         return self._executor.submit(requests[0] if len(requests) == 1 else _joined(requests))
 
     def _response(self, batch: _Batch, place: int) -> Response | str:
         """Wait for the response to one request of a batch."""
-        if batch.pending is None:
-            self._send(batch)
-        if batch.pending is not None and not batch.responses:
-            batch.responses = self._responses(batch.requests, batch.pending)
+        pending = batch.pending or self._send(batch)
+        if not batch.responses:
+            batch.responses = self._responses(batch.requests, pending)
         return batch.responses[place]
 
     def _responses(self, requests: Sequence[Request], pending: Pending) -> list[Response | str]:
@@ -130,19 +131,29 @@ class BatchExecutor:
         if len(requests) == 1:
             return [self._response_alone(requests[0], pending)]
         response = pending()
-        if isinstance(response, Response):
-            if parts := _parts(requests, response):
-                return [*parts]
-            if response.failure in {Outcome.TIMEOUT, Outcome.OOM}:
-                self._size = max(1, self._size // 2)
+        if isinstance(response, str):
+            if not response.startswith(NOT_SENT):
+                # The run or the backend has ended.
+                return [response] * len(requests)
+        elif parts := _parts(requests, response):
+            return [*parts]
         middle = len(requests) // 2
         halves = requests[:middle], requests[middle:]
         submitted = [(half, self._submit_together(half)) for half in halves]
-        return [each for half, wait in submitted for each in self._responses(half, wait)]
+        responses: list[Response | str] = []
+        for half, half_pending in submitted:
+            responses += self._responses(half, half_pending)
+        failure = _failure(response)
+        is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
+        if is_limit and failure not in map(_failure, responses):
+            # No single case exceeds the limit, so the batch was too large.
+            self._size = min(self._size, middle)
+        return responses
 
     def _response_alone(self, request: Request, pending: Pending) -> Response | str:
         response = pending()
-        if isinstance(response, Response) and response.outputs is None:
+        # Rejection is the right response to some cases that cannot be joined.
+        if request.joinable and _failure(response) is not None:
             self._failed_alone.add(operators_of(request.model))
         return response
 
@@ -173,8 +184,17 @@ def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
     if response.lowered or response.changed or response.leak:
         return []
     seconds = response.seconds / len(requests)
-    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    remaining = iter(outputs)
     return [
-        replace(response, outputs=outputs[end - count : end], seconds=seconds, batch=len(requests))
-        for count, end in zip(counts, ends, strict=True)
+        replace(
+            response,
+            outputs=[*islice(remaining, count)],
+            seconds=seconds,
+            batch=len(requests),
+        )
+        for count in counts
     ]
+
+
+def _failure(response: Response | str) -> Outcome | None:
+    return response.failure if isinstance(response, Response) else None

@@ -16,7 +16,7 @@ from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import NOT_SENT, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
@@ -75,7 +75,7 @@ class Remote:
         try:
             message, values = pack_request(request, request.model.SerializeToString())
         except UnusableOutput as error:
-            reason = f"the case cannot be sent to a worker: {error.message}"
+            reason = f"{NOT_SENT}{error.message}"
             return lambda: reason
         fields = {
             "backend": self._place,

@@ -95,7 +95,10 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
 @contextmanager
 def memory_limit(memory: int) -> Iterator[None]:
-    """Let allocations of the block fail that exceed a number of bytes, where the system can."""
+    """Let allocations in the block fail that together exceed a number of bytes.
+
+    macOS and Windows have no such limit.
+    """
     if sys.platform in {"darwin", "win32"}:
         yield
         return

@@ -16,7 +16,7 @@ from onnxopt_cli.backends.host import (
     Response,
 )
 from onnxopt_cli.backends.specification import backend_name
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
@@ -223,7 +223,7 @@ class Pool:
         try:
             is_sent = worker.submit(job.request, job.request.model.SerializeToString())
         except (ValueError, EncodeError, UnusableOutput) as error:
-            job.result = f"the case cannot be sent to a worker: {printable(str(error))}"
+            job.result = f"{NOT_SENT}{printable(str(error))}"
             return
         if is_sent:
             job.request.started()

@@ -57,7 +57,7 @@ import json, sys
 from pathlib import Path
 
 def npm(arguments):
-    assert "--ignore-scripts" in arguments
+    assert {"--ignore-scripts", "--no-global", "--location=project"} <= {*arguments}
     packages = json.loads(Path("package.json").read_text())["dependencies"]
     if "refused" in packages:
         print("npm error code ECONNREFUSED")
@@ -270,6 +270,7 @@ def test_malformed_adapter_is_rejected_before_anything_is_installed(
         ("adapter:openvinos", 2, "did you mean openvino"),
         ("adapter:./none.py", 4, "none.py"),
         ("adapter:./mine.py@one", 2, "'one' is not a version"),
+        ("adapter:./mine.py@" + "9" * 5000, 2, "characters left out) ..."),
         ("adapter:./mine.py,python=python3", 2, "has no option python"),
         ("adapter:./mine.py,speed=3", 2, "has no option speed"),
         ("adapter:", 2, "names no adapter"),
@@ -286,6 +287,7 @@ def test_wrong_specification_is_an_error(backend, code, words, place, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", backend)
     assert answer.code == code
     assert words in " ".join(answer.err.split())
+    assert len(answer.err) < 1000
 
 
 @pytest.mark.parametrize(

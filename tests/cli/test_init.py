@@ -154,3 +154,27 @@ def test_wrong_argument_writes_nothing(workplace, onnxopt, options, message):
     answer = onnxopt("init", *options)
     assert (answer.code, message in answer.err) == (2, True), answer.err
     assert [*workplace.iterdir()] == []
+
+
+@pytest.mark.parametrize("place", [".github", ".github/workflows"])
+def test_nothing_is_written_through_a_link_out_of_the_project(
+    workplace, onnxopt, monkeypatch, place
+):
+    elsewhere = workplace / "elsewhere"
+    elsewhere.mkdir()
+    link = workplace / "project" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    monkeypatch.chdir(workplace / "project")
+    answer = onnxopt("init", "--force")
+    assert answer.code == 2
+    assert ".github/workflows is outside of the project" in " ".join(answer.err.split())
+    assert not [*elsewhere.iterdir()]
+    assert not SETTINGS.exists()
+
+
+def test_link_within_the_project_is_followed(workplace, onnxopt):
+    (workplace / "ci").mkdir()
+    (workplace / ".github").symlink_to("ci")
+    assert onnxopt("init").code == 0
+    assert (workplace / "ci/workflows/onnxopt.yml").is_file()

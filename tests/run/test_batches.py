@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli._api import load_cases
-from onnxopt_cli.backends.host import same_bits
+from onnxopt_cli.backends.host import Request, Response, same_bits
 from onnxopt_cli.backends.joined_models import join_models, joined_name, joining_key
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.run.batches import BatchExecutor
 
 # Element-wise operators, subgraphs, sequences, optionals, strings and functions.
 OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
@@ -127,3 +130,75 @@ def test_wrong_size_of_batches_is_an_error(value, onnxopt):
     answer = onnxopt("run", "spec", "-b", f"onnxruntime,batch={value}")
     assert answer.code == 2
     assert "a number of cases from 1 to 999" in " ".join(answer.err.split())
+
+
+class Backend:
+    """Returns inputs as outputs; ``fault`` returns the response to other models, or None."""
+
+    name = text = version = "fake"
+    ahead = 1
+
+    def __init__(self, fault=lambda _operators: None):
+        self.fault = fault
+        self.sizes = []
+
+    def submit(self, request):
+        operators = [node.op_type for node in request.model.graph.node]
+        self.sizes.append(len(operators))
+        response = self.fault(operators) or Response([*request.inputs.values()])
+        return lambda: response
+
+
+def responses(executor, operators):
+    """Submit a case of each operator, which may be joined unless it is Reject; return responses."""
+    waiting = []
+    for operator in operators:
+        value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+        node = helper.make_node(operator.removeprefix("Reject"), ["x"], ["y"])
+        graph = helper.make_graph(
+            [node], "graph", [value], [helper.make_tensor_value_info("y", 1, [1])]
+        )
+        inputs = {"x": np.float32([len(waiting)])}
+        joinable = not operator.startswith("Reject")
+        waiting.append(
+            executor.submit(Request(helper.make_model(graph), inputs, joinable=joinable))
+        )
+    return [wait() for wait in waiting]
+
+
+def hangs(operators):
+    return Response(failure=Outcome.TIMEOUT) if "Hang" in operators else None
+
+
+def test_case_that_hangs_does_not_make_later_batches_smaller():
+    backend = Backend(hangs)
+    executor = BatchExecutor(backend, 8)
+    received = responses(executor, ["Abs"] * 5 + ["Hang"] + ["Abs"] * 2)
+    assert [response.failure for response in received].count(Outcome.TIMEOUT) == 1
+    backend.sizes.clear()
+    responses(executor, ["Abs"] * 16)
+    assert backend.sizes == [8, 8]
+
+
+def test_batches_that_exceed_a_limit_become_smaller():
+    limited = Backend(lambda names: Response(failure=Outcome.TIMEOUT) if len(names) > 2 else None)
+    executor = BatchExecutor(limited, 8)
+    received = responses(executor, ["Abs"] * 8)
+    assert [float(response.outputs[0][0]) for response in received] == [*range(8)]
+    limited.sizes.clear()
+    responses(executor, ["Abs"] * 8)
+    assert limited.sizes == [2, 2, 2, 2]
+
+
+def test_rejected_case_does_not_keep_others_of_its_operator_out_of_batches():
+    backend = Backend(lambda names: Response(failure=Outcome.ERROR) if names == ["Abs"] else None)
+    executor = BatchExecutor(backend, 4)
+    assert responses(executor, ["RejectAbs"])[0].failure is Outcome.ERROR
+    responses(executor, ["Abs"] * 4)
+    assert backend.sizes == [1, 4]
+
+
+def test_interrupted_batch_does_not_run_again():
+    backend = Backend(lambda _: "interrupted")
+    assert responses(BatchExecutor(backend, 4), ["Abs"] * 4) == ["interrupted"] * 4
+    assert backend.sizes == [4]

@@ -305,26 +305,22 @@ class AdapterEnvironment:
     def _not_installed(self, failure: NotInstalled) -> BackendUnavailable:
         pinned = self._pinned()
         needed = [f"{name}=={version}" for name, version in pinned.items()]
-        not_pinned = [
+        needed += [
             text
             for text in self.adapter.requirements(self.specification.adapter_version)
             if canonicalize_name(Requirement(text).name) not in pinned
         ]
-        needed += not_pinned
         reason = printable(failure.reason, lines=True)
         if not failure.offline:
             packages = self.system_hint
             return unavailable(
                 self.specification.text, f" cannot be installed:\n{reason}", packages
             )
-        python_packages = [text for text in needed if not text.startswith(NPM_PREFIX)]
-        listed = (
-            ["-r", str(lock_path(self.adapter.path))]
-            if self.adapter.lock
-            else python_packages
-            if len(python_packages) <= _MAX_NAMED
-            else ["PACKAGE..."]
-        )
+        listed = [text for text in needed if not text.startswith(NPM_PREFIX)]
+        if self.adapter.lock:
+            listed = ["-r", str(lock_path(self.adapter.path))]
+        elif len(listed) > _MAX_NAMED:
+            listed = ["PACKAGE..."]
         hint = (
             "with a network, run the command again. Without one, download the packages elsewhere "
             f"({command_line(['pip', 'download', *listed, '-d', 'FOLDER'])}) and set "

@@ -44,7 +44,7 @@ from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import ADAPTER, Specification, is_path
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import clipped, nearest, printable
 
 #: Folder of the adapters that are a part of onnxopt.
 SHIPPED = Path(__file__).parents[2] / "adapters"
@@ -54,6 +54,8 @@ ATTRIBUTE = "Backend"
 _MAX_FILE_BYTES = 1 << 20
 # Adapters pin tens of packages, and installers take minutes to read many thousands.
 _MAX_REQUIREMENTS = 1000
+# The version is part of the name of a folder.
+_MAX_VERSION_CHARS = 100
 # The name of a package in the index of Python packages.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # Markers are evaluated as by pip, for packages without extras.
@@ -248,7 +250,8 @@ def read_adapter(specification: Specification) -> Adapter:
         if specification.adapter_version:
             _require_version(adapter, specification.adapter_version)
     except InvalidVersion:
-        problem = f": {printable(specification.adapter_version)!r} is not a version"
+        version = printable(clipped(specification.adapter_version, 200))
+        problem = f": {version!r} is not a version"
         raise misused(specification.text, problem) from None
     except ValueError as error:
         raise misused(specification.text, f": {printable(str(path))} {error}") from None
@@ -259,11 +262,13 @@ def _require_version(adapter: Adapter, version: str) -> None:
     """Require that an adapter has a runtime, and that a text is a version of it.
 
     Raises:
-        InvalidVersion: if the text is not a version.
+        InvalidVersion: if the text is not a version, or is too long for one.
         ValueError: if the adapter has no runtime.
     """
     if not adapter.runtimes:
         raise ValueError("names no runtime, so no version of it can be chosen")
+    if len(version) > _MAX_VERSION_CHARS:
+        raise InvalidVersion
     if adapter.runtimes[0] not in adapter.npm:
         Version(version)
     elif not is_version(version):

@@ -22,7 +22,11 @@ from pathlib import Path
 from time import monotonic
 
 from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_uv
-from onnxopt_cli.backends.adapter.npm_packages import install_npm_packages
+from onnxopt_cli.backends.adapter.npm_packages import (
+    lock_of,
+    npm_command,
+    packages_of_lock,
+)
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.linux import end_with
 
@@ -141,11 +145,9 @@ def install_npm(
     Raises:
         NotInstalled: if npm fails.
     """
-
-    def run(command: Sequence[str], folder: Path) -> None:
-        _run(command, folder, tick)
-
-    return install_npm_packages(environment, str(python_of(environment)), packages, lock, run)
+    command = npm_command(environment, str(python_of(environment)), packages, lock)
+    _run(command, environment, tick)
+    return packages_of_lock(lock_of(environment))
 
 
 def _chosen_uv() -> str:

