@@ -194,6 +194,14 @@ def node(operator, inputs, output, **attributes):
     return helper.make_node(operator, inputs.split(), [output], name=name, **attributes)
 
 
+def nodes_of(text):
+    """Return the nodes of a text such as ``a = Exp(x); y = Add(a, x)``."""
+    assignments = re.findall(r"(\w+) = (\w+)\((.*?)\)", text)
+    return [
+        node(operator, inputs.replace(",", ""), output) for output, operator, inputs in assignments
+    ]
+
+
 W = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 CHAIN = [
     node("MatMul", "x w", "a"),
@@ -348,13 +356,7 @@ def test_right_backend_conforms(locate):
 
 
 def test_fault_of_a_combination_is_reduced_to_it(locate, onnxopt):
-    nodes = [
-        node("Exp", "x", "a"),
-        node("MatMul", "a w", "b"),
-        node("Add", "b a", "c"),
-        node("Tanh", "c", "d"),
-        node("Mul", "d x", "y"),
-    ]
+    nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); d = Tanh(c); y = Mul(d, x)")
     ran, found = locate(model_of(nodes, w=W), "Fusing")
     assert ran.code == 1
     assert found["wrong"] == []
@@ -365,12 +367,7 @@ def test_fault_of_a_combination_is_reduced_to_it(locate, onnxopt):
 
 
 def test_smaller_part_is_found_although_larger_parts_are_right(locate):
-    nodes = [
-        node("Exp", "x", "a"),
-        node("MatMul", "a w", "b"),
-        node("Add", "b a", "c"),
-        node("Tanh", "c", "y"),
-    ]
+    nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); y = Tanh(c)")
     _, found = locate(model_of(nodes, w=W), "FusingInSomeModels")
     assert found["subgraph"] == ["the_b", "the_c"]
 
@@ -410,13 +407,10 @@ def test_iterations_of_a_body_contribute_as_one_node(locate):
 
 
 def test_nodes_that_read_sequences_and_optionals_are_judged(locate):
-    nodes = [
-        node("SplitToSequence", "x four", "s"),
-        node("SequenceAt", "s zero", "a"),
-        node("Optional", "a", "o"),
-        node("OptionalGetElement", "o", "b"),
-        node("LeakyRelu", "b", "y"),
-    ]
+    nodes = nodes_of(
+        "s = SplitToSequence(x, four); a = SequenceAt(s, zero); "
+        "o = Optional(a); b = OptionalGetElement(o); y = LeakyRelu(b)"
+    )
     model = model_of(nodes, four=np.array(4), zero=np.array(0))
     model.opset_import[0].version = 18
     _, found = locate(model, "TakesLists")
@@ -599,12 +593,7 @@ def test_nodes_around_an_unknown_operator_are_judged_with_values_of_the_backend(
 
 
 def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(locate):
-    nodes = [
-        node("Exp", "x", "a"),
-        node("Add", "a big", "b"),
-        node("Sub", "b big", "c"),
-        node("Tanh", "c", "y"),
-    ]
+    nodes = nodes_of("a = Exp(x); b = Add(a, big); c = Sub(b, big); y = Tanh(c)")
     ran, found = locate(model_of(nodes, big=np.array(1e4, np.float32)), "Right")
     assert ran.code == 0
     first = found["contributions"][0]
