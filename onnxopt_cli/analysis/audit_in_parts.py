@@ -175,7 +175,7 @@ def joined(
         try:
             data = outcomes_by_name[operator, kind, name]
             yield _outcome_from_json(data, kind, name, about)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             raise UsageError(
                 f"no shard contains the result of {operator}, {name}",
                 hint="give all shards of the audit: --join 1.json --join 2.json ...",

@@ -49,7 +49,7 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
-from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.run.reproduce_node import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError
@@ -72,7 +72,8 @@ MAX_CONTRADICTING_SHARE = 0.02
 MIN_AGREEING, MIN_OTHERS = 4, 4
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
-#: Right nodes that lack one part alone of a condition of two parts.
+#: A condition of two parts requires this many right nodes that lack only the first part, and this
+#: many that lack only the second.
 MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
@@ -127,8 +128,10 @@ class Hypothesis:
     @property
     def dependence(self) -> str:
         """The change by which a node shows whether it depends on the condition."""
-        given = all(trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring)
-        return "leaving it out" if given else "its value"
+        is_left_out = all(
+            trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
+        )
+        return "leaving it out" if is_left_out else "its value"
 
     def meets(self, sample: NodeSample) -> bool:
         """Return whether a node meets the condition."""
@@ -395,14 +398,14 @@ class _NodeSearch:
         if len(hypothesis.traits) == 1:
             return True
         for part in hypothesis.traits:
-            rest = Hypothesis(
+            other_parts = Hypothesis(
                 tuple(trait for trait in hypothesis.traits if trait is not part),
                 hypothesis.mistake,
                 0.0,
             )
-            outside = [s for s in self._samples if part not in s.traits and rest.meets(s)]
-            wrong = sum(map(rest.explains, outside))
-            right = sum(map(rest.contradicts, outside))
+            outside = [s for s in self._samples if part not in s.traits and other_parts.meets(s)]
+            wrong = sum(map(other_parts.explains, outside))
+            right = sum(map(other_parts.contradicts, outside))
             if right < MIN_LACKING or wrong > MAX_OTHER_SHARE * (right + wrong):
                 return False
         return True
@@ -721,7 +724,8 @@ def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeS
             continue
         if problem is None or problem.must_reject or problem.trajectory is not None:
             continue
-        if len(problem.model.graph.node) != 1 or problem.model.functions:
+        nodes = problem.model.graph.node
+        if len(nodes) != 1 or problem.model.functions or not is_standard(nodes[0]):
             continue
         stored = None
         if problem.stored is not None:

@@ -259,23 +259,24 @@ class _Search:
             )
             if not parent or condition.text != parent.text
         ]
-        indices = [
+        fixed = [
             index
             for index, condition in enumerate(self._fixed)
             if not parent or condition.text != parent.text
         ]
-        conditions = [*(self._fixed[index] for index in indices), *fitted]
-        holds_wrong, holds_right = (
-            np.concatenate(
-                [
-                    holds[np.ix_(np.array(indices, int), columns)],
-                    _holds(fitted, table, columns.size),
-                ]
-            )
-            for holds, columns, table in (
-                (self._fixed_wrong, wrong_columns, own_wrong),
-                (self._fixed_right, right_columns, own_right),
-            )
+        conditions = [*(self._fixed[index] for index in fixed), *fitted]
+        fixed_rows = np.array(fixed, int)
+        holds_wrong = np.concatenate(
+            [
+                self._fixed_wrong[np.ix_(fixed_rows, wrong_columns)],
+                _holds(fitted, own_wrong, wrong_columns.size),
+            ]
+        )
+        holds_right = np.concatenate(
+            [
+                self._fixed_right[np.ix_(fixed_rows, right_columns)],
+                _holds(fitted, own_right, right_columns.size),
+            ]
         )
         owners = self._wrong_owners[wrong]
         met = _met(holds_wrong, owners)

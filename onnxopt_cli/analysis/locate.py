@@ -313,13 +313,16 @@ class _Search:
         operators = {node_run.label: node_run.operator for node_run in runs}
         for executor in self._plan.backends:
             returned = self._returned_by(executor)
+            if not returned:
+                continue
             inputs = {**self._problem.inputs, **returned}
             submit = partial(self._of_oracle, ERROR_CONTRIBUTIONS)
-            values = self._values(submit, self._walk.model, inputs) if returned else ""
-            if not isinstance(values, str):
-                for output, label, share in _shares(values):
-                    operator = operators.get(label, "")
-                    yield ErrorContribution(output, label, operator, share, executor.name)
+            values = self._values(submit, self._walk.model, inputs)
+            if isinstance(values, str):
+                continue
+            for output, label, share in _shares(values):
+                operator = operators.get(label, "")
+                yield ErrorContribution(output, label, operator, share, executor.name)
 
     def _returned_by(self, executor: Executor) -> dict[str, Value]:
         """Return the outputs of all nodes alone on a backend; nothing beyond the limits.

@@ -30,7 +30,7 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.mutation.code_mutants import code_mutants, patched
 from onnxopt_cli.mutation.node_mutants import Compute, MutantKind, NodeMutant, node_mutants
-from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.expected import Expected
@@ -65,9 +65,10 @@ _VARIATION_BYTES = 1 << 27
 _MAX_TIMEOUTS = 2
 # Differences that are confirmed by a condition estimate, which takes long, for each mutant.
 _MAX_CONFIRMATIONS = 12
-# A search for a distinguishing node shows at least this often that it has not stopped.
-_SECONDS_BETWEEN_SIGNS = 0.5
-_SIGN = -1
+# A search for a distinguishing node yields a heartbeat about this often, in place of the index of a
+# node, so that its process is not killed for silence.
+_HEARTBEAT_SECONDS = 0.5
+_HEARTBEAT = -1
 # A tolerance is never smaller than this number of units in the last place.
 _LEAST_ULPS = 4
 
@@ -234,7 +235,7 @@ def _is_single_node(problem: Problem) -> bool:
         and not problem.must_reject
         and problem.trajectory is None
         and not model.functions
-        and onnx.defs.has(model.graph.node[0].op_type, plain_domain(model.graph.node[0].domain))
+        and is_standard(model.graph.node[0])
     )
 
 
@@ -360,14 +361,14 @@ def node_outcomes(
     if kind != "automatic" or not alive:
         return outcomes
     candidates, evaluators = _operator_variations(tuple(trials), inputs)
-    found = distinguishing_nodes(
+    distinguishing = distinguishing_nodes(
         [names[index] for index in alive],
         trials[0].operator,
         candidates,
         evaluators,
         partial(reference_state, trials, _operator_trials(tuple(trials))),
     )
-    for index, nodes in zip(alive, found, strict=True):
+    for index, nodes in zip(alive, distinguishing, strict=True):
         outcomes[index] = replace(
             outcomes[index],
             equivalent=not nodes,
@@ -438,7 +439,7 @@ def _in_turn(
     silence: float,
     check: Callable[[], str],
 ) -> list[tuple[list[T], bool]]:
-    """Return what a function yields for each item, and whether it ended the process.
+    """Return the results that a function yields for each item, and whether it ended the process.
 
     The items are worked on in one forked process, since a new one takes longer than most mutants.
     The process is replaced if an item ends it. If an item has changed its state, all are worked on
@@ -593,7 +594,7 @@ def distinguishing_nodes(
         }
         compute = computing(evaluators, by_version)
         confirmations = count = timeouts = 0
-        last_sign = monotonic()
+        last_heartbeat = monotonic()
         for index, variation in enumerate(candidates):
             entry = by_version[variation.opset]
             outputs, failure = run_implementation(entry, variation.model, variation.inputs, compute)
@@ -612,12 +613,12 @@ def distinguishing_nodes(
                     confirmations += 1
             if count >= limit or confirmations >= _MAX_CONFIRMATIONS:
                 return
-            if monotonic() > last_sign + _SECONDS_BETWEEN_SIGNS:
-                last_sign = monotonic()
-                yield _SIGN
+            if monotonic() > last_heartbeat + _HEARTBEAT_SECONDS:
+                last_heartbeat = monotonic()
+                yield _HEARTBEAT
 
     results = _in_turn(names, search, 15 * EVALUATION_SECONDS, check)
-    return [[index for index in events if index != _SIGN] for events, _ in results]
+    return [[index for index in events if index != _HEARTBEAT] for events, _ in results]
 
 
 @lru_cache(maxsize=1)

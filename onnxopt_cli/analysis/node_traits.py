@@ -206,11 +206,19 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
 def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
     version = schema.since_version
     yield Trait(f"the operator has version {version}", 1.45)
-    for other in _versions(schema.name, schema.domain)[1:]:
+    for later_version in _versions(schema.name, schema.domain)[1:]:
         yield from _true(
             (
-                (version >= other, f"the operator has at least version {other}", 1.4),
-                (version < other, f"the operator has a version before {other}", 1.4),
+                (
+                    version >= later_version,
+                    f"the operator has at least version {later_version}",
+                    1.4,
+                ),
+                (
+                    version < later_version,
+                    f"the operator has a version before {later_version}",
+                    1.4,
+                ),
             )
         )
 

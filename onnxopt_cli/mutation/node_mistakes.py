@@ -101,13 +101,13 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                     partial(_always, name, value),
                 )
     for name in kinds:
-        other = _other_default(schema, name)
-        if other is not None:
+        other_default = _other_default(schema, name)
+        if other_default is not None:
             yield NodeMutant(
                 f"default of {name} changed",
                 MutantKind.ATTRIBUTE_DEFAULT,
                 f"The attribute {name} has another default.",
-                partial(_defaulting, name, other),
+                partial(_defaulting, name, other_default),
             )
     for first, second in combinations(kinds, 2):
         if kinds[first] == kinds[second] and kinds[first] in {"INT", "INTS", "FLOAT"}:
@@ -120,18 +120,22 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return another value than an attribute's default; None if there is no default."""
+    """Return a value other than an attribute's default; None without a default or such a value."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None
     default = onnx.helper.get_attribute_value(entry.default_value)
     if isinstance(default, bytes):
-        others = [choice for choice in choices(schema.name, name) if choice != default.decode()]
-        return others[0].encode() if others else None
+        other_choices = [
+            choice for choice in choices(schema.name, name) if choice != default.decode()
+        ]
+        return other_choices[0].encode() if other_choices else None
     if isinstance(default, float):
         return 1.25 * default + 0.125
     if isinstance(default, int):
-        return {0: -1 if name == "axis" else 1, 1: 0}.get(default, default + 1)
+        if default == 0:
+            return -1 if name == "axis" else 1
+        return 0 if default == 1 else default + 1
     return None
 
 
@@ -354,14 +358,10 @@ def _root_plus_epsilon(centre: Array, axes: tuple[int, ...], epsilon: float) -> 
     return np.sqrt((centre * centre).mean(axes, keepdims=True)) + epsilon
 
 
-def _unbiased(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+def _unbiased(least_divisor: int, centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     count = np.prod([centre.shape[axis] for axis in axes])
-    return np.sqrt((centre * centre).sum(axes, keepdims=True) / (count - 1) + epsilon)
-
-
-def _unbiased_if_several(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    count = max(2, np.prod([centre.shape[axis] for axis in axes]))
-    return np.sqrt((centre * centre).sum(axes, keepdims=True) / (count - 1) + epsilon)
+    divisor = max(count - 1, least_divisor)
+    return np.sqrt((centre * centre).sum(axes, keepdims=True) / divisor + epsilon)
 
 
 def _no_epsilon(centre: Array, axes: tuple[int, ...], _epsilon: float) -> Array:
@@ -536,7 +536,7 @@ def _celu_as_elu(node: BoundNode) -> Sequence[Value] | None:
     return [np.where(wide < 0, alpha * np.expm1(wide), wide).astype(x.dtype)]
 
 
-def _unshifted(node: BoundNode) -> Sequence[Value] | None:
+def _softmax_without_maximum(node: BoundNode) -> Sequence[Value] | None:
     """Compute Softmax or LogSoftmax without subtracting the largest element."""
     x, axis = node.operand(0), node.attribute("axis")
     if x is None or node.schema.since_version < _SOFTMAX_OF_ONE_AXIS:
@@ -547,24 +547,20 @@ def _unshifted(node: BoundNode) -> Sequence[Value] | None:
     return [(np.log(quotients) if is_log else quotients).astype(x.dtype)]
 
 
-def _reduced(before: Callable[[Array], Array], after: Callable[[Array], Array]) -> _Computed:
-    """Return a mistake that computes a function of a sum of another function."""
-
-    def computation(node: BoundNode) -> Sequence[Value] | None:
-        x, axes = node.operand(0), node.operand(1)
-        if x is None or x.dtype.kind != "f":
-            return None
-        listed = node.attribute("axes") if axes is None else axes.reshape(-1).tolist()
-        if not listed and node.attribute("noop_with_empty_axes"):
-            return None
-        total = before(x).sum(
-            tuple(listed) if listed else None,
-            keepdims=bool(node.attribute("keepdims")),
-            dtype=x.dtype,
-        )
-        return [np.asarray(after(total)).astype(x.dtype)]
-
-    return _Computed(computation)
+def _log_sum_exp_without_maximum(node: BoundNode) -> Sequence[Value] | None:
+    """Compute ReduceLogSumExp without subtracting the largest element."""
+    x, axes = node.operand(0), node.operand(1)
+    if x is None or x.dtype.kind != "f":
+        return None
+    listed_axes = node.attribute("axes") if axes is None else axes.reshape(-1).tolist()
+    if not listed_axes and node.attribute("noop_with_empty_axes"):
+        return None
+    total = np.exp(x).sum(
+        tuple(listed_axes) if listed_axes else None,
+        keepdims=bool(node.attribute("keepdims")),
+        dtype=x.dtype,
+    )
+    return [np.log(total).astype(x.dtype)]
 
 
 def _momentum_reversed(node: BoundNode) -> BoundNode | None:
@@ -686,10 +682,10 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (_RMS, "epsilon outside the root",
      "The divisor is sqrt(mean square) + epsilon.", _normalized(_root_plus_epsilon, centred=False)),
     ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1",
-     "The variance is that of a sample.", _normalized(_unbiased)),
+     "The variance is that of a sample.", _normalized(partial(_unbiased, 0))),
     ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1, or by 1",
-     "The variance is that of a sample, and 0 for a single element.",
-     _normalized(_unbiased_if_several)),
+     "The variance is that of a sample; that of a single element is 0.",
+     _normalized(partial(_unbiased, 1))),
     (_NORMALIZATIONS, "epsilon not added", "The deviation is sqrt(var).", _normalized(_no_epsilon)),
     (_NORMALIZATIONS, "epsilon as a lower bound",
      "The deviation is sqrt(max(var, epsilon)).", _normalized(_largest_of_both)),
@@ -737,7 +733,7 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      _Computed(_threshold_kept)),
     (("Hardmax",), "last of equal elements", "Of equal elements the last one is 1.",
      _Computed(_last_maximum)),
-    (("HardSigmoid",), "alpha defaults to 1/6", "The slope is that of PyTorch's function.",
+    (("HardSigmoid",), "alpha defaults to 1/6", "The default slope is 1/6, as in PyTorch.",
      partial(_defaulting, "alpha", 1 / 6)),
     (("Celu",), "alpha only in the factor", "The result is alpha * (exp(x) - 1) below 0.",
      _Computed(_celu_as_elu)),
@@ -745,9 +741,10 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      _elementwise(lambda x: np.log(np.exp(x) + x.dtype.type(1)))),
     (("ReduceLogSumExp",), "overflow of exp",
      "The largest element is not subtracted: the result is infinite at 100.",
-     _reduced(np.exp, np.log)),
+     _Computed(_log_sum_exp_without_maximum)),
     (("Softmax", "LogSoftmax"), "overflow of exp",
-     "The largest element is not subtracted: the result is NaN at 100.", _Computed(_unshifted)),
+     "The largest element is not subtracted: the result is NaN at 100.",
+     _Computed(_softmax_without_maximum)),
     (("LRN",), "alpha not divided by size", "The sum of squares is multiplied by alpha.",
      _alpha_times_size),
     (("ScatterND", "ScatterElements"), "one update of each element",

@@ -30,6 +30,11 @@ def imported_versions(model: onnx.ModelProto) -> dict[str, int]:
     return {plain_domain(entry.domain): entry.version for entry in model.opset_import}
 
 
+def is_standard(node: onnx.NodeProto) -> bool:
+    """Return whether onnx defines the operator of a node, in any version."""
+    return bool(onnx.defs.has(node.op_type, plain_domain(node.domain)))
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs that a node holds directly, as its attributes."""
     for attribute in node.attribute:

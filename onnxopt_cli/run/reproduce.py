@@ -28,6 +28,7 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, named
 from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.nodes import is_standard
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.run.judge import KEPT_BYTES
@@ -155,7 +156,8 @@ def unlike_mistakes(
     observation = observe(result, case, judging)
     if observation == WITHOUT_FORMULA and case is not None:
         problem = case.load()
-        if len(problem.model.graph.node) == 1 and not problem.model.functions:
+        nodes = problem.model.graph.node
+        if len(nodes) == 1 and not problem.model.functions and is_standard(nodes[0]):
             return unlike_node_mistake(result, problem, names)
     if isinstance(observation, str):
         return f"no known mistake can be compared with it: {observation}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +19,7 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.patching import replaced, replacements
-from onnxopt_cli.workers.isolated import ProcessLostError, isolated, time_limit
+from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, isolated, time_limit
 
 #: Wrong elements that a mistake must reproduce, unless generated nodes confirm it; an element of a
 #: boolean output counts as a quarter.
@@ -43,37 +43,41 @@ def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) 
 
     Args:
         result: a failure.
-        problem: its case, a model of one node of an operator without a formula.
+        problem: its case, a model of one node of an operator of ONNX without a formula.
         names: name of the known mistake; several cannot be combined.
     """
     (node,) = problem.model.graph.node
     domain = plain_domain(node.domain)
     opset = imported_versions(problem.model)[domain]
-    known = node_mistakes(domain, node.op_type, opset)
+    mistakes = node_mistakes(domain, node.op_type, opset)
     for name in names:
-        if name not in known:
+        if name not in mistakes:
             message = f"{node.op_type} has no known mistake {name!r}"
-            return "; ".join(filter(None, (message, nearest(name, [*known]))))
+            return "; ".join(filter(None, (message, nearest(name, [*mistakes]))))
     if len(names) > 1:
         return f"known mistakes of {node.op_type} cannot be combined"
     if not result.returned:
         return "no known mistake can be compared with it: not kept"
-    mistake = known[names[0]]
+    mistake = mistakes[names[0]]
 
     def work() -> Iterator[float]:
         def compute(model: Any, inputs: Mapping[str, Value]) -> Sequence[Value]:
             return ReferenceModel(model).run(inputs)
 
-        with replaced(*replacements()), np.errstate(all="ignore"), time_limit(_SECONDS):
-            outputs = mistake.outputs(problem.model, problem.inputs, compute)
-            right = compute(problem.model, problem.inputs)
+        with replaced(*replacements()), np.errstate(all="ignore"):
+            try:
+                with time_limit(_SECONDS):
+                    outputs = mistake.outputs(problem.model, problem.inputs, compute)
+                    right = compute(problem.model, problem.inputs)
+            except (TimeLimitError, Exception):  # noqa: BLE001 - any exception of the reference
+                return
             yield elements_alike(mistake, outputs or (), result.returned, right)
 
-    try:
-        with closing(isolated(work, _SECONDS, _BYTES)) as counts:
-            alike = next(counts, 0.0)
-    except ProcessLostError:
-        alike = 0.0
+    alike = None
+    with suppress(ProcessLostError), closing(isolated(work, _SECONDS, _BYTES)) as counts:
+        alike = next(counts, None)
+    if alike is None:
+        return "the known mistake cannot be computed in this case"
     return "" if alike else "the known mistake would return other outputs"
 
 

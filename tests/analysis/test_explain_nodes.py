@@ -172,6 +172,28 @@ def test_expectation_names_a_mistake_of_an_operator_without_a_formula(onnxopt, w
     assert "the known mistake would return other outputs" in changed.out
 
 
+def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workplace):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18, "vendor": 1]> '
+        "g (float[4] x) => (float[4] y) { y = vendor.Triple(x) }"
+    )
+    data = workplace / "test_triple" / "test_data_set_0"
+    data.mkdir(parents=True)
+    onnx.save(model, data.parent / "model.onnx")
+    x = np.arange(4, dtype=np.float32)
+    for name, value in {"input": x, "output": 3 * x}.items():
+        onnx.save_tensor(onnx.numpy_helper.from_array(value), data / f"{name}_0.pb")
+    (workplace / "wrong.py").write_text("def wrong(model, inputs):\n    return [inputs['x']]\n")
+    run = ("run", "test_triple", "-b", "python:wrong.py:wrong", "--isolation", "none")
+    ran = onnxopt(*run, "--update-expect", "known.yaml")
+    assert "Triple: y off" in ran.out
+    known = workplace / "known.yaml"
+    known.write_text(known.read_text().rstrip() + "\n    mistake: alpha ignored\n")
+    changed = onnxopt(*run, "--expect", "known.yaml")
+    assert changed.code == 1
+    assert "without formula" in changed.out
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (3,)])
 def test_equal_outputs_with_special_values_are_alike(shape):
     output = np.array([np.nan, np.inf, 1], np.float32)

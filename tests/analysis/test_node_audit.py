@@ -152,12 +152,12 @@ def leaky_trials():
 def test_mutants_in_one_process_equal_mutants_alone(leaky_trials):
     names = implementation_names("automatic", leaky_trials)[:12]
     together = outcomes_on_trials(names, "automatic", leaky_trials, thorough=True)
-    alone = [
+    separate = [
         outcome
         for name in names
         for outcome in outcomes_on_trials([name], "automatic", leaky_trials, thorough=True)
     ]
-    assert together == alone
+    assert together == separate
     assert {outcome.survives for outcome in together} == {True, False}
 
 
