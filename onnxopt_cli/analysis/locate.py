@@ -116,7 +116,7 @@ class ErrorContribution:
     Attributes:
         output: the output.
         node: the name of the node.
-        operator: its operator.
+        operator: its operator; empty for a node of a lowered operator.
         share: the share of the squared error, from 0 to 1.
         backend: the backend.
     """
@@ -325,10 +325,11 @@ class _Search:
                 yield ErrorContribution(output, label, operator, share, executor.name)
 
     def _returned_by(self, executor: Executor) -> dict[str, Value]:
-        """Return the outputs of all nodes alone on a backend; nothing beyond the limits.
+        """Return the tensors that a backend returns for all nodes alone, each run again.
 
-        There are limits of time and memory, and no output may be missing. The keys are the names of
-        the values after :data:`RETURNED`.
+        The result is empty if the nodes take too long, the tensors take too much memory, or the
+        backend returns no outputs for a node. The keys are the names of the values with the prefix
+        :data:`RETURNED`.
         """
         returned: dict[str, Value] = {}
         remaining, end = _USUAL_BYTES, monotonic() + _MEASURE_SECONDS
