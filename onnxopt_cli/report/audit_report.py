@@ -44,7 +44,9 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     has_formula = isinstance(score.operator, Operator)
     tried = max((verdict.inputs for verdict in score.automatic), default=0)
     subject = "formula on every input" if has_formula else f"operator on {tried} inputs"
-    automatic_note = f"rejected; {equivalent} more equal the {subject}"
+    automatic_note = "rejected"
+    if has_formula or tried:
+        automatic_note += f"; {equivalent} more equal the {subject}"
     if stillborn:
         automatic_note += f", {stillborn} fail on all nodes"
     used = "none installed"

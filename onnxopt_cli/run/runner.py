@@ -329,6 +329,7 @@ def _result_alone(plan: Plan, submission: _Submission, index: int) -> Result:
     case, problem, executor = submission.case, submission.problem, plan.backends[index]
     assert problem is not None  # noqa: S101 - the case has run
     started = partial(plan.started, case.id, executor.name)
+    # Outputs of cases in batches are small, so their size does not matter.
     pending = executor.submit(replace(_request(problem, started, 0), joinable=False))
     responses = (*submission.responses[:index], pending, *submission.responses[index + 1 :])
     return _result(plan, replace(submission, responses=responses), index)
