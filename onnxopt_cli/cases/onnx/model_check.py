@@ -63,17 +63,20 @@ def model_fault(model: onnx.ModelProto) -> str:
             for tensor in shapeless:
                 tensor.ClearField("shape")
             check_shapes(checked, check_type=True, strict_mode=True)
-    except NodeError as error:
-        return error.message
-    except TooLargeForOnnx:
-        return ""
-    except OnnxRefusal as error:
-        if _TYPE_WITHIN_BODY.search(str(error)):
-            return ""
-        # The text after the arrow gives the position in the model.
-        words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
-        return clipped(printable(" ".join(words.split())), _MAX_FAULT_CHARS)
+    except (NodeError, OnnxRefusal) as error:
+        return _fault(error)
     return ""
+
+
+def _fault(error: NodeError | OnnxRefusal) -> str:
+    """Return an error of onnx's check as a fault of the model; empty if the model may be valid."""
+    if isinstance(error, NodeError):
+        return error.message
+    if isinstance(error, TooLargeForOnnx) or _TYPE_WITHIN_BODY.search(str(error)):
+        return ""
+    # The text after the arrow gives the position in the model.
+    words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
+    return clipped(printable(" ".join(words.split())), _MAX_FAULT_CHARS)
 
 
 def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -257,14 +260,8 @@ def input_fault(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
     """
     try:
         _inferred(_with_inputs(model, inputs), check_type=True, strict_mode=True)
-    except NodeError as error:
-        return error.message
-    except TooLargeForOnnx:
-        return ""
-    except OnnxRefusal as error:
-        if _TYPE_WITHIN_BODY.search(str(error)):
-            return ""
-        return clipped(printable(" ".join(str(error).split())), _MAX_FAULT_CHARS)
+    except (NodeError, OnnxRefusal) as error:
+        return _fault(error)
     return ""
 
 
