@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -156,7 +156,6 @@ _MAX_COMBINED_QUESTIONS = 2
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 # Names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
-_V = TypeVar("_V", bound=Visitor)
 
 
 class NoReferenceError(Exception):
@@ -709,7 +708,7 @@ def _evaluate(
         native = native_model.run(inputs, first_run)
     if not name:
         shared.prefix.observe_end(native)
-    run = partial(_run_with_prefix, shared.prefix, name)
+    run = partial(shared.prefix.run, name)
     wide_model = ReferenceModel(model, expanded, functions, wide=True)
     doubles = {key: widened_value(value) for key, value in inputs.items()}
     create_recorder = partial(SiteRecorder, first_run.visited, shared.math, shared.classes)
@@ -788,30 +787,6 @@ def _perturbed_outputs(
         for place in range(RUNS)
     ]
     return list(zip(*runs, strict=True))
-
-
-def _run_with_prefix(
-    prefix: SharedPrefix,
-    name: str,
-    key: object,
-    model: ReferenceModel,
-    inputs: Mapping[str, Value],
-    create_visitor: Callable[[], _V],
-) -> tuple[list[Any], _V]:
-    """Run a model or a reformulation of it, and return the outputs and the visitor.
-
-    Args:
-        prefix: the nodes that they share.
-        name: the name of the reformulation; empty for the model itself.
-        key: identifies the run.
-        model: the model or reformulation.
-        inputs: its inputs.
-        create_visitor: creates the visitor.
-    """
-    if name:
-        return prefix.resume(name, key, model, inputs, create_visitor)
-    visitor = create_visitor()
-    return prefix.run(key, model, inputs, visitor), visitor
 
 
 def _sequential_algorithms(

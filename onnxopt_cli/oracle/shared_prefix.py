@@ -28,8 +28,12 @@ _SMALL_BYTES = 1 << 12
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
-class _OtherNodesError(Exception):
-    """Control flow has led a run to other nodes than those of the first run."""
+# Takes the place of an output that is not kept. None would stand for an omitted operand.
+_NOT_KEPT = object()
+
+
+class _CannotResumeError(Exception):
+    """A run meets other nodes than the first run, or reads a value that is not kept."""
 
 
 @runtime_checkable
@@ -53,7 +57,8 @@ class _Crossing:
     """The values of one run that cross a boundary.
 
     Attributes:
-        outputs: the outputs of each node before the boundary; None for those that are not kept.
+        outputs: the outputs of each node before the boundary; a placeholder for those that are not
+            kept.
         state: the state of the visitor at the boundary; None if it has none.
     """
 
@@ -74,7 +79,7 @@ class SharedPrefix:
     boundaries: dict[str, int] = field(default_factory=dict)
     _names: list[Sequence[str]] = field(default_factory=list)
     _last_reads: list[list[float]] = field(default_factory=list)
-    _places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     _held: list[Any] = field(default_factory=list)
     _kept: dict[tuple[str, object], _Crossing] = field(default_factory=dict)
     _kept_bytes: int = 0
@@ -103,7 +108,8 @@ class SharedPrefix:
         self._names.append(node.output)
         self._last_reads.append([0.0] * len(outputs))
         for place, output in enumerate(outputs):
-            self._places[id(output)] = index, place
+            # A node may return one of its operands.
+            self._places.setdefault(id(output), []).append((index, place))
         # An object that is deleted could leave its id to another one.
         self._held.append(outputs)
 
@@ -115,25 +121,47 @@ class SharedPrefix:
         self._held.clear()
 
     def _read(self, value: Any, reader: float) -> None:
-        if (place := self._places.get(id(value))) is not None:
-            index, output = place
+        for index, output in self._places.get(id(value), ()):
             self._last_reads[index][output] = reader
 
     def run(
         self,
+        name: str,
         key: object,
         model: ReferenceModel,
         inputs: Mapping[str, Value],
-        visitor: Visitor,
-    ) -> list[Any]:
-        """Run the model, and keep the values that cross the boundaries.
+        create_visitor: Callable[[], V],
+    ) -> tuple[list[Any], V]:
+        """Run the model and keep the values that cross boundaries, or resume a reformulation there.
+
+        All of a reformulation runs if the values at its boundary are not kept.
 
         Args:
-            key: identifies the run.
-            model: the model.
+            name: the name of the reformulation; empty for the model itself.
+            key: identifies the run, the same for the model and its reformulations.
+            model: the model or reformulation.
             inputs: its inputs.
-            visitor: the visitor.
+            create_visitor: creates the visitor.
+
+        Returns:
+            The outputs, and the visitor that has visited the run.
         """
+        visitor = create_visitor()
+        if not name:
+            return self._run_and_keep(key, model, inputs, visitor), visitor
+        crossing = self._kept.pop((name, key), None)
+        if crossing is not None:
+            try:
+                return self._resumed(name, crossing, model, inputs, visitor), visitor
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - an error of the reformulation occurs again below
+                visitor = create_visitor()
+        return model.run(inputs, visitor), visitor
+
+    def _run_and_keep(
+        self, key: object, model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor
+    ) -> list[Any]:
         end = max(self.boundaries.values(), default=0)
         ends = {*self.boundaries.values()} - {0}
         outputs: list[Sequence[Any]] = []
@@ -149,7 +177,8 @@ class SharedPrefix:
             results = visitor(node, compute, operands, index)
             if index < end:
                 same_nodes = same_nodes and node.output == self._names[index]
-                outputs.append([self._crossing(index, *pair) for pair in enumerate(results)])
+                if same_nodes:
+                    outputs.append([self._crossing(index, *pair) for pair in enumerate(results)])
             return results
 
         returned = model.run(inputs, record)
@@ -159,10 +188,10 @@ class SharedPrefix:
         return returned
 
     def _crossing(self, index: int, place: int, value: Any) -> Any:
-        """Return an output if it crosses any boundary, else None."""
+        """Return an output if it crosses any boundary, else a placeholder."""
         reader = self._last_reads[index][place]
         crosses = any(index < boundary <= reader for boundary in self.boundaries.values())
-        return value if crosses or _is_small(value) else None
+        return value if crosses or _is_small(value) else _NOT_KEPT
 
     def _keep(self, name: str, key: object, outputs: Sequence[Sequence[Any]], state: Any) -> None:
         """Keep the values that cross the boundary of a reformulation, unless they are too large."""
@@ -170,7 +199,7 @@ class SharedPrefix:
         for reads, values in zip(self._last_reads, outputs, strict=False):
             kept.append(
                 [
-                    value if reader >= boundary or _is_small(value) else None
+                    value if reader >= boundary or _is_small(value) else _NOT_KEPT
                     for reader, value in zip(reads, values, strict=True)
                 ]
             )
@@ -181,50 +210,39 @@ class SharedPrefix:
             self._kept_bytes += size
             self._kept[name, key] = _Crossing(kept, state)
 
-    def resume(
+    def _resumed(
         self,
         name: str,
-        key: object,
+        crossing: _Crossing,
         model: ReferenceModel,
         inputs: Mapping[str, Value],
-        create_visitor: Callable[[], V],
-    ) -> tuple[list[Any], V]:
-        """Run a reformulation from its boundary on, or all of it if the values are not kept.
+        visitor: Visitor,
+    ) -> list[Any]:
+        """Return the outputs of a reformulation that runs from its boundary on.
 
-        Args:
-            name: the name of the reformulation.
-            key: identifies the run of the model.
-            model: the reformulation.
-            inputs: its inputs.
-            create_visitor: creates the visitor, of the type that :meth:`run` had.
-
-        Returns:
-            The outputs, and the visitor that has visited the run.
+        Raises:
+            _CannotResumeError: if control flow leads to other nodes, or a value is not kept.
         """
-        crossing, visitor = self._kept.pop((name, key), None), create_visitor()
-        if crossing is not None:
-            try:
-                return model.run(inputs, self._skipping(name, crossing, visitor)), visitor
-            except MemoryError:
-                raise
-            except Exception:  # noqa: BLE001 - a value that crosses the boundary may be missing
-                visitor = create_visitor()
-        return model.run(inputs, visitor), visitor
-
-    def _skipping(self, name: str, crossing: _Crossing, visitor: Visitor) -> Visitor:
-        """Return a visitor that skips the nodes before a boundary."""
         boundary = self.boundaries[name]
 
         def skip(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
             if index < boundary:
                 if node.output != self._names[index]:
-                    raise _OtherNodesError
+                    raise _CannotResumeError
                 return crossing.outputs[index]
+            _require_kept(operands)
             if index == boundary and isinstance(visitor, ResumableVisitor):
                 visitor.resume(crossing.state)
             return visitor(node, compute, operands, index)
 
-        return skip
+        returned = model.run(inputs, skip)
+        _require_kept(returned)
+        return returned
+
+
+def _require_kept(values: Sequence[Any]) -> None:
+    if any(value is _NOT_KEPT for value in values):
+        raise _CannotResumeError
 
 
 def _is_small(value: Any) -> bool:

@@ -24,6 +24,13 @@ _MODELS = {
             scaled = Mul(hard, product)
             y = Sigmoid(scaled)
         }""",
+    "optional operand": """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,300] y) {
+            square = Mul(x, x)
+            same = Dropout(square)
+            hard = HardSigmoid(same)
+            y = LayerNormalization <axis = 0> (hard, x, square)
+        }""",
     "branch": """
         agraph (float[8,300] x, float[300,8] w) => (float[8,8] y) {
             product = MatMul(x, w)
