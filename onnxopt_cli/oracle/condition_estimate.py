@@ -750,14 +750,19 @@ def _evaluate(
 def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
     before, after = _coarsest(operands), _coarsest(outputs)
     # R of a training operator may be float32 beside tensors of doubles, and so may be values that
-    # depend on R alone. Positions may be computed in the type of the grid that states them.
-    mixed = node.onnx_node.domain == _TRAINING_DOMAIN or node.op_type in GRIDS
+    # depend on R alone.
+    mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
+    if node.op_type in GRIDS:
+        # Roundings of double would be lost in runs whose positions move by those of float32.
+        roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    return VisitedNode(node.op_type, roundoff, narrows=after > before > 0)
+    # Positions may be computed in the type of the grid that states them.
+    position_roundoff = max(before, after) if node.op_type in GRIDS else roundoff
+    return VisitedNode(node.op_type, roundoff, position_roundoff, narrows=after > before > 0)
 
 
 def _normalizes_in_single(node: Any) -> bool:

@@ -807,6 +807,16 @@ def test_positions_may_be_computed_in_the_type_of_the_grid():
     assert not passes_estimate(model, inputs, ReferenceEvaluator(model).run(None, shifted)[0])
 
 
+def test_coarse_grid_does_not_widen_the_rounding_of_interpolated_values():
+    x = np.random.default_rng(1).standard_normal((1, 1, 4, 5)).astype(np.float32)
+    grid = np.array([[[[-0.75, 0.5], [0.25, -0.25], [0.5, 0.25]]]], np.float16)
+    inputs = {"x": x, "grid": grid}
+    model = model_of([("GridSample", ["x", "grid"], {})], inputs, types=[TensorProto.FLOAT])
+    (y,) = ReferenceEvaluator(model).run(None, inputs)
+    assert passes_estimate(model, inputs, y)
+    assert not passes_estimate(model, inputs, y * np.float32(1 + 1e-3))
+
+
 @st.composite
 def windows(draw):
     """Draw attributes of windows that all contain elements, and the elements."""

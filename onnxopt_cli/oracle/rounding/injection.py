@@ -107,12 +107,14 @@ class VisitedNode:
 
     Attributes:
         op_type: its operator.
-        roundoff: the unit roundoff of its outputs, or of its inputs if they are coarser.
+        roundoff: the unit roundoff of its outputs, or of its inputs if its outputs are discrete.
+        position_roundoff: the unit roundoff of the positions at which it interpolates.
         narrows: whether its outputs are coarser than its inputs.
     """
 
     op_type: str
     roundoff: float
+    position_roundoff: float
     narrows: bool
 
 
@@ -124,6 +126,7 @@ class RoundingSite:
         op_type: its operator.
         node_class: its kind, and the number of terms that its outputs combine.
         roundoff: the unit roundoff of its outputs; 0 if the node is exact.
+        position_roundoff: the unit roundoff of the positions at which it interpolates.
         operand_roundoff: the unit roundoff by which its operands are perturbed.
         scales: for each output, the scale of its absolute error; empty if each perturbed run
             derives it from the output.
@@ -135,6 +138,7 @@ class RoundingSite:
     op_type: str
     node_class: NodeClass
     roundoff: float
+    position_roundoff: float
     operand_roundoff: float
     scales: Sequence[Any]
     flushed: Sequence[Any]
@@ -260,6 +264,7 @@ class SiteRecorder:
             op_type=node.op_type,
             node_class=node_class,
             roundoff=roundoff,
+            position_roundoff=visited.position_roundoff if visited else roundoff,
             operand_roundoff=operand_roundoff,
             scales=scales,
             flushed=[
@@ -338,8 +343,9 @@ class Injector:
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
             selects = kind is NodeKind.SELECT
+            position_error = site.position_roundoff * self._step
             with moved_coordinates(
-                lambda size: roundoff * self._roundings(size) * size, selects=selects
+                lambda size: position_error * self._roundings(size) * size, selects=selects
             ):
                 outputs = compute(*moved)
             if selects:
@@ -390,6 +396,8 @@ class Injector:
             parameter = kind is NodeKind.NORMALIZE and place > 0
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step
+            elif place == GRIDS.get(node.op_type):
+                operand_roundoff = max(site.operand_roundoff, site.position_roundoff) * self._step
             else:
                 operand_roundoff = site.operand_roundoff * self._step
             # Large arrays are changed in place: memory takes more time than arithmetic.
