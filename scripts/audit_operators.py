@@ -1,6 +1,7 @@
 """Audit the cases of operators: the table in docs/mutation-analysis.md.
 
-    python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [OPERATOR...]
+    python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--jobs N]
+        [OPERATOR...]
 
 Each operator's result is a file in the folder. Operators that have one are not audited again, so an
 interrupted audit continues where it ended. The first suite determines the rows of the table; those
@@ -95,14 +96,14 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{int(1000 * share) / 10:.1f} %"
 
 
-def row(operator: str, counts: Counts, others: Sequence[Counts | None]) -> str:
-    """Return an operator's row of the table."""
+def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) -> str:
+    """Return an operator's row of the table; further suites have a column for their score."""
     cells = (
         operator,
         counts.cases,
         f"{counts.killed} of {counts.counted}",
         percent(counts.share),
-        *(percent(other.share if other else None) for other in others),
+        *(percent(entry.share if entry else None) for entry in further_counts),
         counts.equivalent,
         counts.inputs,
         counts.stillborn,
@@ -111,7 +112,7 @@ def row(operator: str, counts: Counts, others: Sequence[Counts | None]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the table of the operators that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
@@ -119,20 +120,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--inputs", type=int, default=EQUIVALENCE_INPUTS)
     parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args(arguments)
-    first, *others = options.suites or ["operators"]
+    options = parser.parse_args()
+    suites = options.suites or ["operators"]
     names = options.operators or sorted(selected_seeds())
     print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, {options.jobs} processes\n")
-    columns = ["operator", "cases", "killed", "score", *others]
+    columns = ["operator", "cases", "killed", "score", *suites[1:]]
     columns += ["equivalent", "inputs", "stillborn", "accepted"]
     print(f"| {' | '.join(columns)} |")
     print(f"|---{'|---:' * (len(columns) - 1)}|")
     results: list[tuple[str, Counts]] = []
-    totals: dict[str, Counter[str]] = {suite: Counter() for suite in (first, *others)}
+    totals: dict[str, Counter[str]] = {suite: Counter() for suite in suites}
     with ProcessPoolExecutor(options.jobs) as pool:
         by_suite = {
             suite: pool.map(partial(audited, options.folder, options.inputs, suite), names)
-            for suite in (first, *others)
+            for suite in suites
         }
         for operator, *counts in zip(names, *by_suite.values(), strict=True):
             for suite, entry in zip(by_suite, counts, strict=True):

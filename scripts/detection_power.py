@@ -107,7 +107,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Iterat
     operands = [{**constants, **inputs}.get(name) for name in node.input]
     for form in FORMS.get(node.op_type, []):
         try:
-            yield [value.reshape(value.shape) for value in outputs_by(form, node, operands)]
+            yield outputs_by(form, node, operands)
         except (Unsupported, IndexError, TypeError, ValueError):
             # The form does not support the attributes or inputs of the node.
             continue

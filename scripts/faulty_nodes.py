@@ -569,13 +569,16 @@ def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | 
 
 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the outputs of a kernel that forgets the first node whose operand has its shape."""
-    for index, step in enumerate(steps[1:-1] if len(steps) > 2 else steps[:1]):  # noqa: PLR2004
-        place = index + (len(steps) > 2)  # noqa: PLR2004
-        before = steps[place - 1].outputs[0] if place else step.operands[0]
-        if before.shape == step.outputs[0].shape and before.dtype == step.outputs[0].dtype:
-            value = before
-            for after, former in zip(steps[place + 1 :], steps[place:], strict=False):
+    """Return the outputs of a kernel that leaves out a node.
+
+    It is the first inner node that does not change shape and type, or the first of two nodes.
+    """
+    inner_places = range(1, len(steps) - 1)
+    for place in inner_places or [0]:
+        step = steps[place]
+        value = steps[place - 1].outputs[0] if place > 0 else step.operands[0]
+        if value.shape == step.outputs[0].shape and value.dtype == step.outputs[0].dtype:
+            for former, after in pairwise(steps[place:]):
                 value = compute(after.node, operands_after(after, former, value))[0]
             return [value]
     return None

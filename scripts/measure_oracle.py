@@ -116,10 +116,10 @@ def measured(path: Path, words: Sequence[str]) -> str:
     (case,) = collect([str(path)], model_inputs=chosen).cases
     problem = case.load()
     model, inputs = problem.model, problem.inputs
-    before = peak_bytes()
+    before = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
     # The first estimate also loads the operators of the reference.
     first = seconds(lambda: all_readings(model, inputs))
-    memory = peak_bytes() - before
+    memory = peak_bytes(resource.getrusage(resource.RUSAGE_SELF)) - before
     estimate = min(first, seconds(lambda: all_readings(model, inputs)))
     limit = model.ByteSize() + 2 * largest_node_bytes(model, inputs) + FIXED_BYTES
     try:
@@ -144,10 +144,10 @@ def seconds(action: Callable[[], object]) -> float:
     return process_time() - began
 
 
-def peak_bytes() -> int:
-    """Return the largest memory that this process has had."""
+def peak_bytes(usage: resource.struct_rusage) -> int:
+    """Return the largest memory that a process has had."""
     unit = 1 if sys.platform == "darwin" else 1 << 10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return usage.ru_maxrss * unit
 
 
 def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int:
@@ -170,7 +170,7 @@ def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int
 
 
 def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
-    """Do what ``onnxopt locate`` asks the reference for, except for the estimate of the model."""
+    """Compute what ``onnxopt locate`` computes by the reference, except the model's estimate."""
     from onnxopt_cli.analysis.model_walk import ModelWalk
     from onnxopt_cli.analysis.value_store import ValueStore
     from onnxopt_cli.oracle.condition_estimate import (
@@ -200,7 +200,7 @@ def located(path: Path, words: Sequence[str], folder: Path) -> str:
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return (
         f"locate exits with {code} after {elapsed:.0f} s, processor time {processor:.0f} s,"
-        f" largest process so far {after.ru_maxrss >> 10} MB"
+        f" largest process of this and earlier models {peak_bytes(after) >> 20} MB"
     )
 
 

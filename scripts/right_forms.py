@@ -40,7 +40,10 @@ Attributes = dict[str, Any]
 NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
 OPSET = 22
-_MAX_TILED_AXES = 2
+# Lanes of a vector unit, and elements of a part whose statistics are merged with those of others.
+LANES, PART_LENGTH = 16, 48
+# Winograd's algorithm is used for kernels of this length along at most this number of axes.
+TILED_KERNEL, MAX_TILED_AXES = 3, 2
 
 
 # Sums along the last axis.
@@ -65,10 +68,10 @@ def in_pairs(terms: Array) -> Array:
     return terms[..., 0]
 
 
-def in_lanes(terms: Array, lanes: int = 16) -> Array:
+def in_lanes(terms: Array) -> Array:
     """Add as a vector unit does: each lane on its own, then the lanes."""
-    padding = [(0, 0)] * (terms.ndim - 1) + [(0, -terms.shape[-1] % lanes)]
-    padded = np.pad(terms, padding).reshape(*terms.shape[:-1], -1, lanes)
+    padding = [(0, 0)] * (terms.ndim - 1) + [(0, -terms.shape[-1] % LANES)]
+    padded = np.pad(terms, padding).reshape(*terms.shape[:-1], -1, LANES)
     return in_pairs(sequential(np.swapaxes(padded, -1, -2)))
 
 
@@ -143,15 +146,15 @@ def by_recurrence(x: Array) -> tuple[Array, Array]:
     return mean[..., None], squares[..., None] / x.dtype.type(x.shape[-1])
 
 
-def merged(x: Array, length: int = 48) -> tuple[Array, Array]:
+def merged(x: Array) -> tuple[Array, Array]:
     """Merge the statistics of parts (Chan)."""
     real, count = x.dtype.type, 0
     mean = squares = np.zeros_like(x[..., :1])
-    for start in range(0, x.shape[-1], length):
-        part = x[..., start : start + length]
+    for start in range(0, x.shape[-1], PART_LENGTH):
+        part = x[..., start : start + PART_LENGTH]
         size = part.shape[-1]
-        other, variance = by_recurrence(part)
-        distance, together = other - mean, count + size
+        part_mean, variance = by_recurrence(part)
+        distance, together = part_mean - mean, count + size
         squares = squares + variance * real(size) + distance**2 * real(count * size / together)
         mean, count = mean + distance * real(size / together), together
     return mean, squares / real(count)
@@ -217,14 +220,11 @@ def group(
 
 
 def batch(
-    algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array, *given: Array
+    applied: Any, attributes: Attributes, x: Array, scale: Array, bias: Array, *given: Array
 ) -> list[Array]:
     """Compute BatchNormalization by given statistics."""
-    statistics, applied = algorithms
     if attributes.get("training_mode"):
         raise Unsupported("training")
-    if statistics is not STATISTICS[0]:
-        raise Unsupported("given statistics")
     epsilon = x.dtype.type(attributes.get("epsilon", 1e-5))
     mean, variance = (by_channel(array, x) for array in given)
     return [applied(x, mean, variance + epsilon, by_channel(scale, x), by_channel(bias, x))]
@@ -311,13 +311,13 @@ def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list
     return with_bias(y[spatial(cut)].astype(x.dtype), bias)
 
 
-def winograd_matrices(outputs: int, kernel: int) -> tuple[Array, Array, Array]:
-    """Return the matrices of F(outputs, kernel): for products, kernels and tiles (Cook and Toom).
+def winograd_matrices(outputs: int) -> tuple[Array, Array, Array]:
+    """Return the matrices of F(outputs, 3): for products, kernels and tiles (Cook and Toom).
 
     The points are 0, 1, -1, 2, -2, 1/2, -1/2 and infinity.
     """
     half = Fraction(1, 2)
-    points: list[Any] = [Fraction(0), 1, -1, 2, -2, half, -half][: outputs + kernel - 2]
+    points: list[Any] = [Fraction(0), 1, -1, 2, -2, half, -half][: outputs + TILED_KERNEL - 2]
     count = len(points)
 
     def polynomial(roots: Sequence[Any]) -> list[Any]:
@@ -328,12 +328,12 @@ def winograd_matrices(outputs: int, kernel: int) -> tuple[Array, Array, Array]:
         return coefficients
 
     inverse = np.zeros((outputs, count + 1))
-    weights, tile = np.zeros((count + 1, kernel)), np.zeros((count + 1, count + 1))
+    weights, tile = np.zeros((count + 1, TILED_KERNEL)), np.zeros((count + 1, count + 1))
     for place, point in enumerate(points):
         other_points = points[:place] + points[place + 1 :]
         scale = math.prod(point - other_point for other_point in other_points)
         inverse[:, place] = [float(point**power) for power in range(outputs)]
-        weights[place] = [float(point**power / scale) for power in range(kernel)]
+        weights[place] = [float(point**power / scale) for power in range(TILED_KERNEL)]
         tile[place, :count] = [float(value) for value in polynomial(other_points)]
     inverse[-1, -1], weights[-1, -1] = 1, 1
     tile[-1] = [float(value) for value in polynomial(points)]
@@ -352,9 +352,9 @@ def by_winograd(
     """Transform tiles and kernels, multiply, and transform back."""
     x, strides, dilations = convolution_operands(attributes, x)
     rank, groups = x.ndim - 2, attributes.get("group", 1)
-    if max(*strides, *dilations) > 1 or set(w.shape[2:]) != {3} or rank > _MAX_TILED_AXES:
+    if max(*strides, *dilations) > 1 or set(w.shape[2:]) != {TILED_KERNEL} or rank > MAX_TILED_AXES:
         raise Unsupported("a kernel that is not tiled")
-    inverse, weights, tile = winograd_matrices(outputs, 3)
+    inverse, weights, tile = winograd_matrices(outputs)
     sizes = [size - 2 for size in x.shape[2:]]
     x = np.pad(x, [(0, 0), (0, 0), *((0, -size % outputs) for size in sizes)])
     tiles = np.lib.stride_tricks.sliding_window_view(x, [outputs + 2] * rank, (*range(2, x.ndim),))
@@ -801,7 +801,7 @@ def recurrences() -> Iterator[NodeForm]:
 
 
 FORMS: dict[str, list[NodeForm]] = {
-    "BatchNormalization": [partial(batch, algorithms) for algorithms in NORMALIZING[:3]],
+    "BatchNormalization": [partial(batch, applied) for applied in APPLICATIONS],
     "Conv": CONVOLUTIONS,
     "ConvTranspose": [*(partial(transposed, form) for form in CONVOLUTIONS), by_scattering],
     "DFT": [partial(transform, form) for form in TRANSFORMS],

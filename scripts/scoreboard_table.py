@@ -2,60 +2,47 @@
 
     python scripts/scoreboard_table.py RESULTS [BACKEND...]
 
-RESULTS is the folder of the logs. The newest log of each suite counts. The columns are the outcomes
-that occur; without names of backends, all backends are printed in the order of their labels.
+RESULTS is the folder of the logs, and BACKEND is the name of a backend's folder there; without it,
+all backends are printed in alphabetical order. Each version of a backend has a row, in which the
+newest result of each case counts. The columns are the outcomes that occur.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from onnxopt_cli.core.result import OUTSIDE_CASES, Outcome
-
-
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a log."""
-    with path.open() as lines:
-        yield from map(json.loads, lines)
+from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
+from onnxopt_cli.run.log.log_reader import read_log
 
 
-def row(folder: Path) -> tuple[str, Counter[str]]:
-    """Return the version of a backend and the number of its results by outcome."""
-    versions: set[str] = set()
-    outcomes: Counter[str] = Counter()
-    for suite in folder.glob("*/*"):
-        results: dict[str, str] = {}
-        for log in sorted(suite.glob("*.jsonl")):
-            for record in records(log):
-                if record["record"] == "header":
-                    (backend,) = record["backends"]
-                    versions.add(backend["version"])
-                elif record["record"] == "end":
-                    result = record["result"]
-                    if not result["case"].startswith(OUTSIDE_CASES):
-                        results[result["case"]] = result["outcome"]
-        outcomes.update(results.values())
-    return ", ".join(sorted(versions)), outcomes
+def rows(folder: Path) -> Iterator[tuple[str, str, Counter[Outcome]]]:
+    """Yield name, version and number of results by outcome for each version of a backend."""
+    logs = [log for path in folder.glob("*/*/*.jsonl") if (log := read_log(path))]
+    logs.sort(key=lambda log: log.header.started)
+    by_version: defaultdict[str, dict[str, Outcome]] = defaultdict(dict)
+    for log in logs:
+        (backend,) = log.header.backends
+        for (case, _), result in log.results.items():
+            if case not in OUTSIDE_IDS and result.outcome is not Outcome.NOT_RUN:
+                by_version[backend.version][case] = result.outcome
+    for version, outcomes in by_version.items():
+        yield folder.name, version, Counter(outcomes.values())
 
 
 def main() -> None:
     """Print the table."""
     results = Path(sys.argv[1])
-    labels = sys.argv[2:] or sorted(path.name for path in results.iterdir())
-    rows = {label: row(results / label) for label in labels}
-    used = [
-        outcome for outcome in Outcome if any(outcomes[outcome] for _, outcomes in rows.values())
-    ]
+    names = sys.argv[2:] or sorted(path.name for path in results.iterdir())
+    table = [row for name in names for row in rows(results / name)]
+    used = [outcome for outcome in Outcome if any(counts[outcome] for _, _, counts in table)]
     print(f"| backend | version | {' | '.join(used)} |")
     print(f"|---|---|{'---:|' * len(used)}")
-    for label, (version, outcomes) in rows.items():
-        counts = " | ".join(str(outcomes[outcome] or "") for outcome in used)
-        print(f"| `{label}` | {version} | {counts} |")
+    for name, version, counts in table:
+        cells = " | ".join(str(counts[outcome] or "") for outcome in used)
+        print(f"| `{name}` | {version} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
 further seeds are drawn for those that survive, and the fewest that kill as many of them as possible
-become cases. Nodes at boundaries and other cases
-that the suite has are kept, unless ``--anew`` is given, as is necessary after
-a change of the operator's generator. Then the first cases are those that cover the most features:
-values of attributes, types, ranks and omitted inputs.
+become cases. Nodes at boundaries are always cases. Other cases that the suite has are kept, unless
+``--anew`` is given, which is necessary after a change of the operator's generator. Then the first
+cases are those that cover the most features: values of attributes, types, ranks and omitted inputs.
 
-Nodes that onnx's check or strict shape inference refuses are dropped, and so are those most of
-whose elements are inconclusive. Other operators' seeds in
+Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
+reference does not compute. Other operators' seeds in
 ``onnxopt_cli/suites/operators/selected_seeds.json`` are not changed.
 """
 
@@ -21,11 +20,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 import onnx
@@ -98,7 +99,7 @@ def main() -> int:
     """Select the cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
-    parser.add_argument("--anew", action="store_true", help="keep no case")
+    parser.add_argument("--anew", action="store_true", help="keep no seed")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or [name for family in FAMILIES.values() for name in family]
@@ -129,7 +130,6 @@ def write(selection: Selection) -> None:
 def select(operator: str, *, anew: bool) -> Selection:
     """Return the selected cases of an operator."""
     warnings.simplefilter("ignore")
-    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     present = json.loads(TARGET.read_text()).get(operator, {})
     seeds: dict[int, list[int]] = {schema.since_version: [] for schema in schemas(operator)}
     if not anew:
@@ -160,24 +160,20 @@ def select(operator: str, *, anew: bool) -> Selection:
 
 def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTrial]:
     """Return the nodes of seeds as the audit reads them."""
+    draws: dict[str, Callable[[], GeneratedNode]] = {}
+    for schema in schemas(operator):
+        for seed in seeds[schema.since_version]:
+            draws[f"v{schema.since_version}_{seed}"] = partial(draw_seeded, schema, seed)
+    for name in boundaries(operator):
+        draws[name] = partial(draw_boundary, operator, name)
     cases = [
-        Case(
-            f"{operator}/v{schema.since_version}_{seed}",
-            Location(Path(operator)),
-            partial(problem_of, schema, seed),
-            operators=(operator,),
-        )
-        for schema in schemas(operator)
-        for seed in seeds[schema.since_version]
-    ]
-    cases += [
         Case(
             f"{operator}/{name}",
             Location(Path(operator)),
-            partial(boundary_problem, operator, name),
+            partial(problem_of, draw),
             operators=(operator,),
         )
-        for name in boundaries(operator)
+        for name, draw in draws.items()
     ]
     trials, faults = find_node_trials(cases, Judging(), 1, lambda *_: None, [operator])
     for fault in faults:
@@ -185,14 +181,9 @@ def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTri
     return trials.get(operator, [])
 
 
-def problem_of(schema: onnx.defs.OpSchema, seed: int) -> Problem:
-    """Return the problem of a seed."""
-    return draw_seeded(schema, seed).problem
-
-
-def boundary_problem(operator: str, name: str) -> Problem:
-    """Return the problem of a node at a boundary."""
-    return draw_boundary(operator, name).problem
+def problem_of(draw: Callable[[], GeneratedNode]) -> Problem:
+    """Return the problem of a node."""
+    return draw().problem
 
 
 def valid_candidates(operator: str) -> Iterator[Candidate]:
