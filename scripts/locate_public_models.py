@@ -32,14 +32,27 @@ SPEECH = {"input": (1, 576), "state": (2, 1, 128), "sr": ()}
 SAMPLING_RATE = 16000
 
 
-def models(folder: Path) -> list[Path]:
-    """Download the packages into a folder and return their models."""
-    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    subprocess.run([*download, *PACKAGES], check=True)
-    for wheel in folder.glob("*.whl"):
+def unpacked(package: str, folder: Path) -> Path:
+    """Return the folder of the files of a package, after downloading it if necessary.
+
+    Args:
+        package: the package, with its version.
+        folder: the folder that contains the wheels and the folders of their files.
+    """
+    files = folder / package
+    if not files.exists():
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+        subprocess.run([*download, package], check=True)
+        stem = package.partition("==")[0].replace("-", "_")
+        (wheel,) = folder.glob(f"{stem}-*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder / wheel.name.partition("-")[0])
-    return sorted(folder.rglob("*.onnx"))
+            archive.extractall(files)
+    return files
+
+
+def models(folder: Path) -> list[Path]:
+    """Return the models of the packages, which are downloaded into a folder."""
+    return sorted(path for name in PACKAGES for path in unpacked(name, folder).rglob("*.onnx"))
 
 
 def options(path: Path, folder: Path) -> list[str]:

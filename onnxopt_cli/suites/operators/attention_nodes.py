@@ -40,7 +40,7 @@ def _attention(draft: NodeDraft) -> None:
         draft.attribute("right_window_size", (None, None, 0, 1, 2, -1))
     past = draft.size(1, 2) if draft.maybe(3) else 0
     total = past + columns
-    # Lengths of the keys of each batch; earlier keys are then part of the keys.
+    # If the number of valid keys is given for each batch, the keys include earlier ones.
     has_lengths = len(draft.schema.inputs) > _PLACE_OF_LENGTHS and not past and draft.maybe(3)
     draft.add(draft.tensor(dtype, packed(query_heads, rows, width), styles=_STYLES))
     draft.add(draft.tensor(dtype, packed(key_heads, columns, width), styles=_STYLES))

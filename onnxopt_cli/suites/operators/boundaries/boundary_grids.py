@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -373,20 +374,21 @@ def _resizes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _losses() -> Iterator[tuple[str, str, Generator]]:
-    for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
-        for reduction in ("none", "sum", "mean"):
-            for ignored in (None, 1, -1):
-                for weights in (None, np.array([0.5, 2.0, 1.25], np.float32)):
-                    targets = np.array([[0, 1, 2], [1, 0, 0]], np.int64)
-                    if ignored == -1:
-                        targets = np.where(targets == 1, -1, targets)
-                    attributes: dict[str, Any] = {"reduction": reduction}
-                    if ignored is not None:
-                        attributes["ignore_index"] = ignored
-                    stem = {None: "all", 1: "ignored", -1: "negative"}[ignored]
-                    name = f"{reduction}_{stem}{'' if weights is None else '_weighted'}"
-                    inputs = (_wave((2, 3, 3), -3.0, 0.0), targets, weights)
-                    yield operator, name, fixed_node(*inputs, **attributes)
+    scores, targets = _wave((2, 3, 3), -3.0, 0.0), np.array([[0, 1, 2], [1, 0, 0]], np.int64)
+    targets_by_stem: Mapping[str, tuple[Array, Mapping[str, Any]]] = {
+        "all": (targets, {}),
+        "ignored": (targets, {"ignore_index": 1}),
+        "negative": (np.where(targets == 1, -1, targets), {"ignore_index": -1}),
+    }
+    operators = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+    weights = np.array([0.5, 2.0, 1.25], np.float32)
+    for operator, reduction in product(operators, ("none", "sum", "mean")):
+        for stem, (classes, ignored) in targets_by_stem.items():
+            attributes: dict[str, Any] = {"reduction": reduction, **ignored}
+            name = f"{reduction}_{stem}"
+            yield operator, name, fixed_node(scores, classes, None, **attributes)
+            weighted = fixed_node(scores, classes, weights, **attributes)
+            yield operator, f"{name}_weighted", weighted
 
 
 def _recurrent() -> Iterator[tuple[str, str, Generator]]:

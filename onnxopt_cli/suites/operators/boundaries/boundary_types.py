@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array, Value
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 #: Elements that narrower types cannot represent; those of float16 are normal numbers.
@@ -24,20 +24,19 @@ _PRECISE: Mapping[str, Sequence[float]] = {
     "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
     "float16": (6.2e-5, -9e-5, 65504, 1 / 3, -0.1, 1 + 2**-10),
 }
-_ROWS, _COLUMNS = np.array([1, 0], np.int64), np.array([2, 0], np.int64)
 #: The further inputs and the attributes of operators that move elements of a matrix of 2 by 3.
 _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
     "Compress": ([np.array([True, False, True])], {"axis": 1}),
     "Expand": ([np.array([2, 2, 3])], {}),
     "Flatten": ([], {"axis": 1}),
-    "Gather": ([_COLUMNS], {"axis": 1}),
+    "Gather": ([np.array([2, 0])], {"axis": 1}),
     "GatherElements": ([np.array([[2, 0], [1, 1]])], {"axis": 1}),
     "GatherND": ([np.array([[1, 2], [0, 0], [0, 1]])], {}),
     "Identity": ([], {}),
     "Pad": ([np.array([1, 0, 0, 1])], {}),
     "Reshape": ([np.array([3, 2])], {}),
     "ReverseSequence": ([np.array([2, 1, 2])], {}),
-    "Slice": ([_ROWS[1:], _ROWS[:1] * 3, _ROWS[:1]], {}),
+    "Slice": ([np.array([0]), np.array([3]), np.array([1])], {}),
     "Split": ([np.array([1, 2])], {"axis": 1}),
     "Tile": ([np.array([1, 2])], {}),
     "Transpose": ([], {"perm": [1, 0]}),
@@ -68,13 +67,12 @@ def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
 
 def _moved(draft: NodeDraft, *, dtype: str) -> None:
     further, attributes = _MOVES[draft.schema.name]
-    draft.add(_precise(draft, 0, dtype))
-    for value in further:
-        draft.add(value)
-    for name, attribute in attributes.items():
-        draft.set(name, attribute)
-    if draft.schema.name == "Split":
-        draft.outputs = [True, True]
+    add_fixed(
+        draft,
+        inputs=[_precise(draft, 0, dtype), *further],
+        attributes=attributes,
+        outputs=2 if draft.schema.name == "Split" else None,
+    )
 
 
 def _chosen(draft: NodeDraft, *, dtype: str) -> None:
@@ -232,9 +230,10 @@ def _ranges() -> Iterator[tuple[str, str, Generator]]:
         cast = fixed_node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
         yield "Cast", f"range_{name}", cast
         yield "CastLike", f"range_{name}", fixed_node(x, np.zeros(1, dtype))
-    for name, number in (("int8", 3), ("int16", 5), ("uint16", 4)):
+    for name in ("int8", "int16", "uint16"):
         x = np.array([1.5, -300.0, 300.0, -7.25, 1e6], np.float32)
-        quantize = fixed_node(x, np.float32(0.5), output_dtype=number)
+        element_type = helper.np_dtype_to_tensor_dtype(DTYPES[name])
+        quantize = fixed_node(x, np.float32(0.5), output_dtype=element_type)
         yield "QuantizeLinear", f"output_{name}", quantize
     boxes = np.array([[[0.0, 0.0, 1.0, 1.0], [2.0, 2.0, 3.0, 3.0]]], np.float32)
     scores = np.array([[[0.9, 0.8]]], np.float32)
