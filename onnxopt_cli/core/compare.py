@@ -260,8 +260,8 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     """Return the tolerance that applies to values of this dtype; None if they must be equal.
 
-    Integers, booleans and strings are exact, unless a case states a tolerance for this output, or
-    the strings are texts of floats.
+    Strings are exact unless they are texts of floats. Integers and booleans are exact unless the
+    tolerance is conditioned or, for integers, a case states a tolerance for this output.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.STRING:

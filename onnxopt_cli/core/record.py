@@ -82,7 +82,7 @@ class Explanation:
 
     @property
     def is_unexamined(self) -> bool:
-        """Whether the search did not examine the operator fully, because its time was over."""
+        """Whether the search ended before any known mistake was tried."""
         return not self.causes and not self.complete and self.others.keys() == {NOT_TRIED}
 
     @property

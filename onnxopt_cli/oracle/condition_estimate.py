@@ -102,7 +102,7 @@ from onnxopt_cli.oracle.rounding.operator_identities import (
     identities_in,
 )
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
-from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
+from onnxopt_cli.oracle.rounding.scales import WINDOWS, mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import (
     SHIFTED,
     dtypes_of,
@@ -137,8 +137,6 @@ UNIMPLEMENTED = "onnx's reference does not implement"
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 # NaN or infinity enters the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
-# Operators whose error is derived from their formula.
-_WINDOWS = frozenset({"BlackmanWindow", "HammingWindow", "HannWindow"})
 # Operators that average, and may scale each term before they sum.
 _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 _MAX_MESSAGE_CHARS = 200
@@ -582,7 +580,7 @@ def _evaluate_bodies(
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[_Evaluation]:
     """Evaluate the function bodies that ONNX publishes for a model's nodes; empty without any."""
-    if not _WINDOWS.isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
+    if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The scale of the error of a window bounds the roundings of its body.
         return []
     try:

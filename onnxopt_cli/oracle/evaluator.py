@@ -69,7 +69,7 @@ class ReferenceModel:
 
         prepare = partial(self._prepare, OpFunction)
         expansions = [type(name, (OpRunExpand,), {}) for name in expanded]
-        corrected = [*expansions, *operators()]
+        new_operators = [*expansions, *operators()]
 
         class VisitedEvaluator(ReferenceEvaluator):
             """An evaluator that runs subgraphs and functions by evaluators of the same class."""
@@ -79,7 +79,7 @@ class ReferenceModel:
                     proto = widened(proto) if wide else copy(proto)
                     # onnx's reference chooses bodies by the actual types only if there is a type.
                     proto.value_info.add()
-                super().__init__(proto, **settings | {"new_ops": corrected})
+                super().__init__(proto, **settings | {"new_ops": new_operators})
 
             def _load_impl(self, node: Any, input_types: Any = None) -> Any:
                 function = (functions or {}).get(node.op_type)

@@ -16,6 +16,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS
 from onnxopt_cli.oracle.rounding.normalizations import NORMALIZE
+from onnxopt_cli.oracle.rounding.scales import WINDOWS
 from onnxopt_cli.oracle.widen import is_wide
 
 
@@ -103,7 +104,7 @@ _LISTED = {
     # A sum of products, which cancel if the rank is low.
     "Det": NodeKind.DETERMINANT,
     # Differences of cosines: zero only relative to their error.
-    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), NodeKind.WINDOW),
+    **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
     # Triangles of differences: zero only relative to the scale.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # Coordinates round for any data.

@@ -65,16 +65,19 @@ class AverageErrors:
             mean = exact_mean(x, axes)
             if sum_roundings(x.size // max(1, mean.size)) > 1:
                 variance = variance_of(x - mean, axes)
-                statistics = [*_sequential_statistics(x.astype(np.float32), axes)]
-                for name, exact, place in (("mean", mean, 0), ("variance", variance, 1)):
-                    distances = [
-                        abs(pair[place].reshape(exact.shape) - exact) for pair in statistics
-                    ]
-                    finite = [np.where(np.isfinite(error), error, 0.0) for error in distances]
-                    setattr(self, name, _OBSERVED_FACTOR * np.maximum.reduce(finite))
+                statistics = _sequential_statistics(x.astype(np.float32), axes)
+                means, variances = zip(*statistics, strict=True)
+                self.mean = _OBSERVED_FACTOR * _largest_error(means, mean)
+                self.variance = _OBSERVED_FACTOR * _largest_error(variances, variance)
             return mean
 
         return replaced((sys.modules[__name__], "mean_of", observed_mean))
+
+
+def _largest_error(values: Sequence[Array], exact: Array) -> Array:
+    """Return the largest finite error of each element; zero if none of its errors is finite."""
+    errors = np.abs([value.reshape(exact.shape) - exact for value in values])
+    return np.asarray(np.where(np.isfinite(errors), errors, 0.0).max(axis=0))
 
 
 @dataclass(frozen=True, slots=True)

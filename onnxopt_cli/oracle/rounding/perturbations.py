@@ -96,12 +96,13 @@ def roundings(run: int, first: int, count: int) -> Array:
         count: the number of places.
     """
     values = np.empty(count)
+    (sign_period, signs), (size_period, sizes) = _repeated_rows()
     for start in range(0, count, _BLOCK_PLACES):
         block = values[start : start + _BLOCK_PLACES]
-        signs, sizes = (
-            repeated[run, place : place + block.size]
-            for period, repeated in _repeated_rows()
-            for place in [(first + start) % period]
+        sign_place, size_place = (first + start) % sign_period, (first + start) % size_period
+        np.multiply(
+            signs[run, sign_place : sign_place + block.size],
+            sizes[run, size_place : size_place + block.size],
+            out=block,
         )
-        np.multiply(signs, sizes, out=block)
     return values

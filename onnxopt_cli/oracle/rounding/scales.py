@@ -39,8 +39,8 @@ _ANGLE_ERROR = 2 / 16
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
-# The coefficients of the cosines of the angle and of its double.
-_WINDOWS = {
+#: For each window, the coefficients of the cosines of the angle and of its double.
+WINDOWS = {
     "BlackmanWindow": (0.5, 0.08),
     "HammingWindow": (1 - 25 / 46,),
     "HannWindow": (0.5,),
@@ -190,7 +190,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     cosine has an error of up to 4 roundings of 1, and the sum rounds twice. The tolerance is twice
     the sum of these errors.
     """
-    coefficients = _WINDOWS[node.op_type]
+    coefficients = WINDOWS[node.op_type]
     count = int(inputs[0])
     periodic = [item.i for item in node.onnx_node.attribute if item.name == "periodic"]
     period = count if not periodic or periodic[0] else count - 1
