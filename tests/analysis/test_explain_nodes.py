@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from textwrap import dedent
+from types import SimpleNamespace
 
 import numpy as np
 import onnx.parser
 import pytest
 
 from onnxopt_cli.analysis.node_traits import node_traits
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
-from onnxopt_cli.run.reproduce_node import elements_alike
+from onnxopt_cli.run.reproduce_node import elements_alike, unlike_node_mistake
 
 
 def explanation(onnxopt, workplace, body, operator):
@@ -192,6 +194,18 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
     changed = onnxopt(*run, "--expect", "known.yaml")
     assert changed.code == 1
     assert "without formula" in changed.out
+
+
+def test_mistake_that_cannot_be_computed_is_not_said_to_differ():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> '
+        "g (float[2, 3] a, float[2, 3] b) => (float[2, 3] y) { y = MatMul(a, b) }"
+    )
+    operand = np.ones((2, 3), np.float32)
+    problem = Problem(model, {"a": operand, "b": operand}, None)
+    result = SimpleNamespace(returned=[operand])
+    difference = unlike_node_mistake(result, problem, ["outputs in 16 bits"])
+    assert difference == "the known mistake cannot be computed in this case"
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (3,)])
