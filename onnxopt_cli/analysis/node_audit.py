@@ -442,8 +442,9 @@ def _in_turn(
     """Return the results that a function yields for each item, and whether it ended the process.
 
     The items are worked on in one forked process, since a new one takes longer than most mutants.
-    The process is replaced if an item ends it. If an item has changed its state, all are worked on
-    again in several processes, so that no item has an effect on another.
+    The process is replaced if its first item ends it. If another item ends it, or an item has
+    changed its state, all are worked on again in several processes, so that no item has an effect
+    on another.
 
     Args:
         items: the items.
@@ -459,26 +460,34 @@ def _in_turn(
         for item in remaining:
             yield from work(item)
             yield None
+        # Whether the state is unchanged.
         yield check() == before
 
     while len(results) < len(items):
         events = []
+        begun = len(results)
+        is_changed = False
         try:
-            for event in on_corrected_reference(partial(run, items[len(results) :]), silence):
-                if event is False and len(items) > 1:
-                    middle = len(items) // 2
-                    return [
-                        *_in_turn(items[:middle], work, silence, check),
-                        *_in_turn(items[middle:], work, silence, check),
-                    ]
+            for event in on_corrected_reference(partial(run, items[begun:]), silence):
                 if event is None:
                     results.append((events, False))
                     events = []
-                elif not isinstance(event, bool):
+                elif isinstance(event, bool):
+                    is_changed = not event
+                else:
                     events.append(event)
         except ProcessLostError:
-            if len(results) < len(items):
+            if len(results) == begun:
                 results.append((events, True))
+            else:
+                # An earlier item of this process may have caused the end.
+                is_changed = True
+        if is_changed and len(items) > 1:
+            middle = len(items) // 2
+            return [
+                *_in_turn(items[:middle], work, silence, check),
+                *_in_turn(items[middle:], work, silence, check),
+            ]
     return results
 
 

@@ -161,11 +161,16 @@ def test_mutants_in_one_process_equal_mutants_alone(leaky_trials):
     assert {outcome.survives for outcome in together} == {True, False}
 
 
-def test_mutant_that_changes_the_reference_has_no_effect_on_others(leaky_trials, monkeypatch):
-    def spoil(model, inputs, compute):
-        outputs = compute(model, inputs)
-        LeakyRelu._run = lambda _self, x, **_: (np.zeros_like(x),)
-        return outputs
+@pytest.mark.parametrize("effect", [lambda: None, lambda: os._exit(1)])
+def test_mutant_that_changes_the_reference_has_no_effect_on_others(
+    leaky_trials, monkeypatch, effect
+):
+    def changed(_self, x, **_):
+        effect()
+        return (np.zeros_like(x),)
+
+    def spoil(*_):
+        LeakyRelu._run = changed
 
     def correct(model, inputs, compute):
         return compute(model, inputs)
