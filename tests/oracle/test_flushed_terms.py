@@ -80,6 +80,13 @@ def test_errors_beyond_those_of_flushed_terms_fail(case):
     assert error_shares(model, inputs, wrong).min() > 1
 
 
+def test_norm_of_doubles_is_flushed_only_if_its_terms_are_subnormal_doubles():
+    inputs = {"x": np.array([[[3e-30, 4e-30, 3e-160, 4e-160]]])}
+    model = model_of("LpPool", inputs, opset=22, kernel_shape=[2], strides=[2])
+    assert error_shares(model, inputs, np.array([[[5e-30, 0.0]]])).max() <= 1
+    assert error_shares(model, inputs, np.array([[[0.0, 0.0]]])).max() > 1
+
+
 def test_normal_terms_widen_nothing():
     a, b = (small(4, COUNT, exponent=-10), small(COUNT, 5, exponent=-10))
     model, inputs = model_of("MatMul", {"a": a, "b": b}, opset=22), {"a": a, "b": b}

@@ -72,7 +72,9 @@ def with_flushed_root(node: Any, output: Value) -> Value:
     """Return an output with zeros where the sum under a root is subnormal."""
     if node.op_type not in _ROOTS or not isinstance(output, np.ndarray):
         return output
-    flushes = np.abs(output) < smallest_normal(np.dtype(np.float32)) ** (1 / _power_of(node))
+    # Narrower types are summed in float32.
+    summed_in = np.dtype(np.float64 if output.dtype == np.float64 else np.float32)
+    flushes = np.abs(output) < smallest_normal(summed_in) ** (1 / _power_of(node))
     return np.where(flushes, output.dtype.type(0), output)
 
 
