@@ -35,6 +35,8 @@ Fault = Callable[[Node, Sequence[Array], Compute], "list[Array] | None"]
 
 VARIABLE = "INJECTED_FAULT"
 ROUNDOFF = float(np.finfo(np.float32).eps) / 2
+# What a node raises whose operands it does not accept.
+COMPUTATION_ERRORS = (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError)
 # Runs with roundings at random.
 ROUNDING_RUNS = 8
 PRODUCTS = {"Conv", "Gemm", "MatMul"}
@@ -66,7 +68,11 @@ class NodeComputer:
         self._imports, self._ir_version = list(model.opset_import), model.ir_version
 
     def __call__(self, node: Node, operands: Sequence[Array]) -> list[Array]:
-        """Return the outputs of a node, also of those without a name."""
+        """Return the outputs of a node, also of those without a name.
+
+        Raises:
+            COMPUTATION_ERRORS: if the node does not accept the operands.
+        """
         if node.op_type == "GlobalMaxPool":
             # onnx's reference drops dimensions.
             axes = tuple(range(2, operands[0].ndim))
@@ -90,7 +96,10 @@ class NodeComputer:
                 outputs = [*ReferenceEvaluator(model).run(None, feeds)]
             except (ValueError, NotImplementedError):
                 # The reference rejects some valid nodes.
-                outputs = [*run_on_onnxruntime(model, feeds)]
+                try:
+                    outputs = [*run_on_onnxruntime(model, feeds)]
+                except Exception as error:  # ONNX Runtime has no common class of errors
+                    raise ValueError(str(error)) from error
         return [np.asarray(value) for value in outputs]
 
 
@@ -593,11 +602,8 @@ def swapped_order(steps: Sequence[Step], compute: Compute) -> list[Array] | None
     before = steps[-3].node.output[0] if len(steps) > 2 else second.node.input[links[0]]  # noqa: PLR2004
     place = list(second.node.input).index(before)
     value = second.operands[place]
-    try:
-        value = compute(last.node, operands_after(last, second, value))[0]
-        value = compute(second.node, replaced(second.operands, place, value))[0]
-    except (ValueError, RuntimeError):
-        return None
+    value = compute(last.node, operands_after(last, second, value))[0]
+    value = compute(second.node, replaced(second.operands, place, value))[0]
     return [value] if value.shape == last.outputs[0].shape else None
 
 
@@ -783,7 +789,10 @@ class ChainVisibility:
         self._roundings = [self._run(rounded) for _ in range(ROUNDING_RUNS)]
 
     def __call__(self, steps: Sequence[Step], wrong: Sequence[Array]) -> bool:
-        """Return whether wrong outputs of a chain change the model beyond rounding."""
+        """Return whether wrong outputs of a chain change an output of the model beyond rounding.
+
+        If a later node does not accept them, for instance as a shape, the model has no outputs.
+        """
         last = steps[-1].node.output[0]
 
         def faulty(node: Node, operands: Sequence[Array]) -> list[Array]:
@@ -791,7 +800,10 @@ class ChainVisibility:
                 return [*map(widened, wrong)]
             return self._wide(node, operands)
 
-        outputs = self._run(faulty)
+        try:
+            outputs = self._run(faulty)
+        except COMPUTATION_ERRORS:
+            return False
         return any(
             exceeds_rounding(exact, output, exact, [run[index] for run in self._roundings])
             for index, (exact, output) in enumerate(zip(self._exact, outputs, strict=True))
@@ -810,5 +822,5 @@ def applied(kind: str, steps: Sequence[Step], compute: Compute) -> list[Array] |
         if kind in FUSION_FAULTS:
             return FUSION_FAULTS[kind](steps, compute)
         return NODE_FAULTS[kind](steps[-1].node, steps[-1].operands, compute)
-    except (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError):
+    except COMPUTATION_ERRORS:
         return None
