@@ -92,3 +92,11 @@ def test_normal_terms_widen_nothing():
     model, inputs = model_of("MatMul", {"a": a, "b": b}, opset=22), {"a": a, "b": b}
     exact = (a.astype(float) @ b).astype(F)
     assert (error_shares(model, inputs, exact * F(1 + 1e-4)) > 1).mean() > 0.9
+
+
+def test_rounding_of_a_subnormal_sum_under_a_root_does_not_yield_nan():
+    # The published body of ReduceL2 takes the root of the sum in float32.
+    inputs = {"x": np.array([[3e-30, 4e-30]]), "axes": np.array([1])}
+    model = model_of("ReduceL2", inputs, opset=22, keepdims=0)
+    assert error_shares(model, inputs, np.array([5e-30])).max() <= 1
+    assert error_shares(model, inputs, np.array([np.nan])).max() > 1

@@ -513,6 +513,9 @@ def _rounded(
     moves *= size
     if small is not None:
         moves[small] += np.clip(small_moves, -limit, limit)
+        if _is_zero(scale):
+            # The sum of both errors could cross zero.
+            moves[small] = np.clip(moves[small], -limit, limit)
     if flushed_moves is not None:
         moves += flushed_moves
     return np.asarray(np.add(output, moves, out=_reused(moves, output)))
