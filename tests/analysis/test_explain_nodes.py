@@ -189,8 +189,8 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
     run = ("run", "test_triple", "-b", "python:wrong.py:wrong", "--isolation", "none")
     ran = onnxopt(*run, "--update-expect", "known.yaml")
     assert "Triple: y off" in ran.out
-    known = workplace / "known.yaml"
-    known.write_text(known.read_text().rstrip() + "\n    mistake: alpha ignored\n")
+    expectations = workplace / "known.yaml"
+    expectations.write_text(expectations.read_text().rstrip() + "\n    mistake: alpha ignored\n")
     changed = onnxopt(*run, "--expect", "known.yaml")
     assert changed.code == 1
     assert "without formula" in changed.out
