@@ -36,15 +36,15 @@ _MAX_SHOWN_SURVIVORS = 12
 
 def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
     """Yield an operator's mutation score: a table, survivors and false alarms, then details."""
-    yield Text.assemble(
-        (score.operator.name, "bold"), f"  {len(score.trials)} cases{_share(score)}"
-    )
+    count = len(score.trials)
+    cases = "1 case" if count == 1 else f"{count} cases"
+    yield Text.assemble((score.operator.name, "bold"), f"  {cases}{_share(score)}")
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
     has_formula = isinstance(score.operator, Operator)
     tried = max((verdict.inputs for verdict in score.automatic), default=0)
     subject = "formula on every input" if has_formula else f"operator on {tried} inputs"
-    automatic_note = "rejected"
+    automatic_note = "killed"
     if has_formula or tried:
         automatic_note += f"; {equivalent} more equal the {subject}"
     if stillborn:
@@ -52,15 +52,15 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     used = "none installed"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
-        used = f"at most {numbers.error(most.largest)} of a limit used ({most.name})"
+        used = f"largest error / tolerance {numbers.error(most.largest)} ({most.name})"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
     for label, verdicts, rejected, note in (
-        ("wrong, named", score.named, True, "rejected"),
-        ("wrong, automatic", score.automatic, True, automatic_note),
-        ("right", score.right, False, f"accepted; {used}"),
+        ("known mistakes", score.named, True, "killed"),
+        ("mutants", score.automatic, True, automatic_note),
+        ("reformulations", score.right, False, f"accepted; {used}"),
     ):
         left_out = [v for v in verdicts if rejected and (v.equivalent or v.stillborn)]
         counted = [verdict for verdict in verdicts if verdict not in left_out]
@@ -76,7 +76,8 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         excess = numbers.error(nearest.largest)
         is_lower_bound = None in nearest.excess
         amount = f"at least {excess}" if is_lower_bound else excess
-        yield Text(f"  nearest miss: {nearest.name}, {amount} times its limit", style="dim")
+        smallest = f"smallest error / tolerance of the killed: {amount} ({nearest.name})"
+        yield Text(f"  {smallest}", style="dim")
     for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
         yield Padding(_survivor(survivor), (0, 2))
     hidden = len(score.survivors) - _MAX_SHOWN_SURVIVORS
@@ -84,7 +85,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
     for verdict, case in score.false_alarms:
         text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
-        yield text.append(f"{printable(case)}: {numbers.error(verdict.largest)} times the limit")
+        yield text.append(f"{printable(case)}: error / tolerance {numbers.error(verdict.largest)}")
     if verbose:
         yield from _details(score)
     yield Text()
@@ -189,7 +190,7 @@ def _brief(array: Array) -> str:
 def _details(score: MutationScore) -> Iterable[RenderableType]:
     if score.redundant:
         names = ", ".join(map(printable, score.redundant))
-        yield Text(f"  reject nothing that others do not: {names}", style="dim")
+        yield Text(f"  redundant, since other cases kill the same: {names}", style="dim")
     for case, output, elements in score.inconclusive:
         yield Text(f"  inconclusive: {elements} of {output}: {printable(case)}", style="dim")
 

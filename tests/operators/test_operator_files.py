@@ -178,7 +178,7 @@ def test_formulas_may_have_limits_branches_and_loops(place, call):
         assert done.code == 0, done.out + done.err
     done = call("audit company/lion --operators lion.py")
     assert "internal error" not in done.err
-    assert re.search(r"right +(\d+) of \1  accepted", done.out), done.out
+    assert re.search(r"reformulations +(\d+) of \1  accepted", done.out), done.out
 
 
 def test_path_with_a_colon_is_rejected(place, call):
@@ -235,7 +235,7 @@ def test_operator_with_two_rates_that_depends_on_signs_is_supported(place, call)
         assert done.code == 0, done.out + done.err
         assert "Warning" not in done.err
     done = call("audit company --operators signs.py")
-    assert re.search(r"wrong, named +(\d+) of \1 ", done.out), done.out
+    assert re.search(r"known mistakes +(\d+) of \1 ", done.out), done.out
     # A backend that does not check limits fails exactly the rejection cases of limits.
     done = call(
         "run company -b python:backend.py:Backend --no-explain --operators signs.py"
@@ -351,7 +351,7 @@ def test_empty_maximum_and_division_by_zero_decay_are_correct(place, call):
         done = call(f"{options} --operators lion.py")
         assert done.code == 0, done.out + done.err
     done = call("audit company/lion/empty company/lion/beta2_alone --operators lion.py")
-    assert re.search(r"right +(\d+) of \1  accepted", done.out), done.out
+    assert re.search(r"reformulations +(\d+) of \1  accepted", done.out), done.out
 
 
 def test_operator_of_another_domain_may_have_the_name_of_one_of_onnx(place, call):
