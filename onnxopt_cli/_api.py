@@ -554,8 +554,8 @@ def fuzz(
         execution: where and within which limits the backend runs.
 
     Raises:
-        UsageError: if the backend or a number is invalid, or hypothesis is not installed.
-        NothingSelected: if an operator has neither a formula nor a generator.
+        UsageError: if the backend or a number is invalid, an operator has neither a formula nor a
+            generator, or hypothesis is not installed.
         BackendUnavailable: if the backend does not start.
     """
     from onnxopt_cli.fuzz.cluster_search import open_search

@@ -78,7 +78,7 @@ _EXPLAIN_TIME = 60.0
     "seconds",
     type=FiniteNumber(min=0, min_open=True),
 )
-@option("--seed", "Seed of the examples.", type=click.IntRange(min=0), default=0)
+@option("--seed N", "Seed of the examples.", type=click.IntRange(min=0), default=0)
 @option(
     "-o, --output DIR",
     "Folder where failures are kept as cases; earlier ones are replayed first.",

@@ -72,8 +72,12 @@ class FuzzDisplay:
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
         self._console.print_line(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
-        cause = f"{finding.subject}, {' and '.join(map(repr, names)) or 'not explained'}"
-        self._causes.setdefault(cause, []).append(path.stem)
+        cause = " and ".join(map(repr, names))
+        # The search explains operators with a formula, `onnxopt run` the others as well.
+        if not cause and registry().named(finding.subject) is not None:
+            cause = "not explained"
+        group = f"{finding.subject}, {cause}" if cause else finding.subject
+        self._causes.setdefault(group, []).append(path.stem)
         if finding.explanation is not None:
             self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))
         self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))

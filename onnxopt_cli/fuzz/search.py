@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from onnxopt_cli.backends.host import Incident
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import NothingSelected, OnnxoptError
+from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.fuzz.driver import (
     Abort,
     RoundOver,
@@ -81,7 +81,8 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
         excluded: names of operators to leave out.
 
     Raises:
-        NothingSelected: if a name is unknown, or every operator is excluded.
+        NothingSelected: if every operator is excluded.
+        UsageError: if a name is unknown.
     """
     operator_names = [operator.name for operator in registry().operators]
     for name in (*names, *excluded):
@@ -89,7 +90,7 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
             message = f"no operator {name!r} with a formula or a generator"
             generated_names = [name for family in FAMILIES.values() for name in family]
             hint = nearest(name, [*operator_names, *generated_names], ", ".join(operator_names))
-            raise NothingSelected(message, hint=hint)
+            raise UsageError(message, hint=hint)
     included = {registry().named(name) for name in names or operator_names}
     included -= {registry().named(name) for name in excluded}
     generated = [name for name in dict.fromkeys(names) if registry().named(name) is None]
@@ -226,11 +227,16 @@ class Search:
         portions = Portions(self._task, self.tried)
         for number, is_new in zip(portions.numbers, self._may_have_new(portions), strict=False):
             tried, size = self.tried, portions.size(number)
+            most_tried = tried
             while is_new:
                 # Examples of other portions may depend on the order of the workers' responses.
                 self.findings.forget_passed()
                 self.tried = tried
-                finding = self._search(number, size)
+                try:
+                    finding = self._search(number, size)
+                finally:
+                    # Each search of a portion tries the same examples again.
+                    self.tried = most_tried = max(self.tried, most_tried)
                 if finding is None:
                     break
                 yield finding

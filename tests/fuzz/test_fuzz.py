@@ -111,7 +111,8 @@ def test_operators_can_be_excluded(onnxopt, workplace):
     answer = onnxopt(*run, *excluded, "--operator", "Adam", "--exclude-operator", "Adam")
     assert answer.code == 5
     assert "every operator is excluded" in answer.err
-    assert "no operator 'Lion'" in onnxopt(*run, "--exclude-operator", "Lion").err
+    answer = onnxopt(*run, "--exclude-operator", "Lion")
+    assert (answer.code, "no operator 'Lion'" in answer.err) == (2, True)
 
 
 def test_known_mistake_is_named_and_reported_once(fuzz, onnxopt):
@@ -305,7 +306,7 @@ def test_ctrl_c_ends_the_search_and_keeps_findings(workplace):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "interrupted; 1 distinct failure in" in out
+    assert re.search("interrupted; 1 distinct failure in [1-9]", out), out
     assert list(kept_cases("fuzz")) == ["momentum_float64_for_float32"]
 
 
@@ -316,9 +317,9 @@ def test_missing_hypothesis_is_an_error_with_a_hint(fuzz, monkeypatch):
     assert 'pip install "onnxopt[fuzz]"' in answer.err
 
 
-def test_unknown_operator_selects_no_case(onnxopt, workplace):
+def test_unknown_operator_is_wrong_usage(onnxopt, workplace):
     answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Adma")
-    assert answer.code == 5
+    assert answer.code == 2
     assert "Adma" in answer.err
 
 
