@@ -584,12 +584,13 @@ def _shares(values: Sequence[Value]) -> list[tuple[str, str, float]]:
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in parsed_contributions(values):
         shares[entry.output, entry.node] += entry.share
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return [
-        (output, node, min(share, 1.0))
-        for (output, node), share in ordered
-        if share >= _LEAST_SHARE
-    ]
+    # The whole is estimated from sums with random signs, so the shares may exceed it together.
+    totals: defaultdict[str, float] = defaultdict(float)
+    for (output, _), share in shares.items():
+        totals[output] += share
+    relative = {key: share / max(totals[key[0]], 1.0) for key, share in shares.items()}
+    ordered = sorted(relative.items(), key=lambda item: -item[1])
+    return [(output, node, share) for (output, node), share in ordered if share >= _LEAST_SHARE]
 
 
 def _size(value: Value) -> float:
@@ -627,7 +628,8 @@ def _reason(result: Result) -> str:
     if result.outcome is Outcome.LEAK:
         return ""
     text = clipped(printable(result.message), _MAX_REASON_CHARS)
-    if result.outcome is Outcome.INVALID or result.message.startswith(LIMIT):
+    own_reasons = (Outcome.INVALID, Outcome.NOT_RUN)
+    if result.outcome in own_reasons or result.message.startswith(LIMIT):
         return text
     return f"{result.outcome} alone: {text}" if text else f"{result.outcome} alone"
 

@@ -24,6 +24,7 @@ from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.workers.interruption import INTERRUPTED_REASON
 
 _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
@@ -79,6 +80,8 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     try:
         write_directory(folder, problem)
     except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         # A value of a type that the layout cannot hold.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
@@ -164,7 +167,9 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
                     f"the whole model on {printable(backend)}: {failure}",
                 )
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
-    listed = [entry for entry in located.not_judged if entry.reason != NO_OPERAND]
+    # The last line states the number of nodes that an interruption left.
+    unlisted = {NO_OPERAND, INTERRUPTED_REASON}
+    listed = [entry for entry in located.not_judged if entry.reason not in unlisted]
     for entry in listed[:_MAX_LISTED]:
         on = f" on {printable(entry.backend)}" if several else ""
         yield Text.assemble(

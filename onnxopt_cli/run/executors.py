@@ -34,7 +34,7 @@ from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
-from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.processes import (
     HAS_WORKERS,
     allowed_memory,
@@ -373,7 +373,7 @@ class InProcess:
 
         def run() -> Response | str:
             if self._interruption.signal:
-                return "interrupted"
+                return INTERRUPTED_REASON
             request.started()
             return self._host.respond(request)
 

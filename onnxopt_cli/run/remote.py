@@ -28,6 +28,7 @@ from onnxopt_cli.workers.cluster.dask_client import (
     WorkerGroup,
     real_place,
 )
+from onnxopt_cli.workers.interruption import INTERRUPTED_REASON
 from onnxopt_cli.workers.worker_messages import pack_request, read_response
 
 _LOST = "its machine was lost in each attempt: "
@@ -91,7 +92,7 @@ class Remote:
                 answer = pending()
             except LostError as error:
                 return Response(failure=Outcome.CRASH, message=_LOST + str(error))
-            return "interrupted" if answer is None else _response(answer, request)
+            return INTERRUPTED_REASON if answer is None else _response(answer, request)
 
         return wait
 

@@ -48,7 +48,7 @@ from onnxopt_cli.run.judge import (
     unjudged_result,
 )
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
-from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.parallel import parallel
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _noted(case: Case) -> Iterator[None]:
 def _reason_to_stop(plan: Plan, failed: int) -> str:
     """Return why no further case may start; empty if cases may start."""
     if plan.interruption.signal:
-        return "interrupted"
+        return INTERRUPTED_REASON
     if 0 < plan.max_fail <= failed:
         return f"stopped after {failed} case{'s' * (failed > 1)} that did not conform"
     return ""

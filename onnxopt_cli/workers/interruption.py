@@ -18,6 +18,8 @@ from onnxopt_cli.core.helper_process import SIGNALS, exceptions_are_lost
 # A signal that arrives where raising is unsafe is sent again after this time, up to this often.
 _RESEND_SECONDS = 0.01
 _MAX_RESENDS = 100
+#: Stands for the response of a case that a signal has prevented.
+INTERRUPTED_REASON = "interrupted"
 #: Exit codes of a command that a signal has ended.
 INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 

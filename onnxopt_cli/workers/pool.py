@@ -24,7 +24,7 @@ from onnxopt_cli.errors import (
     UnusableOutput,
     UsageError,
 )
-from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
@@ -141,7 +141,7 @@ class Pool:
         def wait() -> Response | str:
             while job.result is None:
                 if self.interruption.signal:
-                    return "interrupted"
+                    return INTERRUPTED_REASON
                 self.loop.run_once()
             return job.result
 

@@ -342,6 +342,7 @@ def test_interrupted_search_prints_and_writes_what_is_known(tmp_path, monkeypatc
     assert process.returncode == 130
     assert "wrong the_b (LeakyRelu)" in out
     assert "interrupted; 5 nodes: " in out
+    assert "not judged " not in out.splitlines()[-2]
     located = json.loads((tmp_path / "l.json").read_text())
     assert located["interrupted"] is True
     assert "the_b" in {finding["node"] for finding in located["wrong"]}
@@ -599,6 +600,19 @@ def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(
     first = found["contributions"][0]
     assert (first["output"], first["node"]) == ("y", "the_b")
     assert first["share"] > 0.9
+
+
+def test_shares_of_nodes_in_a_tolerance_do_not_exceed_the_whole(locate):
+    nodes = [
+        node("HardSigmoid", "x", "a"),
+        node("Add", "a x", "b"),
+        node("Softmax", "b", "c"),
+        node("Softmax", "c", "y"),
+    ]
+    _, found = locate(model_of(nodes), "Right")
+    shares = [entry["share"] for entry in found["contributions"]]
+    assert len(shares) > 1
+    assert sum(shares) <= 1 + 1e-9
 
 
 def test_node_with_the_largest_error_contributes_most_to_the_error_of_its_backend(locate):
