@@ -808,7 +808,8 @@ class _Search:
         ]
         mistakes = [candidate.mistake, *equivalents[:MAX_EQUIVALENT]]
         count = len(distinct(self.operator, mistakes)) - 1
-        return f" (or {count} more that do the same here)" if count and self._complete else ""
+        others = "1 other mistake" if count == 1 else f"{count} other mistakes"
+        return f" (or {others} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
         """Return the mistake that refuses most of what the backend refused, and nothing else."""

@@ -32,7 +32,7 @@ def command(saved: Path, explain_time: float | None) -> int:
     Exits with 1 if a failure is left unexplained.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
-    from onnxopt_cli.cli.console import stderr, stdout
+    from onnxopt_cli.cli.console import note, stderr, stdout
     from onnxopt_cli.report.saved_run import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
     from onnxopt_cli.suites.collect import find_again
@@ -41,21 +41,25 @@ def command(saved: Path, explain_time: float | None) -> int:
     if not any(result.failing for result in record.results):
         click.echo("no failing case to explain")
         return 0
-    with stderr().status("looking for known mistakes") as status:
-        explanations = api.explain(
-            record.results,
-            find_again(
-                {result.case: result.location for result in record.results},
-                ModelInputs.from_json(record.options),
-            ).values(),
-            judging=Judging.from_json(record.options),
-            seconds=explain_time,
-            progress=status.update,
-        )
+    try:
+        with stderr().status("looking for known mistakes") as status:
+            explanations = api.explain(
+                record.results,
+                find_again(
+                    {result.case: result.location for result in record.results},
+                    ModelInputs.from_json(record.options),
+                ).values(),
+                judging=Judging.from_json(record.options),
+                seconds=explain_time,
+                progress=status.update,
+            )
+    except KeyboardInterrupt:
+        note("interrupted while looking for known mistakes: failures are not explained")
+        raise
     if not explanations:
         click.echo(
-            "no failure can be explained: that takes wrong values, kept in the saved run, of a "
-            "model that is a single node of an operator with a formula"
+            "no failure can be explained: an explanation of a saved run needs the wrong outputs "
+            "of a case whose model is a single node of an operator with a formula"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)

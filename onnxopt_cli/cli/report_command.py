@@ -41,7 +41,9 @@ def command() -> None:
     type=PATH,
 )
 def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:
-    """Write reports of a run from its log, finished or not, or from its JSON report.
+    """Write reports of a saved run.
+
+    The run may be a log, finished or not, or a JSON report.
 
     \b
     onnxopt report render run.jsonl --report json=run.json

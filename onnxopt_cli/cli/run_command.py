@@ -49,7 +49,7 @@ def command(context: click.Context, **options: Any) -> int:
     onnxopt run cases/ -b onnxruntime
     onnxopt run onnx-node --operator Adam -b python:my_backend.py:Backend
 
-    Exits with 0 if all conforms, 1 if not, 2 for an invalid case.
+    Exits with 0 if every case conforms, 1 if not, 2 for an invalid case.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cli.run_session import execute
 

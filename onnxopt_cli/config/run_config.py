@@ -176,7 +176,7 @@ class ModelInputs(Settings):
         for text in self.dims:
             name, _, size = text.rpartition("=")
             if not (name and re.fullmatch(r"[1-9]\d{0,9}", size, re.ASCII)):
-                raise UsageError(f"invalid --dim {text}: expected NAME=SIZE, as in batch=4")
+                raise UsageError(f"invalid --dim {text}: expected NAME=SIZE, SIZE at least 1")
             if sizes.setdefault(name, int(size)) != int(size):
                 raise UsageError(f"two sizes for --dim {name}: {sizes[name]} and {size}")
         return sizes
@@ -375,7 +375,7 @@ class Judging(Settings):
         None, "--atol", "Judge by this absolute tolerance.", Number(), **_VERDICTS
     )
     ulp: int | None = setting(
-        None, "--ulp", "Judge by this distance in ulp.", Number(whole=True), **_VERDICTS
+        None, "--ulp N", "Judge by this distance in ulp.", Number(whole=True), **_VERDICTS
     )
     error_bound: float = setting(
         FACTOR,
@@ -485,7 +485,7 @@ class RunConfig(Settings):
     )
     max_fail: int | None = setting(
         None,
-        "--max-fail",
+        "--max-fail N",
         "Stop after this number of cases that do not conform.",
         _COUNT,
         section="Stopping and resuming",

@@ -142,7 +142,7 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
     yield from section("Inputs", _values(problem.inputs))
     if problem.trajectory is not None:
         yield from section("Steps", [(_steps(problem.trajectory),)])
-    expected: Iterable[tuple[str, ...]] = [("what the formula yields",)]
+    expected: Iterable[tuple[str, ...]] = [("not stored: each run computes them",)]
     if problem.must_reject:
         expected = [("none: a right backend refuses this",)]
     elif problem.stored is not None:

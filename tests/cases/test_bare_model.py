@@ -123,7 +123,7 @@ def test_wrong_sizes_are_refused(dims):
 
 
 def test_unknown_symbol_is_invalid(tmp_path):
-    with pytest.raises(InvalidCase, match="no symbolic dimension m; it has n"):
+    with pytest.raises(InvalidCase, match="no symbolic dimension is called m, only n"):
         load(save_sum(tmp_path / "m.onnx", ["n"]), dims=("m=3",))
 
 
@@ -198,6 +198,13 @@ def stored_values(folder):
     """Return the first input and the output of a test directory, read by onnx."""
     paths = (folder / "test_data_set_0" / f"{kind}_0.pb" for kind in ("input", "output"))
     return [numpy_helper.to_array(onnx.load_tensor(path)) for path in paths]
+
+
+def test_show_says_where_inputs_and_outputs_of_a_model_file_come_from(workplace, onnxopt):
+    save_sum(workplace / "m.onnx", ["batch", 4])
+    shown = onnxopt("show", "m.onnx").out
+    assert "inputs from seed 0" in shown
+    assert "not stored: each run computes them" in shown
 
 
 def test_generate_writes_a_model_as_a_test_directory(workplace, onnxopt):

@@ -57,12 +57,12 @@ def bare_model_case(path: Path, settings: ModelInputs) -> Case:
         settings: where the inputs come from.
     """
     real = Path(os.path.realpath(path))
-    about = f"inputs from {settings.inputs}" if settings.inputs else f"seed {settings.seed}"
+    source = settings.inputs or f"seed {settings.seed}"
     return Case(
         f"{real.parent.name or 'root'}/{path.stem}",
         Location(path),
         partial(_read, path, settings),
-        about=printable(about),
+        about=printable(f"inputs from {source}"),
         files=partial(_files, path, settings),
     )
 
@@ -205,9 +205,10 @@ def _shapes(
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
     if unknown := [name for name in stated if name not in every]:
-        symbol_names = ", ".join(every) or "none"
+        others = f", only {', '.join(every)}" if every else ": there is none"
+        message = f"no symbolic dimension is called {unknown[0]}{others}"
         raise InvalidCase(
-            [Fault(where, f"has no symbolic dimension {unknown[0]}; it has {symbol_names}")],
+            [Fault(where, message)],
             hint="--dim takes a name, or INPUT:AXIS for a dimension without a name",
         )
     usual: dict[str, int] = {}

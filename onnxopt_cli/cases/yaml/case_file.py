@@ -240,7 +240,7 @@ def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str
     valid_name = re.compile(packaged_schema(_SCHEMA)["$defs"]["name"]["pattern"])
     for part, kind, remedy in (
         (name, "folder", "the file to state its suite"),
-        (path.stem, "file", "another name of the file"),
+        (path.stem, "file", "a name of ASCII letters, digits, '_', '-' and '.'"),
     ):
         if not valid_name.fullmatch(part):
             message = f"found the {kind} {abbreviated(part)}, which is not valid in an id, "
