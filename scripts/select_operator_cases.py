@@ -45,7 +45,7 @@ from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode

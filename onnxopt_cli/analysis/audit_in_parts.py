@@ -26,7 +26,6 @@ from onnxopt_cli.analysis.audit import (
 )
 from onnxopt_cli.analysis.node_audit import NodeTrial, implementation_names
 from onnxopt_cli.cases.case import Case
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import (
@@ -36,6 +35,7 @@ from onnxopt_cli.core.record_json import (
     value_to_json,
 )
 from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.run.remote import case_references
 from onnxopt_cli.run.served import sent_case

@@ -39,9 +39,8 @@ from onnxopt_cli.backends.specification import (
     parse_specification,
     split_label,
 )
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
-from onnxopt_cli.core.ownership import foreign, user_name
 from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.untrusted_files import Malformed, foreign, read_regular_file, user_name
 from onnxopt_cli.errors import UsageError
 
 # Environment variable with the path of the file to use; empty to use no file.

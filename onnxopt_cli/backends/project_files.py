@@ -23,9 +23,9 @@ from onnxopt_cli.backends.specification import (
     is_path,
     parse_specification,
 )
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
 
 _SETTINGS = "onnxopt.toml"

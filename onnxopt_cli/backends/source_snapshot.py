@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from onnxopt_cli.backends.specification import Specification, is_path, parse_specification
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
 #: Folders of installed modules. Their neighbours are unrelated packages, which are not included.
 INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})

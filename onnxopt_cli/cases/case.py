@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.trajectory import Trajectory
+from onnxopt_cli.core.untrusted_files import Signature
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
@@ -27,10 +27,6 @@ from onnxopt_cli.interpret.single_node import (
 )
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
-
-#: Identifies one version of a file: device, inode, size, mtime_ns, ctime_ns. A program can reset
-#: mtime after a change, but not ctime. None stands for a file that changed while it was read.
-Signature = tuple[int, int, int, int, int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from typing import NoReturn
 import numpy as np
 
 from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.onnx.corpora import cache_folder, is_ours
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import Filters
+from onnxopt_cli.core.cache import cache_folder
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.files import working_folder, write_atomically
 from onnxopt_cli.core.result import (
@@ -31,6 +30,7 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
+from onnxopt_cli.core.untrusted_files import Malformed, is_ours, read_regular_file
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import (
     InvalidCase,

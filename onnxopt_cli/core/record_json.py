@@ -16,10 +16,10 @@ from typing import Any
 from onnxopt_cli.core.codec import ValueReader, ValueWriter
 from onnxopt_cli.core.compare import spent
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import (
     CaseContent,
+    Location,
     Outcome,
     Result,
     Standing,

@@ -15,10 +15,10 @@ from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     HARMLESS,
+    Location,
     Outcome,
     Result,
 )

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
 from onnxopt_cli.report.view.run_view import RunView

@@ -19,10 +19,10 @@ from functools import partial
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import (
     HARMLESS,
+    Location,
     Outcome,
     Result,
 )

@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.view.run_view import RunView, results_by_capability
 from onnxopt_cli.report.view.verdict import counted

@@ -34,8 +34,8 @@ from onnxopt_cli.backends.configuration import (
     relative,
 )
 from onnxopt_cli.backends.specification import parse_specification
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
 
 _MAX_FILE_BYTES = 1 << 20

@@ -27,8 +27,8 @@ from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, formula_model
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.text import (
     FreeNames,
     nearest,

@@ -18,13 +18,12 @@ from onnxopt_cli.cases.onnx.directory import (
     find_model_cases,
 )
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
-from onnxopt_cli.cases.tensors.regular_file import Malformed, open_regular_file
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
 from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
-from onnxopt_cli.core.result import OUTSIDE_CASES
+from onnxopt_cli.core.result import OUTSIDE_CASES, Location
 from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.errors import (
     Fault,
     NothingSelected,

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,13 @@ from onnx_directories import same
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx import corpora
 from onnxopt_cli.cases.onnx.corpora import (
-    CACHE_VARIABLE,
     CORPORA,
     corpus,
     node_contents,
-    write_node_corpus,
 )
-from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cli import console
+from onnxopt_cli.core import cache as cache_module
+from onnxopt_cli.core.cache import CACHE_VARIABLE
 from onnxopt_cli.core.tolerance import Provenance, Relative
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.nodes import operator_names
@@ -145,12 +145,11 @@ def test_node_case_has_a_tolerance_only_if_it_differs_from_the_default():
     assert b.tolerance == Relative(0.5, 1e-7, Provenance.DIRECTORY)
 
 
-def test_node_cases_are_collected_once_and_then_cached(few, tmp_path):
+def test_node_cases_are_collected_once_and_then_cached(few):
     first, second = corpus("onnx-node"), corpus("onnx-node")
     assert len(few) == 1
     assert [case.id for case in first[0]] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
     assert [case.id for case in second[0]] == [case.id for case in first[0]]
-    assert second[0][0].location.path.is_relative_to(tmp_path / "cache")
     assert second[0][1].load().tolerance.rtol == 0.5
 
 
@@ -173,35 +172,37 @@ def test_cache_contains_no_temporary_files(tmp_path):
     assert only.name.startswith(f"onnx-node-{onnx.__version__}-")
 
 
-@pytest.mark.parametrize("lost", ["node/test_b", "node/test_b/model.onnx", "manifest.json"])
+@pytest.mark.parametrize("lost", ["cases", "index.json"])
 def test_incomplete_cache_is_rebuilt(few, tmp_path, lost):
     corpus("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
-    path = cache / lost
-    if path.is_dir():
-        path.rename(tmp_path / "away")
-    else:
-        path.unlink()
-    assert len(corpus("onnx-node")[0]) == 2
-    assert len(few) == 2
-    assert len(corpus("onnx-node")[0]) == 2
-    assert len(few) == 2
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    (cache / lost).unlink()
+    for _ in range(2):
+        assert len(corpus("onnx-node")[0]) == 2
+        assert len(few) == 2
 
 
 def alter_unseen(cache):
     """Change a byte of an expected output, and restore the modification time."""
-    path = cache / "node/test_a/test_data_set_0/output_0.pb"
+    path = cache / "cases"
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def replace_model(cache, replacement):
-    model = cache / "node/test_a/model.onnx"
-    model.rename(cache.parent.parent / "model.onnx")
-    replacement(model)
+def sign(cache):
+    """Enter the present times and digest of the altered entry in the index."""
+    alter_unseen(cache)
+    status, data = (cache / "cases").stat(), (cache / "cases").read_bytes()
+    (cache / "cases").write_bytes(data)
+    row = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, sha256(data).hexdigest()]
+    (cache / "index.json").write_text(json.dumps({"cases": row}))
+
+
+def replace_entry(cache, replacement):
+    (cache / "cases").rename(cache.parent.parent / "cases")
+    replacement(cache / "cases")
 
 
 def replace_all_by_copy(cache):
@@ -211,22 +212,8 @@ def replace_all_by_copy(cache):
     cache.chmod(0o700)
 
 
-def link_to_elsewhere(cache):
-    cache.rename(cache.parent.parent / "elsewhere")
-    cache.symlink_to(cache.parent.parent / "elsewhere")
-
-
-def edit_manifest(cache, **fields):
-    path = cache / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
-def drop_case(cache):
-    """Remove a case, as if writing the cache had been interrupted."""
-    manifest = json.loads((cache / "manifest.json").read_text())
-    entries = {path: it for path, it in manifest["entries"].items() if "test_b" not in path}
-    shutil.rmtree(cache / "node/test_b")
-    edit_manifest(cache, entries=entries, count=1)
+def replace_index(cache, text):
+    (cache / "index.json").write_text(text)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs owners, modes and pipes")
@@ -234,31 +221,18 @@ def drop_case(cache):
     "attack",
     [
         alter_unseen,
-        drop_case,
+        sign,
         replace_all_by_copy,
-        link_to_elsewhere,
-        lambda cache: cache.chmod(0o777),
-        lambda cache: cache.chmod(0o750),
-        lambda cache: (cache / "node/test_c").mkdir(),
-        lambda cache: (cache / "node/test_a/data.json").write_text('{"rtol": 1e9}'),
-        lambda cache: (cache / "node/test_a/model.onnx").write_bytes(b""),
-        lambda cache: os.link(cache / "node/test_a/model.onnx", cache.parent.parent / "other"),
-        lambda cache: replace_model(cache, os.mkfifo),
-        lambda cache: replace_model(cache, lambda item: item.symlink_to("/dev/zero")),
-        lambda cache: replace_model(cache, Path.mkdir),
-        lambda cache: (cache / "manifest.json").write_text('{"entries"'),
-        lambda cache: (cache / "manifest.json").write_text("[" * 100_000),
-        lambda cache: (cache / "manifest.json").write_text("[]"),
-        lambda cache: os.truncate(cache / "manifest.json", 1 << 40),
-        lambda cache: ((cache / "manifest.json").unlink(), os.mkfifo(cache / "manifest.json")),
-        lambda cache: edit_manifest(cache, origin="another onnx"),
-        lambda cache: edit_manifest(cache, entries={}),
-        lambda cache: edit_manifest(cache, entries={"node": []}),
-        lambda cache: edit_manifest(cache, count=1),
-        lambda cache: os.chown(cache, 12345, -1) if os.geteuid() == 0 else cache.chmod(0o755),
-        lambda cache: (
-            os.chown(cache / "node", 12345, -1) if os.geteuid() == 0 else cache.chmod(0o755)
-        ),
+        lambda cache: (cache / "cases").write_bytes(b""),
+        lambda cache: os.link(cache / "cases", cache.parent.parent / "other"),
+        lambda cache: replace_entry(cache, os.mkfifo),
+        lambda cache: replace_entry(cache, lambda entry: entry.symlink_to("/dev/zero")),
+        lambda cache: replace_index(cache, '{"cases"'),
+        lambda cache: replace_index(cache, "[" * 100_000),
+        lambda cache: replace_index(cache, "[]"),
+        lambda cache: replace_index(cache, '{"cases": [1e999, 1, 1, "x"]}'),
+        lambda cache: os.truncate(cache / "index.json", 1 << 40),
+        lambda cache: ((cache / "index.json").unlink(), os.mkfifo(cache / "index.json")),
     ],
 )
 def test_modified_cache_is_rebuilt(few, tmp_path, attack):
@@ -269,32 +243,46 @@ def test_modified_cache_is_rebuilt(few, tmp_path, attack):
     assert len(few) == 2
     assert list(after) == list(before)
     assert all(same(dict(after[test].stored), dict(before[test].stored)) for test in before)
-    assert {test: problem.tolerance for test, problem in after.items()} == {
-        test: problem.tolerance for test, problem in before.items()
-    }
-    # The rebuilt cache is valid, and the modified one has been removed.
+    # The rebuilt cache is valid.
     read_all("onnx-node")
     assert len(few) == 2
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [cache.name]
-    assert sorted(path.name for path in cache.iterdir()) == ["manifest.json", "node"]
+    assert sorted(path.name for path in cache.iterdir()) == ["cases", "index.json"]
 
 
-def test_cache_with_only_new_file_times_is_used(few, tmp_path):
-    read_all("onnx-node")
+def link_to_elsewhere(cache):
+    cache.rename(cache.parent.parent / "elsewhere")
+    cache.symlink_to(cache.parent.parent / "elsewhere")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs owners and modes")
+@pytest.mark.parametrize(
+    ("expose", "reason"),
+    [
+        (link_to_elsewhere, "it is not a folder"),
+        (lambda cache: cache.chmod(0o777), "other users can write to it"),
+        (lambda cache: cache.chmod(0o750), "other users can write to it"),
+        (lambda cache: cache.parent.chmod(0o777), "everybody may write to its folder"),
+    ],
+)
+def test_cache_that_others_can_write_to_is_not_used(
+    few, tmp_path, monkeypatch, caplog, expose, reason
+):
+    monkeypatch.setattr(cache_module, "_reported", set())
+    before = read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
-    (cache / "node/test_a/model.onnx").touch()
-    read_all("onnx-node")
-    assert len(few) == 1
+    expose(cache)
+    assert list(read_all("onnx-node")) == list(before)
+    assert len(few) == 2
+    assert reason in caplog.text
 
 
 def test_cache_without_a_test_of_onnx_s_sources_is_rebuilt(few, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
     corpora._origin.cache_clear()
-    read_all("onnx-node")
-    (cache,) = (tmp_path / "cache").iterdir()
-    assert corpora._cached(cache) is None
-    assert len(few) == 2
+    for collections in (1, 2):
+        read_all("onnx-node")
+        assert len(few) == collections
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs modes")
@@ -306,39 +294,18 @@ def test_cache_is_accessible_only_to_its_user(few, tmp_path, monkeypatch):
     assert modes == [0o700, 0o700, 0o700]
 
 
-@pytest.mark.parametrize("folder", ["", ".cache-"])
-def test_lock_that_is_never_released_does_not_block(few, tmp_path, monkeypatch, folder):
+def test_lock_that_is_never_released_does_not_block(few, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(corpora, "_LOCK_SECONDS", 0.2)
-    held = tmp_path / "cache" / folder
-    held.mkdir(parents=True)
-    descriptor = os.open(held, os.O_RDONLY)
+    monkeypatch.setattr(cache_module, "_LOCK_SECONDS", 0.2)
+    read_all("onnx-node")
+    (cache,) = cache_module.cache_folder().iterdir()
+    alter_unseen(cache)
+    descriptor = os.open(cache, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         assert len(read_all("onnx-node")) == 2
     finally:
         os.close(descriptor)
-
-
-def test_foreign_cache_of_one_case_is_rebuilt(few, onnxopt, tmp_path):
-    (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "abs.py").write_text(
-        'expect(node, name="test_a")\nexpect(node, name="test_b")'
-    )
-    corpora._origin.cache_clear()
-    everything = onnxopt("list", "onnx-node").out
-    (cache,) = (tmp_path / "cache").iterdir()
-    # The manifest is consistent; only onnx's sources show that a case is missing.
-    manifest = json.loads((cache / "manifest.json").read_text())
-    drop_case(cache)
-    entries = {
-        path: [*corpora._signature((cache / path).lstat()), digest]
-        for path, (*_, digest) in manifest["entries"].items()
-        if (cache / path).exists()
-    }
-    edit_manifest(cache, entries=entries, count=1)
-    assert onnxopt("list", "onnx-node").out == everything
-    assert len(few) == 2
 
 
 def test_onnx_s_sources_name_most_of_its_tests():
@@ -352,7 +319,7 @@ def test_onnx_s_sources_name_most_of_its_tests():
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a device")
 def test_missing_cache_is_reported_once(few, onnxopt, monkeypatch, caplog):
     monkeypatch.setenv(CACHE_VARIABLE, "/dev/null")
-    monkeypatch.setattr(corpora, "_unusable", set())
+    monkeypatch.setattr(cache_module, "_reported", set())
     answer = onnxopt("list", "onnx-node/test_a", "onnx-node/test_b")
     assert answer.code == 0
     assert answer.out.split() == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
@@ -370,23 +337,24 @@ def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
     assert cases[1].load().tolerance.rtol == 0.5
 
 
-@pytest.mark.usefixtures("few")
-def test_concurrent_runs_share_one_cache(tmp_path, monkeypatch):
+def test_concurrent_runs_share_one_cache(few, tmp_path, monkeypatch):
     # All runs start to write before the first one has finished.
     barrier = threading.Barrier(4)
-    write = corpora.write_node_corpus
+    write = corpora._write_cases
 
-    def write_together(folder):
+    def write_together():
         barrier.wait(10)
-        return write(folder)
+        return write()
 
-    monkeypatch.setattr(corpora, "write_node_corpus", write_together)
+    monkeypatch.setattr(corpora, "_write_cases", write_together)
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: corpus("onnx-node"), range(4)))
     assert {tuple(case.id for case in cases) for cases, _ in results} == {
         ("onnx-node/test_a/0", "onnx-node/test_b/0")
     }
     assert len(list((tmp_path / "cache").iterdir())) == 1
+    read_all("onnx-node")
+    assert len(few) == 4
 
 
 @pytest.mark.usefixtures("few")
@@ -404,7 +372,7 @@ def test_output_of_onnx_during_collection_is_suppressed(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_node_cases_in_directories_equal_those_in_memory():
+def test_cached_node_cases_equal_those_of_onnx():
     cases, problems = corpus("onnx-node")
     assert problems == []
     in_memory = dict(node_contents())
@@ -416,15 +384,3 @@ def test_node_cases_in_directories_equal_those_in_memory():
         assert same(dict(found.stored), dict(expected.stored)), case.id
         assert found.tolerance == expected.tolerance
         assert case.operators == operator_names(expected.model)
-
-
-@pytest.mark.usefixtures("few")
-def test_written_corpus_equals_the_named_one(tmp_path):
-    named, _ = corpus("onnx-node")
-    folder = tmp_path / "onnx-node"
-    digests, operators = write_node_corpus(folder)
-    assert {path.split("/")[1] for path in digests} == set(operators)
-    assert len(operators) == len(named)
-    cases, problems = find_directories(folder)
-    assert problems == []
-    assert [case.id.split("/")[1] for case in cases] == [case.id.split("/")[1] for case in named]

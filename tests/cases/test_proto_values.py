@@ -25,7 +25,7 @@ from onnxopt_cli.cases.tensors.proto_values import (
     parse_message,
     value_of,
 )
-from onnxopt_cli.cases.tensors.regular_file import Malformed
+from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.core.values import DTYPES, STRING
 
 ANY = TypeProto(tensor_type=TypeProto.Tensor())

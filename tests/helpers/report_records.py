@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from onnxopt_cli.core.compare import compare_outputs
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import (
     BackendIdentity,
     Cause,
@@ -16,6 +15,7 @@ from onnxopt_cli.core.record import (
     RunRecord,
 )
 from onnxopt_cli.core.result import (
+    Location,
     Outcome,
     Result,
     Standing,

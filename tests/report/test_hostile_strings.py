@@ -22,13 +22,12 @@ from rich.console import Console
 
 from onnxopt_cli.cli.environment import _Lines
 from onnxopt_cli.config.run_config import REPORT_FORMATS
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import (
     BackendIdentity,
     Cause,
     Explanation,
 )
-from onnxopt_cli.core.result import Outcome, Standing
+from onnxopt_cli.core.result import Location, Outcome, Standing
 from onnxopt_cli.core.text import command_line
 from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.terminal import (

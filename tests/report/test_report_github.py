@@ -11,8 +11,7 @@ import pytest
 from demo import run_arguments, write_demo
 from report_records import every_outcome, hostile, record, rendered, result
 
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.result import Outcome, Standing
+from onnxopt_cli.core.result import Location, Outcome, Standing
 from onnxopt_cli.errors import Fault
 
 COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\n]*)::([^\r\n]*)")

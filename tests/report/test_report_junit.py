@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_records import every_outcome, hostile, record, rendered, result
 
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import Location, Outcome
 from onnxopt_cli.errors import Fault
 
 xmlschema = pytest.importorskip("xmlschema")

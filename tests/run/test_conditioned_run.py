@@ -503,7 +503,7 @@ def test_backend_that_forges_the_cache_while_it_starts_fails(in_workers, tmp_pat
 def test_cache_discards_the_oldest_entries(
     onnxopt, tmp_path, backend, cache, monkeypatch, max_entries
 ):
-    monkeypatch.setattr("onnxopt_cli.oracle.oracle_cache._MAX_ENTRIES", max_entries)
+    monkeypatch.setattr("onnxopt_cli.core.cache._MAX_ENTRIES", max_entries)
     run = ("run", softmax(tmp_path), *CONDITIONED, "-b", backend("Right"))
     assert onnxopt(*run).code == 0
     first = cache()

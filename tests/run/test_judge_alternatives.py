@@ -8,8 +8,7 @@ from onnx import helper
 from onnxopt_cli.backends.host import Response
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import Location, Outcome
 from onnxopt_cli.core.tolerance import Branch, ErrorBound, Provenance
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.judge import judge

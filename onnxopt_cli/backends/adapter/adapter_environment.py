@@ -9,7 +9,6 @@ folders. The next process removes the temporary folder that a killed process lef
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -42,12 +41,11 @@ from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_interpre
 from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX, lock_of
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.cases.onnx.corpora import CACHE_VARIABLE, cache_folder, is_private
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
+from onnxopt_cli.core.cache import CACHE_VARIABLE, cache_folder, exposure, make_private_folder
 from onnxopt_cli.core.locks import locked
-from onnxopt_cli.core.ownership import foreign
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.text import command_line, printable, some_of
+from onnxopt_cli.core.untrusted_files import Malformed, is_private, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable
 
 # Incremented when the content of an environment changes.
@@ -127,7 +125,11 @@ class AdapterEnvironment:
         """Return the versions of the installed packages; None if the environment is missing."""
         environment = self.folder / _ENVIRONMENT
         try:
-            if self._foreign() or not is_private(environment.lstat()) or not self.python.exists():
+            if (
+                exposure(self.folder)
+                or not is_private(environment.lstat())
+                or not self.python.exists()
+            ):
                 return None
             manifest = json.loads(read_regular_file(environment / _MANIFEST, _MAX_MANIFEST_BYTES))
             return {str(name): str(version) for name, version in manifest["packages"].items()}
@@ -213,7 +215,7 @@ class AdapterEnvironment:
 
         A process whose installation fails removes the folder, for whose lock others may wait.
         """
-        self._make_folders()
+        make_private_folder(self.folder)
         with self._locked(telling) as held:
             if not self.folder.exists():
                 return False
@@ -225,20 +227,6 @@ class AdapterEnvironment:
                     # Succeeds only if the folder is empty.
                     self.folder.rmdir()
         return True
-
-    def _make_folders(self) -> None:
-        for folder in reversed([self.folder, *self.folder.parents]):
-            if not folder.exists():
-                folder.mkdir(0o700, exist_ok=True)
-        if reason := self._foreign():
-            raise PermissionError(errno.EPERM, reason, str(self.folder))
-
-    def _foreign(self) -> str:
-        """Return why another user may replace the environment; empty if none can."""
-        if self.folder.exists() and not is_private(self.folder.lstat()):
-            return "other users can write to it"
-        # These check the folder, the folder of all environments, and the cache.
-        return foreign(self.folder) or foreign(self.folder.parent)
 
     @contextmanager
     def _locked(self, telling: Telling) -> Iterator[bool]:

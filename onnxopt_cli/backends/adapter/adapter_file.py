@@ -43,8 +43,8 @@ from onnxopt_cli.backends.adapter.npm_packages import (
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import ADAPTER, Specification, is_path
 from onnxopt_cli.backends.unsupported import compile_pattern
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.text import clipped, nearest, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
 #: Folder of the adapters that are a part of onnxopt.
 SHIPPED = Path(__file__).parents[2] / "adapters"

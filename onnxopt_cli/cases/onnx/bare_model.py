@@ -24,15 +24,15 @@ from onnxopt_cli.cases.onnx.model_check import is_symbol, model_fault, symbol_fa
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
 from onnxopt_cli.cases.tensors.declared import MAX_ELEMENTS, integer_range
 from onnxopt_cli.cases.tensors.proto_values import check_type, describe_type
-from onnxopt_cli.cases.tensors.regular_file import (
+from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
+from onnxopt_cli.config.run_config import ModelInputs
+from onnxopt_cli.core.result import Location
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import (
     MAX_CASE_BYTES,
     Malformed,
     reading_at_most,
 )
-from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
-from onnxopt_cli.config.run_config import ModelInputs
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value, random_state
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes

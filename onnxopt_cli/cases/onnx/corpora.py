@@ -1,34 +1,21 @@
 """The test cases that come with the installed onnx package, by name.
 
-onnx holds its node cases in memory only. The first use writes them as directories to the user's
-cache. A cache is used only if this version of onnxopt wrote it on this machine for this user:
-
-- The folder is owned by the user and not accessible to others.
-- A manifest lists the size, times and SHA-256 of every file. A file whose size or times differ must
-  have the listed digest.
-- Folders must have the listed times, which copying or unpacking cannot preserve; a copied cache is
-  therefore rebuilt.
-- Every test named in onnx's sources must be present.
-
-The checks do not protect against programs that run as the same user.
+onnx holds its node cases in memory only, and takes seconds to make them. The first use writes them
+to the cache, as a single entry.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import platform
 import re
-import shutil
-import stat
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -41,14 +28,12 @@ from onnx import TensorProto
 
 from onnxopt_cli import __version__
 from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.cases.tensors.tensor_data import array_of
-from onnxopt_cli.core.location import Location
-from onnxopt_cli.core.locks import locked
+from onnxopt_cli.core.cache import Cache
+from onnxopt_cli.core.codec import ValueReader, read_json, run_request
 from onnxopt_cli.core.progress import Telling, silently
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
@@ -86,8 +71,9 @@ def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fau
     """
     if name not in CORPORA:
         raise UsageError(f"unknown corpus {name!r}", hint=f"the corpora are {', '.join(CORPORA)}")
+    problems: list[Fault] = []
     if name == _NODE:
-        cases, problems = node_cases(telling)
+        cases = node_cases(telling)
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
@@ -96,83 +82,32 @@ def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fau
     return cases, problems
 
 
-#: Overrides the folder of the cache.
-CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
-
-# Incremented when the content of the cache changes.
-_FORMAT = 3
-_MANIFEST = "manifest.json"
-_MANIFEST_LIMIT = 16 << 20
-_FOLDER = "node"
+# Incremented when the format of the entry changes.
+_FORMAT = 4
+_ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
 # A test whose name is a literal in the source; other names are composed at run time.
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
-# Unusable caches; each is tried, and a warning about it logged, only once.
-_unusable: set[Path] = set()
 
 
-def node_cases(telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
+def node_cases(telling: Telling = silently) -> list[Case]:
     """Find onnx's node cases in the cache, or make them if they are missing.
 
-    Concurrent runs may share the cache, since it is renamed into place when it is complete. If it
-    cannot be used, the cases are held in memory and a warning is logged.
+    If the cache cannot be used, a warning is logged.
     """
-    folder = cache_folder() / f"onnx-node-{onnx.__version__}-{_origin()[0][:16]}"
-    if folder in _unusable:
-        return _in_memory(), []
-    cases = _cached(folder)
-    if cases is None:
-        reason = "its content changes after it is written"
+    origin, named = _origin()
+    stored = Cache(f"onnx-node-{onnx.__version__}-{origin[:16]}", "onnx's node cases are made")
+    data = stored.get(_ENTRY)
+    cases = [] if data is None else _read_cases(data)
+    # An entry without a test that onnx's sources name has been forged.
+    if not named <= {case.id.split("/")[1] for case in cases} or not cases:
         with telling("making onnx's node cases", "files") as tick:
             _make(tick)
-        try:
-            _write(folder)
-        except OSError as error:
-            reason = error.strerror or str(error)
-        except UsageError as error:
-            reason = error.message
-        cases = _cached(folder)
-    if cases is None:
-        import logging
-
-        _unusable.add(folder)
-        logging.getLogger(__name__).warning(
-            "onnx's node cases are made without a cache, which takes longer: cannot use %s: %s\n"
-            "  %s=DIR names another place",
-            printable(str(folder)),
-            printable(reason),
-            CACHE_VARIABLE,
-        )
-        cases = _in_memory()
-    return cases, []
-
-
-def cache_folder() -> Path:
-    """Return the folder of onnxopt's cache, which need not exist."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    import platformdirs
-
-    return platformdirs.user_cache_path("onnxopt")
-
-
-def _cached(folder: Path) -> list[Case] | None:
-    """Return the cases of a cache, or None if it is missing or invalid."""
-    try:
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or not is_private(status):
-            return None
-        manifest = json.loads(read_regular_file(folder / _MANIFEST, _MANIFEST_LIMIT))
-        if manifest["origin"] != _origin()[0] or not _is_as_written(folder, manifest["entries"]):
-            return None
-        cases, problems = find_directories(folder / _FOLDER)
-        operators = {name: tuple(map(str, used)) for name, used in manifest["operators"].items()}
-        cases = [replace(case, operators=operators[case.id.split("/")[1]]) for case in cases]
-    except (OSError, Malformed, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
-    names = {case.id.split("/")[1] for case in cases}
-    complete = len(cases) == manifest["count"] and not problems and _origin()[1] <= names
-    return cases if complete else None
+        data = _write_cases()
+        stored.put(_ENTRY, data)
+        stored.close()
+        cases = _read_cases(data)
+    return cases
 
 
 def _make(tick: Callable[[int, int], object]) -> None:
@@ -192,73 +127,6 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _write(folder: Path) -> None:
-    # Create missing parent folders, accessible to this user only.
-    for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
-        missing.mkdir(0o700, exist_ok=True)
-    with temporary_folder(folder.parent, f".{folder.name}-") as temporary:
-        new = temporary / "new"
-        new.mkdir(0o700)
-        digests, operators = write_node_corpus(new)
-        paths = {str(parent): "" for file in digests for parent in Path(file).parents[:-1]}
-        entries = {
-            path: [*_signature((new / path).lstat()), digest]
-            for path, digest in {**paths, **digests}.items()
-        }
-        manifest = {
-            "origin": _origin()[0],
-            "count": len(operators),
-            "operators": operators,
-            "entries": entries,
-        }
-        (new / _MANIFEST).write_text(json.dumps(manifest))
-        if os.path.lexists(folder) and _cached(folder) is None:
-            # Move it away first, so that no run finds a mixture of both.
-            folder.rename(temporary / "damaged")
-        try:
-            new.rename(folder)
-        except OSError:
-            # Another run may have created the same cache in the meantime.
-            if not os.path.lexists(folder):
-                raise
-
-
-def is_private(status: os.stat_result) -> bool:
-    """Return whether a file is owned by this user and not accessible to others."""
-    return is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
-
-
-def is_ours(status: os.stat_result) -> bool:
-    """Return whether a file is owned by this user."""
-    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-
-
-def _signature(status: os.stat_result) -> list[int]:
-    """Return size, modification time and change time; no program can set the change time."""
-    # The size of a folder depends on the file system.
-    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return [size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _is_as_written(folder: Path, entries: dict[str, Any]) -> bool:
-    """Return whether a cache has the content of its manifest, in regular files and folders."""
-    if entries[_FOLDER][-1]:
-        return False
-    for path, (*signature, digest) in entries.items():
-        name = f"{folder}/{path}"
-        status = os.lstat(name)
-        regular = stat.S_ISREG(status.st_mode)
-        if not is_ours(status) or (regular and status.st_nlink > 1):
-            return False
-        if signature != _signature(status):
-            # A folder's digest is empty.
-            if not regular or not digest or status.st_size != signature[0]:
-                return False
-            if sha256(read_regular_file(name, status.st_size)).hexdigest() != digest:
-                return False
-    return True
-
-
 @cache
 def _origin() -> tuple[str, frozenset[str]]:
     """Return a digest of all inputs to the cases, and the tests named in onnx's sources."""
@@ -272,18 +140,47 @@ def _origin() -> tuple[str, frozenset[str]]:
     return digest.hexdigest(), frozenset(names)
 
 
-def _in_memory() -> list[Case]:
-    location = Location(_SOURCES)
-    # The default argument binds the current problem.
-    return [
-        Case(
-            f"onnx-node/{name}/0",
-            location,
-            lambda problem=problem: problem,  # type: ignore[misc]
-            operators=operator_names(problem.model),
-        )
-        for name, problem in node_contents()
-    ]
+def _write_cases() -> bytes:
+    """Return all node cases: a line of JSON with names, operators and sizes, and the problems."""
+    rows, problems = [], []
+    for name, problem in node_contents():
+        request, values = run_request(problem.model.SerializeToString(), problem.inputs)
+        outputs = [[name, values.put(value)] for name, value in (problem.stored or {}).items()]
+        tolerance = problem.tolerance
+        limits = [tolerance.rtol, tolerance.atol] if isinstance(tolerance, Relative) else []
+        parts = values.message({**request, "outputs": outputs, "tolerance": limits})
+        problems.append(b"".join(parts))
+        rows.append([name, operator_names(problem.model), len(problems[-1])])
+    return b"".join([json.dumps(rows).encode(), b"\n", *problems])
+
+
+def _read_cases(data: bytes) -> list[Case]:
+    """Return the cases of :func:`_write_cases`; an empty list if the data are malformed."""
+    line, _, rest = data.partition(b"\n")
+    problems, cases, start = memoryview(rest), [], 0
+    try:
+        for name, operators, size in read_json(line):
+            load = partial(_read_problem, problems[start : start + size])
+            case_id, location = f"{_NODE}/{name}/0", Location(Path(_NODE, name))
+            cases.append(Case(case_id, location, load, operators=tuple(map(str, operators))))
+            start += size
+    except (ValueError, TypeError):
+        return []
+    return cases
+
+
+def _read_problem(data: memoryview) -> Problem:
+    line, _, payload = bytes(data).partition(b"\n")
+    message = read_json(line)
+    reader = ValueReader(payload)
+    model = onnx.ModelProto.FromString(bytes(reader.take(message["model"])))
+    inputs = {item["name"]: reader.value(item["value"]) for item in message["inputs"]}
+    outputs = {name: reader.value(value) for name, value in message["outputs"]}
+    tolerance = None
+    if limits := message["tolerance"]:
+        rtol, atol = limits
+        tolerance = Relative(rtol, atol, Provenance.DIRECTORY)
+    return Problem(model, inputs, outputs, tolerance)
 
 
 def node_contents() -> Iterator[tuple[str, Problem]]:
@@ -308,24 +205,6 @@ def node_contents() -> Iterator[tuple[str, Problem]]:
         yield case.name, Problem(case.model, named_inputs, named_outputs, tolerance)
 
 
-def write_node_corpus(folder: Path) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Write all node cases of the installed onnx to ``<folder>/node/test_<name>``.
-
-    Returns:
-        The SHA-256 of each file by its path in the folder, and the operators of each test.
-
-    Raises:
-        UsageError: if a directory exists already or cannot be written.
-    """
-    digests: dict[str, str] = {}
-    operators: dict[str, tuple[str, ...]] = {}
-    for name, problem in node_contents():
-        operators[name] = operator_names(problem.model)
-        for path, data in write_directory(folder / "node" / name, problem).items():
-            digests[f"node/{name}/{path}"] = sha256(data).hexdigest()
-    return digests, operators
-
-
 def _by_name(declared: Any, values: Any) -> dict[str, Value]:
     pairs = zip(declared, values, strict=True)
     return {info.name: _normal(value) for info, value in pairs}
@@ -343,40 +222,3 @@ def _normal(value: Any) -> Value:
         return {key: _normal(element) for key, element in value.items()}
     array = np.asarray(value)
     return array.astype(object) if array.dtype.kind == "U" else array
-
-
-# Time limit for a lock. Processes hold it while they remove old folders; a hung one never ends.
-_LOCK_SECONDS = 3.0
-
-
-@contextmanager
-def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Make a temporary folder and remove it at the end; also remove those of killed processes.
-
-    A process holds a lock on its folder while it runs, so that an unlocked folder is abandoned. The
-    folders of other processes are kept if the system has no such locks, or if the lock on the
-    parent is not available in time.
-
-    Args:
-        parent: the folder to make it in; every name with the prefix there must be temporary.
-        prefix: the beginning of its name.
-
-    Raises:
-        OSError: if the folder cannot be made.
-    """
-    with ExitStack() as stack:
-        with locked(parent, _LOCK_SECONDS) as held:
-            for old_folder in parent.glob(f"{prefix}*") if held else ():
-                with locked(old_folder) as abandoned:
-                    if abandoned:
-                        _remove(old_folder)
-            folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
-            stack.enter_context(locked(folder, _LOCK_SECONDS))
-            stack.callback(_remove, folder)
-        yield folder
-
-
-def _remove(folder: Path) -> None:
-    # Deeply nested folders may exceed Python's recursion limit.
-    with suppress(RecursionError):
-        shutil.rmtree(folder, ignore_errors=True)

@@ -27,19 +27,19 @@ from onnxopt_cli.cases.tensors.proto_values import (
     read_message,
     value_of,
 )
-from onnxopt_cli.cases.tensors.regular_file import (
-    MAX_CASE_BYTES,
-    Malformed,
-    TooLarge,
-    read_regular_file,
-    reading_at_most,
-)
 from onnxopt_cli.core.files import shown_path
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
     Relative,
+)
+from onnxopt_cli.core.untrusted_files import (
+    MAX_CASE_BYTES,
+    Malformed,
+    TooLarge,
+    read_regular_file,
+    reading_at_most,
 )
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import (

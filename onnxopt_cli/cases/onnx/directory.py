@@ -30,9 +30,9 @@ from onnxopt_cli.cases.onnx.data_set import (
     read_checked_case,
     read_directory_data,
 )
-from onnxopt_cli.cases.tensors.regular_file import Malformed
 from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
-from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.result import Location
+from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.errors import Fault
 
 #: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.

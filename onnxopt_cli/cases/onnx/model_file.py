@@ -14,7 +14,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
-from onnxopt_cli.cases.tensors.regular_file import (
+from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
+from onnxopt_cli.core.untrusted_files import (
     PROTOBUF_LIMIT,
     Malformed,
     TooLarge,
@@ -23,7 +24,6 @@ from onnxopt_cli.cases.tensors.regular_file import (
     read_exactly,
     read_regular_file,
 )
-from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 
 _MAX_DIGITS = 19

@@ -19,19 +19,19 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import MapProto, OptionalProto, SequenceProto, TensorProto, TypeProto, helper
 
-from onnxopt_cli.cases.tensors.regular_file import (
-    PROTOBUF_LIMIT,
-    Malformed,
-    open_regular_file,
-    read_exactly,
-    read_into,
-)
 from onnxopt_cli.cases.tensors.tensor_data import (
     array_of,
     tensor_of,
     type_name,
 )
 from onnxopt_cli.core.blocks import room
+from onnxopt_cli.core.untrusted_files import (
+    PROTOBUF_LIMIT,
+    Malformed,
+    open_regular_file,
+    read_exactly,
+    read_into,
+)
 from onnxopt_cli.core.values import (
     STRING,
     Array,
@@ -108,7 +108,7 @@ def read_message(
         The message; and the raw data as uint8 if they have been separated from it, otherwise None.
 
     Raises:
-        Malformed: as :func:`~onnxopt_cli.cases.tensors.regular_file.read_regular_file` does.
+        Malformed: as :func:`~onnxopt_cli.core.untrusted_files.read_regular_file` does.
     """
     with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         size = status.st_size

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.cases.tensors.regular_file import Malformed
+from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.core.values import (
     DTYPES,
     STRING,

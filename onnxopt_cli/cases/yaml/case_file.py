@@ -14,16 +14,9 @@ from typing import Any
 from onnxopt_cli.cases.case import (
     Case,
     Problem,
-    Signature,
     loading_failure,
 )
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
-from onnxopt_cli.cases.tensors.regular_file import (
-    MAX_CASE_BYTES,
-    MAX_CASE_FILE_BYTES,
-    reading_at_most,
-    recorded,
-)
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
@@ -42,12 +35,19 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unexpected,
     unknown_names,
 )
-from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.tolerance import (
     Provenance,
     Relative,
     Tolerance,
     Ulps,
+)
+from onnxopt_cli.core.untrusted_files import (
+    MAX_CASE_BYTES,
+    MAX_CASE_FILE_BYTES,
+    Signature,
+    reading_at_most,
+    recorded,
 )
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import registry

@@ -27,7 +27,6 @@ from onnxopt_cli.cases.tensors.declared import (
     integer_range,
     too_large,
 )
-from onnxopt_cli.cases.tensors.regular_file import Malformed, contained_path
 from onnxopt_cli.cases.tensors.tensor_file import declare_file
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
@@ -37,6 +36,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unexpected,
 )
 from onnxopt_cli.core.text import nearest
+from onnxopt_cli.core.untrusted_files import Malformed, contained_path
 from onnxopt_cli.core.values import (
     DTYPES,
     STRING,

@@ -12,7 +12,6 @@ from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import read_model
 from onnxopt_cli.cases.tensors.declared import Declared, outline
 from onnxopt_cli.cases.tensors.proto_values import check_type
-from onnxopt_cli.cases.tensors.regular_file import Malformed, contained_path
 from onnxopt_cli.cases.tensors.tensor_data import type_name
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
@@ -26,6 +25,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     Node,
     abbreviated,
 )
+from onnxopt_cli.core.untrusted_files import Malformed, contained_path
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import BeyondLimit, InvalidCase
 from onnxopt_cli.operators.nodes import operator_names

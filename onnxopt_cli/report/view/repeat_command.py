@@ -70,16 +70,13 @@ def _target(result: Result) -> list[str]:
 
 def _is_packaged(result: Result) -> bool:
     """Return whether the case belongs to a suite of onnx or onnxopt and is selected by its id."""
-    from onnxopt_cli.cases.onnx.corpora import CORPORA
     from onnxopt_cli.suites.catalogue import suite_names
 
     path, suite = result.location.path, result.case.split("/", 1)[0]
-    if suite in suite_names() and suite not in CORPORA:
-        return path.parent == Path(suite) and not path.exists()
+    if path.parent == Path(suite) and not path.exists():
+        return suite in suite_names()
     parts = path.parts
-    # Generated node cases are in a folder of the cache that is named after their suite.
     length = len(_ONNX_TEST_FOLDERS)
     return suite.startswith("onnx-") and any(
-        parts[start : start + length] == _ONNX_TEST_FOLDERS or part.startswith(f"{suite}-")
-        for start, part in enumerate(parts)
+        parts[start : start + length] == _ONNX_TEST_FOLDERS for start in range(len(parts))
     )

@@ -18,16 +18,16 @@ from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cases.case import (
     Case,
     Problem,
-    Signature,
 )
-from onnxopt_cli.cases.tensors.regular_file import (
+from onnxopt_cli.core.files import shown_path
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import (
     Malformed,
+    Signature,
     open_regular_file,
     recorded,
     signature,
 )
-from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     Fault,
     InvalidCase,

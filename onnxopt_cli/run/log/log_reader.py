@@ -9,12 +9,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.run.log.log_header import SCHEMA, Header
 from onnxopt_cli.run.log.log_rules import Rules, check_record

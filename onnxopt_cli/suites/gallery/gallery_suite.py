@@ -20,7 +20,7 @@ import yaml
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
-from onnxopt_cli.core.location import Location
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Fault
 

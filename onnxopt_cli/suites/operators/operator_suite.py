@@ -15,8 +15,8 @@ from onnx import numpy_helper
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.result import Location
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import (
     boundaries,

@@ -38,10 +38,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from onnxopt_cli.cases.tensors.regular_file import Malformed, read_regular_file
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.workers.cluster.sidecar import (
     Setup,

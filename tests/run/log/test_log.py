@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.location import Location
 from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
+    Location,
     Outcome,
     Result,
     Standing,

@@ -1,4 +1,8 @@
-"""Read untrusted files: only regular files, up to a size, and inside a folder."""
+"""Files that others may have written: who owns them, and how to read them within limits.
+
+Only regular files are read, up to a size, and inside a folder. Without consent, code runs only if
+no other user can have written it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeAlias
 
-from onnxopt_cli.cases.case import Signature
+from onnxopt_cli.core.text import printable
+
+#: Identifies one version of a file: device, inode, size, mtime_ns, ctime_ns. A program can reset
+#: mtime after a change, but not ctime. None stands for a file that changed while it was read.
+Signature: TypeAlias = tuple[int, int, int, int, int] | None
 
 
 class Malformed(Exception):
@@ -34,6 +43,10 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MAX_CASE_BYTES = 4 << 30
 #: Limit on the bytes that validating all cases of a case file reads from other files.
 MAX_CASE_FILE_BYTES = 16 << 30
+
+_WRITABLE_BY_ALL = stat.S_IWOTH
+# A device such as /dev/null keeps nothing that is written to it.
+_HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
 _records: list[dict[str, Signature]] = []
 # The nested limits in effect: the remaining bytes and the total of each.
@@ -215,3 +228,62 @@ def inner_parts(text: str) -> tuple[str, ...] | None:
     if absolute or not path.parts or ".." in path.parts or "\\" in text or "\0" in text:
         return None
     return path.parts
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Return whether a file is owned by this user."""
+    return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether a file is owned by this user and not accessible to others."""
+    return is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
+
+
+def foreign(path: Path) -> str:
+    """Return the reason why another user may have written a file; empty if none can have.
+
+    The file, links to it and the folders of both must belong to this user or root. The file must
+    not be writable by all users, nor must its folder, unless that has the sticky bit (as ``/tmp``)
+    and the file is not a hard link, which every user can create. A folder whose content counts must
+    not be writable by all users.
+
+    Args:
+        path: the file or folder; the result is empty if it does not exist.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    for place in dict.fromkeys((path, Path(os.path.realpath(path)))):
+        try:
+            file, folder = place.lstat(), place.parent.stat()
+        except OSError:
+            return ""
+        if owner := _other_owner(file):
+            return f"it belongs to {owner}"
+        if owner := _other_owner(folder):
+            return f"its folder belongs to {owner}"
+        if stat.S_IFMT(file.st_mode) in _HOLD_CODE and file.st_mode & _WRITABLE_BY_ALL:
+            return "everybody may write to it"
+        if folder.st_mode & _WRITABLE_BY_ALL:
+            if not folder.st_mode & stat.S_ISVTX:
+                return "everybody may write to its folder"
+            if stat.S_ISREG(file.st_mode) and file.st_nlink > 1:
+                return "it is a hard link in a folder to which everybody may write"
+    return ""
+
+
+def _other_owner(status: os.stat_result) -> str:
+    """Return the name of an owner other than this user and root; empty for these two."""
+    if status.st_uid in {0, os.geteuid()}:
+        return ""
+    return user_name(status.st_uid)
+
+
+def user_name(number: int) -> str:
+    """Return ``alice (uid 1000)``, or ``uid 1000`` for a user without a name here."""
+    import pwd
+
+    try:
+        return f"{printable(pwd.getpwuid(number).pw_name)} (uid {number})"
+    except (KeyError, OverflowError):
+        return f"uid {number}"

@@ -1,0 +1,211 @@
+"""The cache of onnxopt: what is slow to compute or to install, in a private folder of the user.
+
+Entries decide verdicts, so they are read only if onnxopt wrote them on this machine for this user:
+
+- The folder belongs to the user, and other users have no access.
+- Files are written completely or not at all.
+- An index lists the size, times and SHA-256 digest of every entry. No program can set all times, so
+  an entry that was copied or unpacked is computed again, as is one that has changed.
+
+The index is read once, before any backend runs. Programs of the same user can forge all of this.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import platformdirs
+
+from onnxopt_cli.core.codec import read_json
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.locks import locked
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.untrusted_files import (
+    Malformed,
+    foreign,
+    is_ours,
+    is_private,
+    read_regular_file,
+)
+from onnxopt_cli.errors import UsageError
+
+#: Overrides the folder of the cache.
+CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
+
+_INDEX = "index.json"
+_INDEX_LIMIT = 16 << 20
+# The largest entry holds all node cases of onnx: 13 MB.
+_MAX_ENTRY_BYTES = 64 << 20
+_MAX_CACHE_BYTES = 1 << 30
+# The index of this number of entries is smaller than its limit.
+_MAX_ENTRIES = 50_000
+_LOCK_SECONDS = 3.0
+# The folders that could not be used; a warning about each is logged once.
+_reported: set[Path] = set()
+
+
+def cache_folder() -> Path:
+    """Return the folder of onnxopt's cache, which need not exist."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    return Path(folder) if folder else platformdirs.user_cache_path("onnxopt")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder in the cache if it is missing, accessible to this user only.
+
+    Raises:
+        OSError: if it cannot be created, or another user may have written to it.
+    """
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+        missing.mkdir(0o700, exist_ok=True)
+    if reason := exposure(folder):
+        raise PermissionError(errno.EPERM, reason, str(folder))
+
+
+def exposure(folder: Path) -> str:
+    """Return how another user may have written to a folder in the cache; empty if none can have.
+
+    Raises:
+        OSError: if the folder does not exist.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a folder"
+    if not is_private(status):
+        return "other users can write to it"
+    # These check the folder, the folder around it, and the cache.
+    return foreign(folder) or foreign(folder.parent)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A row of the index: the signature and the SHA-256 digest of a file."""
+
+    signature: tuple[int, ...]
+    digest: str
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return self.signature[0]
+
+
+class Cache:
+    """The entries of one kind, by key.
+
+    Args:
+        name: name of the folder. It must change with the versions of everything that determines an
+            entry but is not in its key.
+        purpose: what happens without the cache, for a warning: ``estimates are computed``.
+
+    Attributes:
+        unusable: the reason why the folder cannot be used; empty if it can.
+    """
+
+    def __init__(self, name: str, purpose: str) -> None:
+        self._folder = cache_folder() / name
+        self._purpose = purpose
+        self._new: set[str] = set()
+        self.unusable = ""
+        try:
+            make_private_folder(self._folder)
+        except OSError as error:
+            self.unusable = error.strerror or str(error)
+        self._entries = self._index()
+
+    def get(self, key: str) -> bytes | None:
+        """Return an entry; None if there is no trusted one."""
+        self._warn()
+        entry = self._entries.get(key)
+        try:
+            if entry is None or _signature(self._folder / key) != entry.signature:
+                return None
+            data = read_regular_file(self._folder / key, _MAX_ENTRY_BYTES)
+        except (OSError, Malformed):
+            return None
+        return data if sha256(data).hexdigest() == entry.digest else None
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store an entry, if possible."""
+        if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
+            return
+        try:
+            _write(self._folder / key, data)
+            signature = _signature(self._folder / key)
+        except (OSError, UsageError) as error:
+            self.unusable = str(error)
+            self._warn()
+            return
+        self._entries[key] = _Entry(signature, sha256(data).hexdigest())
+        self._new.add(key)
+
+    def close(self) -> None:
+        """Add the new entries to the index for later runs."""
+        if not self._new:
+            return
+        with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
+            # Another run may have changed the index meanwhile, or written the same entry again.
+            entries = self._index()
+            for key in self._new:
+                if signature := _signature(self._folder / key):
+                    entries[key] = replace(self._entries[key], signature=signature)
+            total_bytes = sum(entry.size for entry in entries.values())
+            while total_bytes > _MAX_CACHE_BYTES or len(entries) > _MAX_ENTRIES:
+                oldest = next(iter(entries))
+                total_bytes -= entries.pop(oldest).size
+                (self._folder / oldest).unlink(missing_ok=True)
+            rows = {key: [*entry.signature, entry.digest] for key, entry in entries.items()}
+            _write(self._folder / _INDEX, json.dumps(rows).encode())
+        self._new = set()
+
+    def _warn(self) -> None:
+        if self.unusable and self._folder not in _reported:
+            _reported.add(self._folder)
+            logging.getLogger(__name__).warning(
+                "%s without a cache, which takes longer: cannot use %s: %s\n"
+                "  %s=DIR names another place",
+                self._purpose,
+                printable(str(self._folder)),
+                printable(self.unusable),
+                CACHE_VARIABLE,
+            )
+
+    def _index(self) -> dict[str, _Entry]:
+        path = self._folder / _INDEX
+        try:
+            if self.unusable or not _signature(path):
+                return {}
+            index = read_json(read_regular_file(path, _INDEX_LIMIT))
+            return {
+                str(key): _Entry((int(size), int(mtime), int(ctime)), str(digest))
+                for key, (size, mtime, ctime, digest) in index.items()
+                if "/" not in key
+            }
+        except (OSError, Malformed, ArithmeticError, ValueError, TypeError, AttributeError):
+            return {}
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, in place of anything else with its name, such as a pipe or a link."""
+    with suppress(OSError):
+        if not _signature(path):
+            path.unlink()
+    write_atomically(path, data)
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    """Return the size, mtime and ctime of a regular file of this user; empty for other files.
+
+    Programs cannot set the ctime.
+    """
+    status = os.lstat(path)
+    ours = stat.S_ISREG(status.st_mode) and is_ours(status) and status.st_nlink == 1
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if ours else ()
