@@ -101,6 +101,7 @@ from onnxopt_cli.oracle.rounding.operator_identities import (
     identities,
     identities_in,
 )
+from onnxopt_cli.oracle.rounding.overflowing_sums import MEANS, may_overflow, with_overflow
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
 from onnxopt_cli.oracle.rounding.scales import WINDOWS, mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import (
@@ -137,8 +138,8 @@ UNIMPLEMENTED = "onnx's reference does not implement"
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 # NaN or infinity enters the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
-# Operators that average, and may scale each term before they sum.
-_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
+# A sum may overflow in another order of its terms.
+_REORDERED = "reordered"
 _MAX_MESSAGE_CHARS = 200
 # A node that interpolates between integers, recorded besides the contested questions.
 _INTEGERS = "integers"
@@ -151,6 +152,7 @@ _LOWEST = "the lowest finite number for a masked score"
 _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 # With more contested questions in a model, their combinations are not tried.
 _MAX_COMBINED_QUESTIONS = 2
+_SPECIALS = (np.nan, np.inf, -np.inf)
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 # Names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
@@ -651,7 +653,8 @@ class _FirstRun:
         visited: the nodes that ran.
         types: for each of them, the dtypes of its outputs.
         range_events: how intermediate results leave the range of their types.
-        spreads: whether NaN or infinity enters the operands that a fast algorithm mixes.
+        special_events: how NaN or infinity may result besides: a fast algorithm spreads them, or a
+            sum overflows in another order.
     """
 
     shared: _Shared
@@ -659,7 +662,7 @@ class _FirstRun:
     visited: list[VisitedNode] = field(default_factory=list)
     types: list[list[np.dtype[Any] | None]] = field(default_factory=list)
     range_events: set[str] = field(default_factory=set)
-    spreads: set[str] = field(default_factory=set)
+    special_events: set[str] = field(default_factory=set)
 
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], _index: int
@@ -668,7 +671,8 @@ class _FirstRun:
         self.shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
         outputs = compute(*operands)
         self.range_events.update(_range_events(operands, outputs))
-        self.spreads.update([_SPREADS] * mixes_infinite(node, operands))
+        self.special_events.update([_SPREADS] * mixes_infinite(node, operands))
+        self.special_events.update([_REORDERED] * may_overflow(operands))
         self.visited.append(_visited_node(node, operands, outputs))
         self.types.append(dtypes_of(outputs))
         if self.is_model:
@@ -730,8 +734,12 @@ def _evaluate(
         with algorithm:
             sequential_model = ReferenceModel(model, expanded, functions)
             sequential.append(run(key, sequential_model, inputs, lambda: compute_only)[0])
-    events = range_events | first_run.spreads
+    events = range_events | first_run.special_events
     out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
+    if _REORDERED in events:
+        visitors = (partial(_overflowing, visitor, recorder.sites, value) for value in _SPECIALS)
+        reordered = [native_model.run(inputs, overflowing) for overflowing in visitors]
+        out_of_range += [outputs for outputs in reordered if not _same_outputs(outputs, native)]
     for index, evaluation in enumerate(evaluations):
         evaluation.sequential = [outputs[index] for outputs in sequential]
         evaluation.elementwise = recorder.elementwise
@@ -803,7 +811,7 @@ def _sequential_algorithms(
         "from the first term": sequential_sums(),
         "from the last term": sequential_sums(from_last=True),
     }
-    if not operators.isdisjoint(_MEANS):
+    if not operators.isdisjoint(MEANS):
         algorithms["of scaled terms"] = sequential_sums(scaled=True)
     if not operators.isdisjoint(OPERATORS):
         blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
@@ -853,12 +861,12 @@ def _out_of_range_outputs(
     visitor: Visitor,
 ) -> list[list[Any]]:
     """Return further outputs of a model if an intermediate result leaves the range of its type."""
-    results = [native] if _OVERFLOW in events else []
-    if not events.isdisjoint({_SUBNORMAL, _UNDERFLOW}):
+    small = not events.isdisjoint({_SUBNORMAL, _UNDERFLOW})
+    results = [native] if small or _OVERFLOW in events else []
+    if small:
         results.append(native_model.run(inputs, partial(_flushing, visitor)))
     if _SPREADS in events:
-        specials = (np.nan, np.inf, -np.inf)
-        visitors = [partial(_spreading, visitor, special) for special in specials]
+        visitors = [partial(_spreading, visitor, special) for special in _SPECIALS]
         results += [native_model.run(inputs, spreading) for spreading in visitors]
     return results
 
@@ -867,7 +875,7 @@ def _flushing(
     visitor: Visitor, node: Any, compute: Compute, operands: Sequence[Any], index: int
 ) -> list[Any]:
     outputs = visitor(node, compute, operands, index)
-    return [_flushed(with_flushed_root(node, output)) for output in outputs]
+    return [_flushed(with_flushed_root(node, operands, output)) for output in outputs]
 
 
 def _flushed(value: Value) -> Value:
@@ -890,6 +898,34 @@ def _spreading(
     if not mixes_infinite(node, operands):
         return outputs
     return [spread(node, operands, outputs[0], special), *outputs[1:]]
+
+
+def _overflowing(
+    visitor: Visitor,
+    sites: Sequence[RoundingSite],
+    special: float,
+    node: Any,
+    compute: Compute,
+    operands: Sequence[Any],
+    index: int,
+) -> Sequence[Any]:
+    outputs = visitor(node, compute, operands, index)
+    if index >= len(sites) or sites[index].op_type != node.op_type or not may_overflow(operands):
+        return outputs
+    node_class = sites[index].node_class
+    return [
+        with_overflow(node, node_class, compute, operands, outputs[0], special),
+        *outputs[1:],
+    ]
+
+
+def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Return whether the tensors among some outputs are equal."""
+    return all(
+        np.array_equal(a, b, equal_nan=a.dtype in ROUNDOFF)
+        for a, b in zip(first, second, strict=True)
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    )
 
 
 def _conditioned_output(evaluations: Sequence[_Evaluation]) -> ConditionedOutput:

@@ -16,6 +16,7 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
+from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.widen import (
     in_double,
@@ -125,6 +126,9 @@ class ReferenceModel:
     def _visit(
         self, node: SimpleNamespace, run: Compute, *inputs: Any, **context: Any
     ) -> tuple[Any, ...]:
+        if self._wide:
+            run = scaled(node.onnx_node, run)
+
         def compute(*operands: Any) -> tuple[Any, ...]:
             outputs = map(_array, run(*operands, **context))
             # Some operators return float32 for operands of any type, others scalars.

@@ -12,6 +12,7 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes, imported_versions
+from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 
 #: The domain of functions that replace operators.
 BODY = "onnxopt.body"
@@ -56,6 +57,10 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         function.ParseFromString(text)
     else:
         return None
+    doubles = any(getattr(value, "dtype", None) == np.float64 for value in inputs.values())
+    if doubles and PRECISION_ATTRIBUTES.isdisjoint(schema.attributes):
+        # Some bodies convert integers to float32 for a root. That is no precision for doubles.
+        function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
     function.domain = BODY
     # The body may not compute optional outputs that the node omits.

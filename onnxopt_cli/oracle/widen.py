@@ -35,11 +35,10 @@ SINGLE: dict[int, int] = {
     TensorProto.FLOAT16: TensorProto.FLOAT,
     TensorProto.BFLOAT16: TensorProto.FLOAT,
 }
+#: Attributes that name the type in which an operator computes.
+PRECISION_ATTRIBUTES = frozenset({"precision", "softmax_precision", "stash_type"})
 # Attributes that name an element type, of any operator.
-_TYPE_ATTRIBUTES = frozenset(
-    {"to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision"}
-    | {"precision"}
-)
+_TYPE_ATTRIBUTES = PRECISION_ATTRIBUTES | {"to", "dtype", "output_datatype", "output_dtype"}
 # Attributes of Constant that hold float32 numbers.
 _CONSTANT_ATTRIBUTES = frozenset({"value_float", "value_floats"})
 #: The unit roundoff u of each dtype. Narrower floating-point types are treated as discrete.

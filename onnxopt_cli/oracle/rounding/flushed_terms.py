@@ -59,8 +59,7 @@ def flushed_error(
         loss = size - np.maximum(size**power - error, 0.0) ** (1 / power)
         return np.where(size**power < tiny, 0.0, loss)
     if node.op_type == "LpNormalization":
-        axes = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "axis"]
-        total = np.sum(np.abs(operands[0]) ** power, axis=axes[0] if axes else -1, keepdims=True)
+        total = np.sum(np.abs(operands[0]) ** power, axis=_axis_of(node), keepdims=True)
         lost = np.minimum(error / np.maximum(total, error), _MAX_LOST_SHARE)
         return np.where(total < tiny, 0.0, np.abs(output) * ((1 - lost) ** (-1 / power) - 1))
     (magnitudes, *_) = compute(*(np.abs(v) if is_wide(v) else v for v in operands))
@@ -68,13 +67,20 @@ def flushed_error(
     return np.where(is_normal, error, 0.0)
 
 
-def with_flushed_root(node: Any, output: Value) -> Value:
-    """Return an output with zeros where the sum under a root is subnormal."""
-    if node.op_type not in _ROOTS or not isinstance(output, np.ndarray):
+def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
+    """Return an output with zeros where the sum under a root is subnormal.
+
+    ``LpNormalization`` yields zeros if the norm is zero.
+    """
+    if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
         return output
     # Narrower types are summed in float32.
     summed_in = np.dtype(np.float64 if output.dtype == np.float64 else np.float32)
-    flushes = np.abs(output) < smallest_normal(summed_in) ** (1 / _power_of(node))
+    norm = np.abs(output).astype(np.float64)
+    if node.op_type == "LpNormalization":
+        powers = np.abs(np.asarray(operands[0], np.float64)) ** _power_of(node)
+        norm = np.sum(powers, axis=_axis_of(node), keepdims=True) ** (1 / _power_of(node))
+    flushes = norm < smallest_normal(summed_in) ** (1 / _power_of(node))
     return np.where(flushes, output.dtype.type(0), output)
 
 
@@ -86,6 +92,11 @@ def _power_of(node: Any) -> int:
     return int(powers[0]) if powers else _DEFAULT_POWER
 
 
+def _axis_of(node: Any) -> int:
+    axes = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "axis"]
+    return int(axes[0]) if axes else -1
+
+
 def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: int) -> float:
     """Return a lower bound of the magnitudes of terms that are not zero."""
     smallest = sorted(
@@ -93,7 +104,7 @@ def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: int) -> float
         for size in (np.abs(operand) for operand in operands if is_wide(operand))
     )
     if power > 1 or not smallest:
-        return smallest[0] ** power if smallest else np.inf
+        return float(np.float64(smallest[0]) ** power) if smallest else np.inf
     if kind in _WEIGHTED:
         return smallest[0] * _LEAST_WEIGHT
     # An operand may also be a term by itself, as the bias of a convolution is.

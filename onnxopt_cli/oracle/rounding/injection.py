@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -378,8 +379,9 @@ class Injector:
             for output in outputs
         ]
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
+        rounded = partial(_rounded, subnormal_error=subnormal_error, step=self._step)
         return [
-            _rounded(output, self._roundings(output), roundoff, scale, error, subnormal_error)
+            rounded(output, self._roundings(output), roundoff, scale, error)
             if is_wide(output) and output.size
             else output
             for output, scale, error in zip(outputs, scales, flushed, strict=True)
@@ -486,7 +488,9 @@ def _rounded(
     roundoff: float,
     scale: Any,
     flushed: Any,
+    *,
     subnormal_error: float,
+    step: float,
 ) -> Array:
     """Return an output with each element perturbed; a subnormal element does not cross zero.
 
@@ -497,6 +501,7 @@ def _rounded(
         scale: the scale of the absolute error, zero or positive.
         flushed: the error if subnormal terms are flushed to zero, zero or positive.
         subnormal_error: the size of a rounding of a subnormal number.
+        step: the size of the injected roundings, in roundings of the model's types.
     """
     magnitude: Array = np.asarray(np.abs(output))
     size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
@@ -508,11 +513,15 @@ def _rounded(
     if not magnitude.min() >= visible:
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
+        # Below half of the smallest subnormal number, a number is rounded to zero.
+        vanishes = limit < subnormal_error / step
+        toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
     moves *= roundoff
     moves *= size
     if small is not None:
         moves[small] += np.clip(small_moves, -limit, limit)
+        moves[small] = np.where(vanishes, np.clip(toward_zero, -limit, limit), moves[small])
         if _is_zero(scale):
             # The sum of both errors could cross zero.
             moves[small] = np.clip(moves[small], -limit, limit)

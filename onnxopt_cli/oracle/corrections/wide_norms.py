@@ -1,0 +1,74 @@
+"""Norms of doubles whose powers leave the range of doubles.
+
+The square of 1e200 is infinite, the norm of 3e200 and 4e200 is 5e200. Libraries scale the elements
+for that reason, as BLAS does in ``dnrm2``. The exact run has no type wider than double, so that it
+scales them, too: by powers of two, which is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+
+_Compute = Callable[..., tuple[Any, ...]]
+# Operators that return a norm, and those that divide by one.
+_NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
+_DEFAULT_POWER = 2
+# A sum of powers within these limits has lost no term that matters.
+_LARGEST_EXPONENT = 900
+_DEFAULT_AXIS = -1
+
+
+def scaled(node: Any, compute: _Compute) -> _Compute:
+    """Return the computation of a node in double, without overflow or underflow of powers.
+
+    Args:
+        node: the node.
+        compute: computes its outputs by the formula of the specification.
+    """
+    operator = node.op_type
+    if operator not in _NORMS and operator != "LpNormalization":
+        return compute
+    integers = {attribute.name: attribute.i for attribute in node.attribute}
+    power = integers.get("p", _DEFAULT_POWER)
+    if power <= 0:
+        return compute
+    if operator == "LpNormalization":
+        return partial(_of_scaled_lines, compute, integers.get("axis", _DEFAULT_AXIS))
+    return partial(_of_scaled_elements, compute, _LARGEST_EXPONENT // power)
+
+
+def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
+    """Scale each line to elements of at most 1, which does not change the quotient."""
+    exponents = np.frexp(np.abs(x).max(axis=axis, keepdims=True, initial=0.0))[1]
+    return compute(np.ldexp(x, -exponents))
+
+
+def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -> tuple[Any, ...]:
+    """Compute at several scales, and choose for each norm one at which no power is lost.
+
+    Args:
+        compute: computes the norms.
+        most: the largest exponent of a norm whose power is within the range.
+        x: the elements.
+        further: further operands.
+    """
+    outputs = compute(x, *further)
+    size = np.abs(x[np.isfinite(x) & (x != 0)])
+    if not size.size:
+        return outputs
+    least, largest = np.frexp([size.min(), size.max()])[1]
+    if -most < least and largest + np.log2(size.size) < most:
+        return outputs
+    (norm,) = outputs
+    for shift in [*range(most, most - least, most), *range(-most, -most - largest, -most)]:
+        (shifted,) = compute(np.ldexp(x, shift), *further)
+        lost = (norm == 0) | np.isinf(norm) | (np.abs(np.frexp(norm)[1]) > most)
+        usable = (shifted != 0) & np.isfinite(shifted) & (np.abs(np.frexp(shifted)[1]) <= most)
+        norm = np.where(lost & usable, np.ldexp(shifted, -shift), norm)
+    return (norm,)
