@@ -116,7 +116,10 @@ class Cache:
         self._new: set[str] = set()
         self.unusable = ""
         try:
-            make_private_folder(self._folder)
+            self.unusable = exposure(self._folder)
+        except FileNotFoundError:
+            # The first entry creates it.
+            pass
         except OSError as error:
             self.unusable = error.strerror or str(error)
         self._entries = self._index()
@@ -138,6 +141,7 @@ class Cache:
         if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
             return
         try:
+            make_private_folder(self._folder)
             _write(self._folder / key, data)
             signature = _signature(self._folder / key)
         except (OSError, UsageError) as error:
