@@ -60,6 +60,35 @@ def bfloat16_sequence():
     return proto
 
 
+def gru(element_type=TensorProto.FLOAT, **attributes):
+    return model(
+        [helper.make_node("GRU", ["x", "w", "w"], ["y"], hidden_size=1, **attributes)],
+        [value("x", element_type, [1, 1, 1]), value("w", element_type, [1, 3, 1])],
+        [value("y", element_type, [1, 1, 1, 1])],
+    )
+
+
+def dilated_convolution():
+    return model(
+        [helper.make_node("Conv", ["x", "w"], ["y"], auto_pad="SAME_UPPER", dilations=[2])],
+        [value("x", shape=[1, 1, 5]), value("w", shape=[1, 1, 3])],
+        [value("y", shape=[1, 1, 5])],
+    )
+
+
+def cubic_resize():
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="cubic")
+    return model(
+        [node],
+        [value("x", shape=[1, 1, 4]), value("scales", shape=[3])],
+        [value("y", shape=[1, 1, 8])],
+    )
+
+
+def cell_inputs(dtype=np.float32):
+    return {"x": np.ones((1, 1, 1), dtype), "w": np.ones((1, 3, 1), dtype)}
+
+
 #: For each known message: models for which ONNX Runtime raises it, with the inputs and the name of
 #: the unknown operator.
 MESSAGES = {
@@ -80,6 +109,20 @@ MESSAGES = {
     "a kernel for an operator's version or element types, or a mode of it": [
         (node("Max", TensorProto.INT16), {"x": np.ones(3, np.int16)}, ""),
         (node("Relu", opset=1), ONES, ""),
+    ],
+    "a mode, rank or element type that a kernel refuses when it is made or run": [
+        (gru(layout=1), cell_inputs(), ""),
+        (gru(TensorProto.DOUBLE), cell_inputs(np.float64), ""),
+        (
+            dilated_convolution(),
+            {"x": np.ones((1, 1, 5), np.float32), "w": np.ones((1, 1, 3), np.float32)},
+            "",
+        ),
+        (
+            cubic_resize(),
+            {"x": np.ones((1, 1, 4), np.float32), "scales": np.array([1, 1, 2], np.float32)},
+            "",
+        ),
     ],
     "an element type in a model": [(node("Identity", TensorProto.COMPLEX64), ONES, "")],
     "an element type of a session's input": [
@@ -167,11 +210,6 @@ FAILURES = {
         [helper.make_node("Nonsense", ["x"], ["y"], domain="my.own")],
         [value("x")],
         [value("y")],
-    ),
-    "a batchwise GRU": model(
-        [helper.make_node("GRU", ["x", "w", "w"], ["y"], layout=1, hidden_size=1)],
-        [value("x", shape=[1, 1, 1]), value("w", shape=[1, 3, 1])],
-        [value("y", shape=[1, 1, 1, 1])],
     ),
 }
 

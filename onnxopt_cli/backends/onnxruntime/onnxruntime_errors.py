@@ -35,6 +35,16 @@ _MESSAGES = {
     "a kernel for an operator's version or element types, or a mode of it": (
         r"\[ONNXRuntimeError\] : 9 : NOT_IMPLEMENTED : (?P<words>.*)"
     ),
+    "a mode, rank or element type that a kernel refuses when it is made or run": (
+        r"\[ONNXRuntimeError\] : (?:1 : FAIL|2 : INVALID_ARGUMENT|6 : RUNTIME_EXCEPTION) : "
+        r"(?:Exception during initialization: |Non-zero status code returned while running \w+ "
+        r"node\. Name:'[^']*' Status Message: )"
+        # The place in the source and the condition that does not hold.
+        r"(?:\S+\.(?:h|cc):\d+ (?:\w+ (?=')|.*? was false\. ))?"
+        r"(?P<words>(?!.*onnxruntime_src)"
+        r".*\b(?:(?:is|are) not supported|not supported (?:for|now)|does not support"
+        r"|only supports)\b.*)"
+    ),
     "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1": _FAIL
     + r"(?P<words>This session contains graph nodes that are assigned to the default CPU "
     r"EP, but fallback to CPU EP has been explicitly disabled by the user\.)",
