@@ -321,8 +321,8 @@ def explain(
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged them.
         seconds: time limit of the search for operators with a formula, and again for the others;
-            None for a fifth of the run's time, but at least 5 for all operators with a formula, and
-            at least 8 for each of up to 7 others.
+            By default, a fifth of the run's time: at least 5 s for operators with a
+            formula together, and at least 8 s for each of up to 7 other operators.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -354,8 +354,8 @@ def explain_session(
     Args:
         session: a session whose cases have run.
         seconds: time limit of the search for operators with a formula, and again for the others;
-            None for a fifth of the run's time, but at least 5 for all operators with a formula, and
-            at least 8 for each of up to 7 others.
+            By default, a fifth of the run's time: at least 5 s for operators with a
+            formula together, and at least 8 s for each of up to 7 other operators.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -615,7 +615,7 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     operators = registry()
     added = [operator for path in paths for operator in operators.add_file(Path(path))]
     operators.export()
-    # Operators of files that an environment variable names are checked, too.
+    # Operators of files that an environment variable names are also checked.
     of_files = [operator for operator in operators.operators if operator.file in operators.files]
     for message in filter(None, map(unreadable, of_files)):
         hint = "a formula takes tensors of any rank; functions of whole tensors take no axis"

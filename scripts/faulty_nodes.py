@@ -35,7 +35,7 @@ Fault = Callable[[Node, Sequence[Array], Compute], "list[Array] | None"]
 
 VARIABLE = "INJECTED_FAULT"
 ROUNDOFF = float(np.finfo(np.float32).eps) / 2
-# What a node raises whose operands it does not accept.
+# Exceptions of a node that does not accept its operands.
 COMPUTATION_ERRORS = (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError)
 # Runs with roundings at random.
 ROUNDING_RUNS = 8

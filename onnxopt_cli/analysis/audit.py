@@ -46,7 +46,7 @@ LARGE_ELEMENTS = 40
 #: An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
 #: thorough, no further case runs on the mutant.
 CLEAR_ERROR_RATIO = 1e7
-#: A process takes at most this many implementations of an operator at a time.
+#: Number of implementations of one operator in a task of a process.
 _BATCH = 16
 
 
@@ -275,7 +275,7 @@ def audit(
         for kind, implementations in KINDS.items():
             indices = range(len(implementations(operator)))
             tasks += [(operator.name, kind, index) for index in indices]
-        # Last, because the other tasks derive the error bounds that this one needs.
+        # This task is last, because it needs error bounds that the others derive.
         tasks.append((operator.name, INCONCLUSIVE, 0))
     for name, own_trials in nodes.items():
         for kind in KINDS:
@@ -398,6 +398,6 @@ def _operator(name: str) -> Operator:
     return next(operator for operator in registry().operators if operator.name == name)
 
 
-#: The kinds of implementations, named as the fields of :class:`MutationScore`: for each, a function
-#: that returns those of an operator.
+#: Functions that return the implementations of an operator, by the kind of implementation. The
+#: kinds have the names of fields of :class:`MutationScore`.
 KINDS = {"named": known_mistakes, "automatic": mutants, "right": reformulations}

@@ -66,11 +66,12 @@ from onnxopt_cli.run.rerun import ModelRunner, call_model
 MAX_OUTPUT_ELEMENTS = 1 << 20
 #: Public implementations named for a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
-#: Cases tried before the others; more of the failing ones for likely mistakes.
+#: Number of cases that are tried first. A likely mistake is tried on further failing cases.
 FIRST_CASES, FIRST_CASES_LIKELY = 12, 36
 #: Mistakes combined with one that reproduces something.
 MAX_ADDED_MISTAKES = 2
-#: With more failing cases remaining than this many times those reproduced, the rest may be chance.
+#: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
+#: mistake may be chance.
 MAX_LEFT_RATIO = 3
 #: Seconds for which a backend may be queried even if the search took all of its time.
 QUERY_SECONDS = 8
@@ -175,7 +176,7 @@ class SearchClock:
     def limited(self, ask: ModelRunner, end: float) -> ModelRunner:
         """Return a function that runs models, and raises an error after a time.
 
-        A search that submits models thus ends, too, however much time its own work takes.
+        A search that submits models therefore also ends if its own work takes long.
         """
 
         def run_model(
@@ -586,7 +587,7 @@ class _Search:
         self._condition_cases = frozenset(met)
 
     def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
-        """Return likely mistakes that reproduce the failing cases, but fail passing ones, too."""
+        """Return likely mistakes that reproduce the failing cases, but also fail passing ones."""
         few = _spread(remaining, RESTRICTED_CASES)
         return [
             mistake
@@ -808,8 +809,8 @@ class _Search:
         ]
         mistakes = [candidate.mistake, *equivalents[:MAX_EQUIVALENT]]
         count = len(distinct(self.operator, mistakes)) - 1
-        others = "1 other mistake" if count == 1 else f"{count} other mistakes"
-        return f" (or {others} with the same effect here)" if count and self._complete else ""
+        suffix = "1 other mistake" if count == 1 else f"{count} other mistakes"
+        return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
         """Return the mistake that refuses most of what the backend refused, and nothing else."""

@@ -3,8 +3,8 @@
 A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
 then returns the outputs of a known mistake. It must agree with all cases of the run: the backend
 fails where the hypothesis says so, and passes no case that would show it. If the backend can be run
-again, valid nodes near to failing and passing cases are generated and submitted, and the hypothesis
-must agree with these, too. The last of them are drawn after it was chosen.
+again, valid nodes near to failing and passing cases are generated and submitted. The hypothesis
+must also agree with their results. The last of them are drawn after it was chosen.
 
 Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
 forked process, since a model is not trusted.
@@ -382,8 +382,8 @@ class _NodeSearch:
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that do not meet the condition are right.
 
-        Nodes that another statement explains count as wrong: the failing case that remains may have
-        the same cause, and differ from them by chance.
+        Nodes that another statement explains are treated as wrong: the failing case that remains
+        may have the same cause, and differ from them by chance.
         """
         outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
         wrong = sum(bool(sample.failed) for sample in outside)
@@ -477,7 +477,7 @@ class _NodeSearch:
             for sample in self._samples
         )
         if hypothesis.mistake is not None and hypothesis.traits:
-            # The condition is wrong if the mistake shows elsewhere, too.
+            # The condition is wrong if the mistake also has an effect on other nodes.
             plain = Hypothesis((), hypothesis.mistake, 0.0)
             elsewhere = sum(
                 plain.explains(sample) and not hypothesis.meets(sample) for sample in self._samples
@@ -606,8 +606,8 @@ class _NodeSearch:
     def _forked(self, work: Callable[[], Iterator[_Item]], seconds: float) -> Iterator[_Item]:
         """Yield the items of a function that runs with the corrected reference in a fork.
 
-        The items end early if the process crashes, or has taken a number of seconds of processor
-        time, which count as time of this search.
+        Iteration ends early if the process crashes or exceeds its processor time, which is part of
+        the time of this search.
         """
         parent = getpid()
 

@@ -83,7 +83,7 @@ MIN_CASES_SHARE = 0.25
 MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack one part alone: how many must pass, and the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
-#: The same share where failures have several reasons.
+#: The largest share that may fail if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5

@@ -57,7 +57,7 @@ class Condition:
 
     @property
     def key(self) -> tuple[int, str]:
-        """The same for two thresholds of one feature in one direction."""
+        """A key that is equal for all thresholds of one feature in one direction."""
         if self.gap:
             return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
         return self.feature, self.text

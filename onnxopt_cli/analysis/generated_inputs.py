@@ -188,7 +188,7 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _types(random: Random, call: Call[Array]) -> Call[Array]:
-    """Give all tensors one type, or each operand its own; sometimes only in one group."""
+    """Draw one type for all tensors or for each operand; sometimes only in one group."""
     types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
     same = random.randrange(2)
     numbers = range(len(call.groups))

@@ -1,8 +1,8 @@
 """Each node of a model as it runs, with its values: a walk in the order of the graph.
 
 Values of tensors come from the reference oracle, rounded to the model's types; of operators that it
-does not know, from the backend itself. The branch of an If that is taken, and the first iterations
-of a Loop or Scan, are walked, too. Functions must have been inlined.
+does not know, from the backend itself. The walk includes the branch of an If that is taken, and the
+first iterations of a Loop or Scan. Functions must have been inlined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-#: Computes the outputs of a model of one node; or returns why it cannot.
+#: Computes the outputs of a model of one node, or returns the reason why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
 #: Why a node after one without values cannot run.

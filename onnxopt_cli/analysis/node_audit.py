@@ -55,7 +55,7 @@ MAX_CODE_MUTANTS = 400
 EQUIVALENCE_INPUTS = 200
 #: Seconds that the evaluation of a node may take.
 EVALUATION_SECONDS = 2.0
-#: A mutant that takes longer than this on one node counts as failing.
+#: A mutant that takes longer than this on one node fails.
 MUTANT_SECONDS = 0.5
 #: Bytes that a mutant may allocate.
 EVALUATION_BYTES = 1 << 30
@@ -217,7 +217,7 @@ def _submitted(
         problem = case.load()
         if not _is_single_node(problem):
             return
-        # The model of a loop contains the operators of its body, too.
+        # The model of a loop also contains the operators of its body.
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
     except InvalidCase:
@@ -441,7 +441,7 @@ def _in_turn(
 ) -> list[tuple[list[T], bool]]:
     """Return the results that a function yields for each item, and whether it ended the process.
 
-    The items are worked on in one forked process, since a new one takes longer than most mutants.
+    One forked process handles all items, since starting a process takes longer than most mutants.
     The process is replaced if its first item ends it. If another item ends it, or an item has
     changed its state, all are worked on again in several processes, so that no item has an effect
     on another.
@@ -642,7 +642,7 @@ def _operator_variations(
 ) -> tuple[Sequence[Variation], dict[int, ReferenceModel]]:
     """Return varied nodes of an operator's cases with evaluators, made once in each process."""
     nodes = [(trial.model, trial.inputs) for trial in trials]
-    # Changed sizes may be those of huge outputs.
+    # A change of sizes may make the outputs huge.
     with memory_limit(_VARIATION_BYTES):
         varied = variations(nodes, count, EVALUATION_SECONDS)
     # The first node that distinguishes a mutant is shown, so small ones come first.

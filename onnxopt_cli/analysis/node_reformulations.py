@@ -72,7 +72,7 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     }
     if len(floating_types) != 1 or not floating_types <= {*narrow}:
         return None
-    # The types within a subgraph would have to change, too.
+    # The types within a subgraph would also have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
     # A type that an attribute states is that of an output.

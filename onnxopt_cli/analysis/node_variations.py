@@ -321,7 +321,7 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _types(random: Random, node: BoundNode) -> BoundNode:
-    """Give all inputs of one type another one that the schema allows, with new values.
+    """Replace one type of inputs by another that the schema allows, and draw new values.
 
     Values of the narrower type would hide that a wider one is rounded.
     """

@@ -126,7 +126,7 @@ class Incident:
 
 
 def is_formula(request: Request) -> bool:
-    """Return whether the model of a request is one node of an operator with a formula."""
+    """Return whether the model of a request consists of one node of an operator with a formula."""
     return request.call is not None or sole_operator(request.model) is not None
 
 

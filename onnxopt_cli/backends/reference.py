@@ -199,8 +199,8 @@ def _evaluator_class() -> type[ReferenceEvaluator]:
     class FormulaEvaluator(ReferenceEvaluator):
         """An evaluator with the nodes of all operators with a formula.
 
-        The base class creates evaluators of subgraphs and functions from its own class. It passes
-        ``new_ops`` on to those of subgraphs only, so they are set here.
+        The base class creates evaluators of subgraphs and functions from its own class. The
+        evaluator passes ``new_ops`` on to evaluators of subgraphs only, so they are set here.
         """
 
         def __init__(self, proto: Any, **settings: Any) -> None:

@@ -29,7 +29,7 @@ def _beginning(words: Iterable[str], typed: str) -> list[str]:
 def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer suites, and files of the current folder beside them; else let the shell complete."""
+    """Offer suites and files of the current folder; if none matches, let the shell complete."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     suite, slash, _ = typed.partition("/")

@@ -208,7 +208,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """From now on discard standard output after an error, so that files are still written."""
+    """Ignore errors of standard output from now on, so that the command still writes its files."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None

@@ -65,7 +65,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """The tolerance of all cases, which precedes the tolerances that cases state."""
+    """The tolerance of all cases; it takes precedence over tolerances that cases state."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -348,7 +348,7 @@ class ClusterConfig(Settings):
 
 @dataclass(frozen=True)
 class Judging(Settings):
-    """How outputs are judged. A tolerance given here precedes those of cases.
+    """How outputs are judged. A tolerance given here takes precedence over tolerances of cases.
 
     Attributes:
         tolerance: the rule that yields the tolerance of all cases; None for those of the cases.

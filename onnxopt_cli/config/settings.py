@@ -350,7 +350,7 @@ class Settings:
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
-        """Return all settings, those of groups in place of the group."""
+        """Return all settings, with the settings of a group in place of the group."""
         return tuple(_settings_of(cls, ""))
 
     @classmethod

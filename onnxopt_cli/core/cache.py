@@ -1,4 +1,4 @@
-"""The cache of onnxopt: what is slow to compute or to install, in a private folder of the user.
+"""The cache of onnxopt: slow results and installations, in a private folder of the user.
 
 Entries decide verdicts, so they are read only if onnxopt wrote them on this machine for this user:
 
@@ -125,7 +125,7 @@ class Cache:
         self._entries = self._index()
 
     def get(self, key: str) -> bytes | None:
-        """Return an entry; None if there is no trusted one."""
+        """Return an entry; None without a trusted one."""
         self._warn()
         entry = self._entries.get(key)
         try:

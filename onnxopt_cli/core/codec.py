@@ -15,7 +15,7 @@ Received data is never unpickled or executed. A malformed or oversized message i
 as possible: memory is allocated as bytes arrive, JSON with too many parts is not parsed, and the
 values of a message are counted while they are built.
 
-Plugins in other interpreters use this module, too. It must run on Python 3.9 with NumPy 1.24 and no
+Plugins in other interpreters also use this module. It must run on Python 3.9 with NumPy 1.24 and no
 other package.
 """
 
@@ -54,7 +54,7 @@ LARGEST_PAYLOAD = 1 << 30
 MOST_VALUES = 250_000
 
 # Maximum number of parts of JSON, which are counted before parsing: Python objects need at least
-# ten times the memory of their text. Commas and brackets within strings count, too.
+# ten times the memory of their text. Commas and brackets within strings are also counted.
 _MAX_PARTS = 2 << 20
 _CHUNK_BYTES = 1 << 16
 _MAX_SHOWN_BYTES = 80

@@ -267,7 +267,7 @@ def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     if kind is NumberKind.STRING:
         return tolerance if isinstance(tolerance, NumberText) else None
     if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
-        # A discrete value that results from rounding may have a neighbour that is right, too.
+        # If a discrete value results from rounding, its neighbour may be right as well.
         return tolerance
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
@@ -406,7 +406,8 @@ class _Statistics:
     largest: dict[str, Any] = field(default_factory=dict)
     # Error / tolerance by derived limits, without elements that are equal to the bit (zero).
     shares: list[Array] = field(default_factory=list)
-    # Number of elements by the number of bits of their distance in ulp, for floats.
+    # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
+    # has b bits.
     ulp_counts: list[int] = field(default_factory=list)
     # The worst elements, each after its sort key.
     worst: list[tuple[tuple[float, float, int], Element]] = field(default_factory=list)

@@ -64,7 +64,7 @@ def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
     """
     if not _may_command(text):
         return text
-    # A carriage return begins a line, too.
+    # A carriage return also begins a line.
     first = len(_LINE_END.split(text, maxsplit=1)[0]) if goes_on else 0
     guarded = text[:first] + _AT_LINE_START.sub(r"\1\\x3a", text[first:])
     return _ANYWHERE.sub(r"\\x23", guarded)

@@ -54,7 +54,7 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Ulps:
-    """At most ``ulp`` representable values of the output's dtype apart."""
+    """Two values are at most ``ulp`` representable values of the output's dtype apart."""
 
     ulp: int
     provenance: Provenance
@@ -246,7 +246,7 @@ def _last_unit(text: str) -> float:
     """Return the unit of a text's last nonzero digit, reduced by the errors of comparisons.
 
     A number that is rounded up or down to the digits of the text is off by less than this unit. It
-    is 0 for other texts, and for those of zero.
+    is 0 for other texts and for texts of zero.
     """
     mantissa, separator, exponent = text.lower().partition("e")
     last = max(map(mantissa.rfind, "123456789"))

@@ -1,4 +1,4 @@
-"""Files that others may have written: who owns them, and how to read them within limits.
+"""Files that others may have written: their owners, and reading them within limits.
 
 Only regular files are read, up to a size, and inside a folder. Without consent, code runs only if
 no other user can have written it.

@@ -27,7 +27,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-#: One example in about this many has several nodes.
+#: About one of this number of examples has several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 

@@ -35,7 +35,7 @@ Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
 
 _GROUPS = (1, 1, 1, 2, 3)
-#: One example in about this many breaks the signature.
+#: About one of this number of examples breaks the signature.
 _EXAMPLES_PER_BREACH = 8
 
 
@@ -136,7 +136,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         last, (name, tensor) = operator.tensors[-1], list(inputs.items())[-1]
         fewer = {key: value for key, value in inputs.items() if key != name}
         broken[f"a {last} is missing"] = (attributes, fewer)
-        # One more dimension than any first tensor has.
+        # This shape has more dimensions than every input.
         shape = (2,) * (1 + max(array.ndim for array in inputs.values()))
         larger = inputs | {name: np.zeros(shape, tensor.dtype)}
         broken[f"a {last} would enlarge {operator.tensors[0]}"] = (attributes, larger)

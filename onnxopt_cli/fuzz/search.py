@@ -118,7 +118,8 @@ class Portions:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries the refusals. It may skip some, which other shards cannot know.
+            # The first shard tries the refusals. A shard may skip operators, and other shards do
+            # not know which.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)

@@ -88,7 +88,7 @@ def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
 
 def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
     first_tensor, arrays = len(node.scalars), node.inputs
-    # The simplest rate is one, since a rate of zero hides the rest of the formula.
+    # The simplest rate is 1: a rate of 0 would hide the rest of the formula.
     simple = tuple(
         np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
         for place, array in enumerate(arrays)

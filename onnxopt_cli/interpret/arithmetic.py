@@ -184,7 +184,7 @@ def root_by_reciprocal(a: Any) -> Any:
 
 
 def root_by_newton(a: Any) -> Any:
-    """Multiply by a reciprocal root that one Newton step made of one with half the digits."""
+    """Multiply by a reciprocal root: half the digits, refined by one Newton step."""
     dtype = np.asarray(a).dtype
     digits = np.finfo(dtype).nmant // 2 + 3
     fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))

@@ -83,7 +83,7 @@ class Implementation:
 def both(first: Implementation, second: Implementation) -> Implementation | None:
     """Return the implementation with two defects; None if both are around the formula.
 
-    It fails on all inputs if each defect replaces the code that the other changes.
+    Together they fail on all inputs if each defect replaces the code that the other changes.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

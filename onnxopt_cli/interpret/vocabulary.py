@@ -26,7 +26,7 @@ maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,    
 
 Roundings are counted in unit roundoffs of abs(v): more than one if implementations do not round to
 nearest once. A quotient may be the product with a reciprocal. A root may be ``a * rsqrt(a)`` with a
-Newton step, which rounds four times, and powers from libraries guarantee no less.
+Newton step, which rounds four times. Libraries guarantee the same error for powers.
 
 A power with an integral exponent n may be computed by repeated squaring, as ``powi`` of LLVM does
 (compiler-rt, lib/builtins/powisf2.c), and so the Adam of burn, by Rust's ``f32::powi``. Each
@@ -509,7 +509,7 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     first, second = neighbours(values, rank)
     equal_neighbours = rank == np.floor(rank) or first == second
     if not is_exact and (low != high or not equal_neighbours):
-        # The term added to a neighbour is rounded, too, and may exceed the result. The upper
+        # The term added to a neighbour is also rounded, and may exceed the result. The upper
         # neighbour does where a term is subtracted from it: b - (b - a) * (1 - fraction).
         added = low - lows[0], high - highs[0]
         largest = max(map(abs, (low, high, high - low, *added, *lows, *highs)))

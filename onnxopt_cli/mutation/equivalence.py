@@ -106,7 +106,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # A value that is finite on one side only counts as a wrong sign.
+    # A value that is finite on only one side is treated as a wrong sign.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)

@@ -405,7 +405,7 @@ def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator
 
 
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Return other results; a row maps an output's position to that of the result."""
+    """Exchange results: a row maps the position of an output to that of its wrong result."""
 
     def after(places: dict[int, int], _: Operands, results: Results) -> Results:
         return tuple(results[places.get(place, place)] for place in range(len(results)))
@@ -459,7 +459,7 @@ def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
-    """Take the values of one tensor from other groups, without changing types."""
+    """In each group, take the values of one tensor from another group; keep the types."""
 
     def exchanged(groups: Groups) -> Groups:
         return tuple(

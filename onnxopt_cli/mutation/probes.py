@@ -99,7 +99,7 @@ def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
 
 
 class _Draw:
-    """Draws the calls of one operator from a generator whose numbers never change."""
+    """Draws the calls of one operator from a generator whose stream of numbers is guaranteed."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
@@ -163,7 +163,7 @@ class _Draw:
         rank: int = 0,
         scale: float = 1.0,
     ) -> Call[Array]:
-        """Draw a call; types are those of the first tensor and of the others, as in a layout."""
+        """Draw a call; as in a layout, one type is for the first tensor, one for the others."""
         operator = self._operator
         if attributes is None:
             attributes = self._attributes()

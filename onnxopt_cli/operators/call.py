@@ -141,7 +141,7 @@ class Call(Generic[T]):
 
     @property
     def in_a_row(self: Call[Array]) -> Call[Array]:
-        """The call of the first group with the elements of all groups, one after the other."""
+        """A call of one group, which contains the elements of all groups one after the other."""
         full = [[_flat(tensor, group[0].shape) for tensor in group] for group in self.groups]
         joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
         return replace(self.group(0), groups=(joined,))

@@ -6,7 +6,7 @@ serves until a model ends it. That model is tried once more in a new process, si
 may have corrupted the memory of the old one.
 
 The helper is a fork of a command on Linux, otherwise a separate program. On Windows, where backends
-run in the command's process, too, no helper is used.
+also run in the command's process, no helper is used.
 
 No other module calls these parts of onnx (``tests/test_architecture.py`` checks that), except code
 in workers: these are processes that may die, and their helper would count as a process that the

@@ -93,7 +93,7 @@ ROOT_AND_EPSILON = mistake_table(f"""
 
 #: R with the correction for averages that start at zero.
 RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
-#: The same where there is a correction.
+#: The rate of a step: R, corrected if T is positive.
 CORRECTION = f"np.where(T > 0, {RATE}, R)"
 
 #: Mistakes of formulas in which R carries the bias correction of averages that start at zero.

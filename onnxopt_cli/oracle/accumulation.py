@@ -61,7 +61,8 @@ _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# A mean error is stated beside a large mean square if it exceeds this number of standard errors.
+# If the mean square is too large, the mean error is also stated if it exceeds this number of
+# standard errors.
 _SIGNIFICANT = 7.0
 
 

@@ -187,7 +187,7 @@ class ConditionedOutput:
     labels: tuple[str, ...] = ()
 
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
-        """Return an output that accepts the right values of another one, too."""
+        """Return an output that also accepts the right values of another one."""
         labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
         labels += [text or label for text in alternative.labels[1:]]
         return replace(self, right=self.right + alternative.right, labels=tuple(labels))
@@ -611,7 +611,7 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = _evaluate(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # As many float32 roundings are accepted as for a model of float32.
+            # The number of accepted float32 roundings is that of a float32 model.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)
@@ -841,7 +841,7 @@ def _float_tensors(values: Sequence[Any]) -> list[Array]:
 def _run_with_range_events(
     native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
 ) -> list[Any]:
-    """Run a model with a visitor, and replace the recorded events by those of this run."""
+    """Run a model with a visitor; replace the recorded events by the events of this run."""
     events.clear()
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
@@ -1081,7 +1081,7 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
 def _alternative(
     value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return another right value, with a relative tolerance or that of the exact value."""
+    """Return another right value, with a relative tolerance or the tolerance of the exact value."""
     relative_tolerance = relative * np.abs(value)
     finite = np.where(np.isfinite(relative_tolerance), relative_tolerance, 0.0)
     return value.astype(dtype), np.maximum(tolerance, finite)

@@ -59,7 +59,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         return None
     doubles = any(getattr(value, "dtype", None) == np.float64 for value in inputs.values())
     if doubles and PRECISION_ATTRIBUTES.isdisjoint(schema.attributes):
-        # Some bodies convert integers to float32 for a root. That is no precision for doubles.
+        # Some bodies convert integers to float32 for a root, which says nothing about doubles.
         function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
     function.domain = BODY

@@ -115,6 +115,6 @@ def _corrections(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
 
 
 def _replaces(function: Any) -> bool:
-    """Return whether a function takes the one that it replaces, as corrections do."""
+    """Return whether a function has a parameter for the function that it replaces."""
     code = function.__code__
     return not {"original", "_original"}.isdisjoint(code.co_varnames[: code.co_argcount])

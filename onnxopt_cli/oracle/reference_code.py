@@ -21,8 +21,8 @@ _COMPUTING = (
 )
 # Methods of onnx's base classes that check types and log, before and after the computation.
 _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
-# A correction that calls the function that it replaces takes it under this name. One that does not
-# takes it as "_original".
+# Name of the parameter by which a correction receives the function that it replaces, if it calls
+# it. Otherwise the parameter is named "_original".
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",

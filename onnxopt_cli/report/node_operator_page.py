@@ -101,7 +101,7 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Words of types in schemas with those of pages.
+# Parts of types in schemas, and the words that pages show for them.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),

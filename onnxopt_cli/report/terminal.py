@@ -482,5 +482,5 @@ _MAX_ABOUT_CHARS = 200
 _BORDER_COLUMNS = 6
 #: Wider than any terminal.
 _WIDE_COLUMNS = 10_000
-#: The verdict mentions the time of the search for explanations above this.
+#: The verdict states the time of the search for explanations if it is longer than this.
 _LONG_SECONDS = 1.0

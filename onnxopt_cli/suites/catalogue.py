@@ -143,7 +143,7 @@ def suite_cases(
     """Return the cases of a generated suite: those of its files, without stored outputs.
 
     Writing a file and reading it takes longer than running its cases. Therefore only refusals and
-    trajectories, which the reader expands, take this route.
+    trajectories, which the reader expands, are written and read.
     """
     cases: list[Case] = []
     suite = suites()[name]

@@ -176,7 +176,8 @@ class _ConformanceTemplates(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # A template that takes a setting in turn here would change the setting of all later cases.
+        # Settings are assigned to templates in turn, so another template here would change the
+        # settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}

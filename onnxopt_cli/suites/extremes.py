@@ -85,7 +85,7 @@ def extremes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     yield from _exact_zeros(author)
     limit = None if thorough else _FIRST_SHAPES
     between = BETWEEN_PAGES[:limit]
-    # In a sum over all tensors the largest term hides the others, so that each tensor is alone.
+    # In a sum over all tensors the largest term hides the others, so each case has one tensor.
     single = (*PAGES, *between, *MATRICES, *HIGH_RANKS[:limit]) if author.carried else ()
     yield from sizes(author, tuple(dict.fromkeys((*SINGLE_SHAPES, *single))), seeds)
     for word, shapes in (("pages", PAGES), ("between_pages", between),
@@ -253,7 +253,7 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 
 
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield nearly equal doubles beside floats, whose differences reveal a rounded operand."""
+    """Yield nearly equal doubles, whose differences reveal a rounded operand, with floats."""
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T
     # Pairwise different, but equal in float32.

@@ -162,7 +162,7 @@ def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
 
 
 def _same(array: Array, reference: Array) -> bool:
-    """Return whether the elements equal those of a reference, reshaped or broadcast; NaN == NaN."""
+    """Return whether elements equal a reshaped or broadcast reference; NaN equals NaN."""
     if array.size and reference.size:
         # Different tensors usually differ in the first element.
         first, second = array.item(0), reference.item(0)

@@ -51,7 +51,7 @@ _LAST_COUNTS = (2**63 - 1, -(2**63))
 #: Sizes of doubles whose squares exceed float32, and attributes that keep the result small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
-#: Ranks beside NaN, as shares of the range of the attribute.
+#: Ranks in cases with NaN, as shares of the range of the attribute.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
 _BRIEF_SHARES = (0.6, 0.5)
 
@@ -246,7 +246,7 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the first and last 64-bit count, beside attributes whose powers show its sign."""
+    """Yield the first and last 64-bit count, with attributes whose powers depend on its sign."""
     if not author.operator.counts:
         return
     for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):

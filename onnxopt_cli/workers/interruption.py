@@ -106,7 +106,7 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let the first signal, too, raise KeyboardInterrupt, in code that does not poll for one.
+        """Let even the first signal raise KeyboardInterrupt, for code that does not poll.
 
         Raises:
             KeyboardInterrupt: also if a signal has already arrived.

@@ -204,7 +204,7 @@ class Pool:
             self._remove(worker)
 
     def _remove(self, worker: Worker) -> None:
-        """Queue the case of a worker that has ended again, and record its fault or failed start."""
+        """Remove an ended worker: queue its case again, record its fault or failed start."""
         incident, job = worker.incident, self._running.pop(worker, None)
         if job is not None:
             job.earlier_breach = incident

@@ -4,7 +4,7 @@ The supervisor runs no code of the backend. It is the subreaper of all processes
 starts, including daemons. It kills all of them when the worker ends, when the runner sends SIGTERM,
 or when the runner ends. Then it removes the worker's temporary files and ends with the worker's
 exit code or signal, from which the runner learns how the worker ended. If the backend kills the
-supervisor, the remaining processes become children of the runner, which is a subreaper, too.
+supervisor, the remaining processes become children of the runner, which is also a subreaper.
 
 Where /proc shows no processes, the supervisor cannot find the descendants. The worker then runs in
 a PID namespace, which the kernel clears, if this process may create one; otherwise only the

@@ -257,7 +257,7 @@ def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt
 
 
 def test_mistakes_are_judged_by_the_tolerances_of_the_run(workplace, onnxopt):
-    # The tolerance of a single case: the mistake passes where the backend does.
+    # With the tolerance of a single case, the mistake passes in the same cases as the backend.
     tolerant = "  - {name: tolerant, tolerance: {rtol: 1, atol: 1}, attributes: {epsilon: 0.1}, "
     tolerant += f"inputs: {{R: 0.1, T: 1, {TENSORS}}}}}\n"
     (workplace / "steps.yaml").write_text(steps(2, 3, more=tolerant))

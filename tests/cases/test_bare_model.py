@@ -202,9 +202,9 @@ def stored_values(folder):
 
 def test_show_says_where_inputs_and_outputs_of_a_model_file_come_from(workplace, onnxopt):
     save_sum(workplace / "m.onnx", ["batch", 4])
-    shown = onnxopt("show", "m.onnx").out
-    assert "inputs from seed 0" in shown
-    assert "not stored: each run computes them" in shown
+    page = onnxopt("show", "m.onnx").out
+    assert "inputs from seed 0" in page
+    assert "not stored: each run computes them" in page
 
 
 def test_generate_writes_a_model_as_a_test_directory(workplace, onnxopt):

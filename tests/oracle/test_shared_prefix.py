@@ -83,9 +83,9 @@ def test_shared_nodes_do_not_change_an_estimate(
     model, inputs = _model(name), _inputs(seed)
     shared = all_readings(model, inputs)
     monkeypatch.setattr(SharedPrefix, "of", lambda *_: SharedPrefix({}))
-    alone = all_readings(model, inputs)
-    assert len(shared) == len(alone)
-    for reading, other in zip(shared, alone, strict=True):
+    separate = all_readings(model, inputs)
+    assert len(shared) == len(separate)
+    for reading, other in zip(shared, separate, strict=True):
         for output, expected in zip(
             reading.conditioned_outputs, other.conditioned_outputs, strict=True
         ):

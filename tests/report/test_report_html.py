@@ -339,9 +339,9 @@ def test_hundreds_of_cases_on_three_backends_fit_in_a_few_megabytes():
 
 
 def test_rows_beyond_the_first_1000_name_the_opset_that_ran():
-    shown = [result(f"demo/{place}") for place in range(1000)]
+    first_results = [result(f"demo/{place}") for place in range(1000)]
     opsets = [9, 11]
-    others = [result(f"demo/{opset}-older", diffs=(), opset=opset) for opset in opsets]
-    text = rendered("html", record(*shown, *others))
+    later_results = [result(f"demo/{opset}-older", diffs=(), opset=opset) for opset in opsets]
+    text = rendered("html", record(*first_results, *later_results))
     cells = text.partition('<template id="cells">')[2].partition("</template>")[0]
     assert [int(number) for number in re.findall(r"opset (\d+)", cells)] == opsets

@@ -259,8 +259,8 @@ def test_no_number_is_broken_over_two_lines(double, columns):
 def test_title_of_a_failure_is_shown_completely(double, columns):
     console = Console(width=columns, file=StringIO())
     console.print(failure_panel(ResultView(double, {})))
-    shown = re.sub(r"[\s│╭╮─]", "", console.file.getvalue())
-    assert f"FAIL{double.case}on{double.backend}".replace(" ", "") in shown
+    panel = re.sub(r"[\s│╭╮─]", "", console.file.getvalue())
+    assert f"FAIL{double.case}on{double.backend}".replace(" ", "") in panel
 
 
 def test_run_without_a_target_names_its_default_target(workplace, onnxopt, monkeypatch):

@@ -223,7 +223,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns from the first error, and whether their words are beside the operator's name.
+    """Yield patterns from the first error; True if a pattern is made of words beside the name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """

@@ -87,8 +87,8 @@ def _ort_value(array: Array) -> Any:
     element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
     array = np.asarray(array, order="C")
     if array.dtype.itemsize == 1:
-        # ONNX Runtime takes shape and memory from the same array, but reads elements of less than
-        # a byte as packed. The packed bytes fill the beginning of the memory.
+        # ONNX Runtime takes the shape and the memory from one array, but expects elements of less
+        # than a byte to be packed. The packed bytes fill the beginning of the memory.
         packed = np.frombuffer(numpy_helper.from_array(array).raw_data, dtype=np.uint8)
         memory = np.zeros(array.shape, dtype=np.uint8)
         memory.reshape(-1)[: packed.size] = packed

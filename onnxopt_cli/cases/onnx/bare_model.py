@@ -135,8 +135,8 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
 def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
     """Draw the inputs of a model by their declared types and shapes.
 
-    Floats are normally distributed. Integers are indices of the tensor that a Gather takes them
-    from, else 0 or 1; those of 8 bits have the whole range of their type.
+    Floats are normally distributed. An integer that a Gather reads as an index is a valid index;
+    8-bit integers have the whole range of their type; all others are 0 or 1.
 
     Args:
         model: the model.
@@ -205,8 +205,8 @@ def _shapes(
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
     if unknown := [name for name in stated if name not in every]:
-        others = f", only {', '.join(every)}" if every else ": there is none"
-        message = f"no symbolic dimension is called {unknown[0]}{others}"
+        existing = f", only {', '.join(every)}" if every else ": the model has no such sizes"
+        message = f"no symbolic dimension is called {unknown[0]}{existing}"
         raise InvalidCase(
             [Fault(where, message)],
             hint="--dim takes a name, or INPUT:AXIS for a dimension without a name",

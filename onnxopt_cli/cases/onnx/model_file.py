@@ -112,7 +112,7 @@ def _parse(data: bytes) -> onnx.ModelProto:
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
     """Yield every tensor in a message at any depth, with a description of its place."""
     if isinstance(message, SparseTensorProto):
-        # A missing tensor is yielded, too; it has no element type, which is reported.
+        # A missing tensor is also yielded; its lack of an element type is reported later.
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return

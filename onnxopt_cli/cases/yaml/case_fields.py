@@ -347,7 +347,7 @@ def rejected_case(
         kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
-        # As in other cases, one number is accepted in place of a list of one.
+        # As in other cases, a number is accepted in place of a list with one number.
         is_wrapped = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
         return _TYPES[min(kinds)][is_wrapped or node.items is not None]
 

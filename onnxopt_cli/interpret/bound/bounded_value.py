@@ -70,7 +70,7 @@ class _Operand(Joining):
         return Bounded(value, error, may_cross.any(), first.precision, doubt)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Apply a function to its operands, or to both results of a choice among them.
+        """Apply a function to operands; if one of them is an undecided choice, to both results.
 
         For operands of several choices, and for functions that are not elementwise, the error
         covers the range between both results of each choice.
@@ -165,8 +165,8 @@ class Mixed(_Operand):
 class Either(_Operand):
     """The two accepted results of a choice by an undecided comparison.
 
-    Values between the two are not accepted. Elementwise functions of the choice have two results,
-    too.
+    Values between the two are not accepted. An elementwise function of an undecided choice also has
+    two results.
 
     Attributes:
         first: the result by the comparison's value.
@@ -253,8 +253,8 @@ def _operand(operand: Any) -> Any:
 def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:
     """Apply a function to operands, some of which may have been computed in either of two types.
 
-    Beside a tensor, a scalar takes the tensor's type. A scalar of a coarser type does not allow
-    tensors to be computed in that type.
+    In an operation with a tensor, a scalar takes the tensor's type. A scalar of a coarser type does
+    not allow tensors to be computed in that type.
     """
     coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):

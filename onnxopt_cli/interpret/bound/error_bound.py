@@ -51,7 +51,7 @@ T = TypeVar("T", bound=Operand)
 
 #: Changes an input.
 Change = Callable[[Array], Array]
-#: NaN or an infinity, and a mask of the elements for which it is accepted, too.
+#: NaN or an infinity, and a mask of the elements for which it is also accepted.
 AlsoRight = tuple[float, Array]
 
 #: The multiple of the error bound that a derived tolerance allows.
@@ -98,7 +98,7 @@ class DerivedOutput:
         return ErrorBound(self.branch.at, self.factor)
 
     def accepting(self, also_accepted: Iterable[AlsoRight]) -> DerivedOutput:
-        """Return the output with NaN or infinities accepted for some elements, too."""
+        """Return the output, for some of whose elements NaN or infinities are also accepted."""
         derived_output = self
         for special, mask in also_accepted:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
@@ -153,7 +153,7 @@ def bound(
 
 
 def _in_a_row(call: Call[Array]) -> Call[Array] | None:
-    """Return :attr:`Call.in_a_row` for small tensors, which take as long together as each alone.
+    """Return :attr:`Call.in_a_row` for small tensors: all together take as long as one.
 
     Returns None if the result could differ: the formula is not elementwise, or the groups differ in
     more than their values.
@@ -255,7 +255,8 @@ def bounded_outputs(
     """
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda dtype: np.finfo(dtype).eps), Level.SCALAR)
-    # A carried scalar in double keeps its digits beside float32 tensors, as a tensor does.
+    # A scalar state in double keeps its digits in operations with float32 tensors, as a tensor
+    # does.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
     carried = [

@@ -42,7 +42,7 @@ def momentum(  # noqa: D417 - the operands are described together
     """
     # Gradient of 0.5 * norm_coefficient * ||X||^2 added to the given one.
     G_regularized = norm_coefficient * X + G
-    # The first step takes the gradient whole.
+    # The first step uses the unscaled gradient.
     beta_adjusted = np.where(T > 0, beta, 1)
     V_new = alpha * V + beta_adjusted * G_regularized
     if mode == "nesterov":

@@ -65,7 +65,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
-#: The same for outputs of 16 bits, which are computed in float32: 16 roundings would be too many.
+#: The tolerance in units for outputs of 16 bits. They are computed in float32 and rounded once, so
+#: 16 roundings would be too many.
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 

@@ -72,7 +72,7 @@ class NodeClass:
 
     @property
     def moves_operands(self) -> bool:
-        """Whether the operands of the node are perturbed besides its outputs."""
+        """Whether the operands of the node are perturbed in addition to its outputs."""
         return self.kind not in _UNMOVED_OPERANDS
 
 

@@ -105,7 +105,8 @@ class ErrorModel:
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
         """Return the errors of averages in this run.
 
-        Observed errors occur in full, because those of mean and variance occur together.
+        Observed errors are used without scaling, because errors of mean and variance occur
+        together.
         """
         shares = self.roundings(average)
         return (
@@ -125,7 +126,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
 
     If the elements differ by less than the error of the mean, the variance of a stable algorithm
     may be anything between zero and the square of that error. It is then zero in the runs that
-    would move it down. So is a variance that is smaller than its own error.
+    would move it down. A variance that is smaller than its own error is treated likewise.
     """
     exact_mean, exact_variance = mean_of, variance_of
     mean_error = np.zeros(())

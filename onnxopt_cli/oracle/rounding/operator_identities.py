@@ -62,8 +62,8 @@ IDENTITIES = (
             ("s", "Mul", "t", "half"),
             ("y", "Add", "s", "half"),
         ),
-        reason="An odd function is approximated on one side only, or is one instruction of the"
-        " device; no exponential overflows.",
+        reason="An odd function is approximated on one side only or by an instruction of the"
+        " device, so that no exponential overflows.",
         sources=(
             "ONNX Runtime, onnxruntime/core/mlas/lib/logistic.cpp: p / q + 0.5, p odd",
             "XLA, xla/service/logistic_expander.cc: 0.5 + 0.5 * tanh(0.5 * x)",

@@ -20,7 +20,7 @@ RUNS = 8
 #: The sizes of a rounding. Each place moves by the last one in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
 #: The period of the sizes: among this many consecutive places, no two have the same sizes in all
-#: runs. It is the largest prime that four levels and eight runs admit; as a prime, it divides no
+#: runs. It is the largest prime for which four levels and eight runs suffice. A prime divides no
 #: usual size of a tensor.
 DISTINCT_PLACES = 58_967
 

@@ -178,7 +178,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns. One of zeros may be mixed with the largest."""
+    """Return the lengths of rows or columns. A row of zeros gets the length of the longest."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
@@ -510,7 +510,7 @@ def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
         kernels[index] /= prod(place - root for root in roots)
         rows.append([*_coefficients(roots), Fraction(0)])
     rows.append(_coefficients(places))
-    # Denominators are powers of two, as those of the points are.
+    # Denominators are powers of two, like the denominators of the points.
     grain = 1 / max(coefficient.denominator for row in rows for coefficient in row)
     inverse, kernels, tile = (
         np.array(matrix).astype(np.float32) for matrix in (inverse.T, kernels, rows)

@@ -26,7 +26,8 @@ from onnxopt_cli.core.values import (
 # Two backends agree if their distance is at most this fraction of the distance to the expected
 # result.
 _MAX_DISTANCE_RATIO = 1 / 16
-# The same fraction of their magnitude, if the distance to the expected result is not finite.
+# If the distance to the expected result is not finite: the largest distance of outputs that agree,
+# as a fraction of their magnitude.
 _MAX_RELATIVE_DISTANCE = 1e-3
 _MAX_NAMED_CASES = 5
 _FLOATS = {NumberKind.FLOAT, NumberKind.COMPLEX}

@@ -40,7 +40,8 @@ _CHUNK_BYTES = 1 << 20
 _MAX_LISTED_FILES = 5_000
 #: Larger files are identified by size and modification time instead of content.
 MAX_FILE_BYTES = 4 << 30
-#: After this number of bytes in total, further files are identified by size and time, too.
+#: Beyond this total number of bytes, further files are also identified by size and time instead of
+#: a digest.
 MAX_HASHED_BYTES = 16 << 30
 # Number of files that a message names.
 _MAX_NAMED_FILES = 5

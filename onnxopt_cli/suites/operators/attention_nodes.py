@@ -63,7 +63,8 @@ def _attention(draft: NodeDraft) -> None:
     if mode is not None or draft.maybe():
         draft.outputs = [*draft.outputs, *[False] * (3 - len(draft.outputs)), True]
         draft.set("qk_matmul_output_mode", mode)
-        # Text and function body disagree on the order of softcap and the other steps.
+        # The text and the function body of the specification disagree on the order of softcap and
+        # other steps.
         draft.attributes.pop("softcap", None)
     if past and rows != columns:
         # The causal mask of a past is described only for as many new keys as queries.

@@ -96,7 +96,7 @@ class Sidecar:
     def deliver(
         self, wanted: Mapping[str, tuple[str, int]], contents: Mapping[str, bytes]
     ) -> set[str]:
-        """Store contents, and copy files into the tree unless the store lacks any of them.
+        """Store contents; copy the wanted files into the tree if the store has all of them.
 
         Args:
             wanted: digest and mode of each file, by its path on the client.
