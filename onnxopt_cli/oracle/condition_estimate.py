@@ -73,13 +73,13 @@ from onnxopt_cli.oracle.evaluator import (
     native_outputs,
     sequential_sums,
 )
+from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.function_body import (
     CALLED,
     published_body,
     subtracting_operators,
 )
 from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
-from onnxopt_cli.oracle.index_bounds import index_fault
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
@@ -446,7 +446,10 @@ def _estimate(
         raise NoReferenceError(f"onnx's reference {why}")
     try:
         if {node.op_type for node in nodes} <= DEFINED:
-            return [_defined_output(value) for value in ReferenceModel(model).run(inputs)]
+            first_run = _FirstRun(shared, is_model=True, is_node=len(nodes) == 1)
+            return [
+                _defined_output(value) for value in ReferenceModel(model).run(inputs, first_run)
+            ]
         evaluations = _evaluate(model, inputs, shared)
     except (NoReferenceError, MemoryError):
         raise
@@ -454,8 +457,7 @@ def _estimate(
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
             # Some published bodies combine constants of float32 with operands of any type.
             return _estimate_in_single(model, inputs, math, encountered)
-        why = index_fault(model, inputs) or _failure(error)
-        raise NoReferenceError(why) from error
+        raise NoReferenceError(_failure(error)) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
     outputs = list(map(_conditioned_output, columns))
@@ -650,6 +652,7 @@ class _FirstRun:
     Attributes:
         shared: the state that evaluations of the model and of its reformulations share.
         is_model: whether it visits the model itself, not a reformulation.
+        is_node: whether the model consists of one node.
         visited: the nodes that ran.
         types: for each of them, the dtypes of its outputs.
         range_events: how intermediate results leave the range of their types.
@@ -659,6 +662,7 @@ class _FirstRun:
 
     shared: _Shared
     is_model: bool
+    is_node: bool
     visited: list[VisitedNode] = field(default_factory=list)
     types: list[list[np.dtype[Any] | None]] = field(default_factory=list)
     range_events: set[str] = field(default_factory=set)
@@ -667,6 +671,8 @@ class _FirstRun:
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], _index: int
     ) -> tuple[Any, ...]:
+        if why := excluded_input(node, operands, is_model=self.is_node):
+            raise NoReferenceError(why)
         self.shared.encountered.update(questions_at(node, operands))
         self.shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))
         outputs = compute(*operands)
@@ -703,7 +709,8 @@ def _evaluate(
     Returns:
         One evaluation per output.
     """
-    first_run = _FirstRun(shared, is_model=not name)
+    is_node = len(list(all_nodes(model))) == 1
+    first_run = _FirstRun(shared, is_model=not name, is_node=is_node)
     range_events = first_run.range_events
     native_model = ReferenceModel(model, expanded, functions)
     with _numpy_range_events(range_events):

@@ -216,16 +216,15 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
 def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are neither stored nor computed.
 
-    The case is at fault if its node breaks the signature of an operator, if an index is out of
-    bounds, or if onnx rejects its model or inputs. Otherwise onnxopt cannot compute the outputs.
+    The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
+    model or inputs. Otherwise onnxopt cannot compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
     message = f"expected result: {output} cannot be computed: {reason}"
     from onnxopt_cli.oracle.condition_estimate import UNIMPLEMENTED
-    from onnxopt_cli.oracle.index_bounds import OUT_OF_BOUNDS
 
-    if breaks_signature(model, inputs) or reason.startswith(OUT_OF_BOUNDS):
+    if breaks_signature(model, inputs):
         return Expected({}, {}, message)
     if fault := model_fault(model) or input_fault(model, inputs):
         return Expected({}, {}, f"{message}; onnx rejects the model: {fault}")
@@ -249,7 +248,20 @@ def _completed(
         names: names of the outputs with an estimate.
         estimate: the estimate, or the reason why it is missing.
     """
-    first, *further = _readings(estimate, len(expected.outputs))
+    from onnxopt_cli.oracle.excluded_inputs import EXCLUDED
+
+    readings = _readings(estimate, len(expected.outputs))
+    for conditioned_output in readings[0].conditioned_outputs:
+        if conditioned_output.reason.startswith(EXCLUDED):
+            return Expected({}, {}, conditioned_output.reason)
+    return _of_readings(problem, expected, names, readings)
+
+
+def _of_readings(
+    problem: Problem, expected: Expected, names: list[str], readings: Sequence[Reading]
+) -> Expected:
+    """Return an expected result with the estimates of all readings; see :func:`_completed`."""
+    first, *further = readings
     if problem.stored is None:
         outputs: dict[str, Value] = {}
         for name, conditioned_output in zip(

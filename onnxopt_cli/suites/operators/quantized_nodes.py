@@ -52,7 +52,10 @@ def _quantize_linear(draft: NodeDraft) -> None:
     shape = draft.shape(1, 4)
     x_type = draft.dtype(0, ("float32", "float16", "int32", "bfloat16"))
     scale_shape, axis = _scale_shape(draft, shape)
-    scale = quantized_scale(draft, scale_shape)
+    if x_type.kind == "i":
+        scale = draft.tensor(x_type, scale_shape, low=1, high=5)
+    else:
+        scale = quantized_scale(draft, scale_shape)
     _set_axis(draft, axis)
     target = DTYPES[draft.choice([name for name in draft.returned(0) if name in _QUANTIZED])]
     has_zero_point = dtype_name(target) != "uint8" or draft.maybe()

@@ -1,0 +1,441 @@
+"""Inputs that the specification of an operator excludes, or for which it defines no result.
+
+onnx's reference raises an error for some of them and computes a value for others: NumPy takes index
+-1 as the last one, and clips the position at which a list is extended. A backend may do anything
+with such inputs, so no case can be judged by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import Array, NumberKind, kind_of
+from onnxopt_cli.operators.nodes import plain_domain
+
+#: Beginning of the reason why a case with an excluded input is invalid.
+EXCLUDED = "the specification defines no result"
+# iinfo of ml_dtypes lacks type annotations.
+_iinfo: Any = ml_dtypes.iinfo
+# Rules read omitted inputs at the end as None.
+_OMITTED = (None,) * 8
+_Attributes = Mapping[str, Any]
+# Returns which operand of a node is excluded, in words; empty if all are valid.
+_Rule = Callable[[_Attributes, Sequence[Any]], str]
+
+
+def excluded_input(node: Any, operands: Sequence[Any], *, is_model: bool) -> str:
+    """Return why the specification defines no result for the operands of a node.
+
+    Args:
+        node: a node of onnx's reference.
+        operands: its operands; None for an omitted one.
+        is_model: whether the node is a whole model. Elements without a defined value count only
+            then, because the outputs of a larger model need not depend on them.
+
+    Returns:
+        The reason, which begins with :data:`EXCLUDED`; empty if they have one.
+    """
+    key = plain_domain(node.onnx_node.domain), node.op_type
+    rule = _RULES.get(key) or (_RULES_OF_ELEMENTS.get(key) if is_model else None)
+    if rule is None or node.has_linked_attribute:
+        return ""
+    attributes = {
+        attribute.name: helper.get_attribute_value(attribute)
+        for attribute in node.onnx_node.attribute
+    }
+    try:
+        fault = rule(attributes, (*operands, *_OMITTED))
+    except Exception:  # noqa: BLE001 - the operands break the operator's signature in another way
+        return ""
+    return f"{EXCLUDED}: {node.op_type} has {fault}" if fault else ""
+
+
+def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> str:
+    """Return the first value outside a range, in words; empty if all are inside.
+
+    Args:
+        quantity: what the values are, with an article.
+        values: the values, of any shape.
+        least: the smallest values, of a shape that broadcasts to that of ``values``.
+        most: the largest values.
+    """
+    if values is None:
+        return ""
+    values = np.asarray(values)
+    outside = (values < least) | (values > most)
+    if not outside.any():
+        return ""
+    place = np.unravel_index(np.argmax(outside), outside.shape)
+    value, low, high = (
+        np.broadcast_to(part, outside.shape)[place] for part in (values, least, most)
+    )
+    if high == math.inf:
+        return f"{quantity} {value}, which is less than {low}"
+    return f"{quantity} {value}, which is not in [{low}, {high}]"
+
+
+def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
+    """Return that an axis occurs twice, in words; empty if none does."""
+    if axes is None:
+        return ""
+    if fault := _outside(quantity, axes, -rank, rank - 1):
+        return fault
+    normalized = np.sort(np.asarray(axes).ravel() % rank)
+    twice = normalized[1:][normalized[1:] == normalized[:-1]]
+    return f"{quantity} {twice[0]} twice" if twice.size else ""
+
+
+def _of_other_length(quantity: str, values: Array | None, length: int) -> str:
+    """Return that a list has another length, in words; empty if it does not."""
+    if values is None or np.size(values) == length:
+        return ""
+    return f"{quantity} of {np.size(values)} elements instead of {length}"
+
+
+def _along_axis(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    size = operands[0].shape[attributes.get("axis", 0)]
+    return _outside("the index", operands[1], -size, size - 1)
+
+
+def _scattered_along_axis(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    if fault := _along_axis(attributes, operands):
+        return fault
+    data, indices, updates = operands[:3]
+    axis = attributes.get("axis", 0) % data.ndim
+    places = np.indices(indices.shape)
+    places[axis] = indices % data.shape[axis]
+    targets = np.ravel_multi_index(tuple(places), data.shape).ravel()
+    return _written_twice(attributes, targets, updates.reshape(targets.size, 1))
+
+
+def _of_element_paths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, indices = operands[:2]
+    first = attributes.get("batch_dims", 0)
+    sizes = np.array(data.shape[first : first + indices.shape[-1]])
+    return _outside("the index", indices, -sizes, sizes - 1)
+
+
+def _scattered_to_paths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    if fault := _of_element_paths(attributes, operands):
+        return fault
+    data, indices, updates = operands[:3]
+    sizes = data.shape[: indices.shape[-1]]
+    places = np.moveaxis(indices % np.array(sizes), -1, 0)
+    targets = np.ravel_multi_index(tuple(places), sizes).ravel()
+    return _written_twice(attributes, targets, updates.reshape(targets.size, -1))
+
+
+def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> str:
+    """Return that an element receives two different values, in words; empty if none does.
+
+    Args:
+        attributes: attributes of a scattering operator.
+        targets: the flat index of the element or slice that each update is written to.
+        updates: for each target, a row of values.
+    """
+    if attributes.get("reduction", b"none") != b"none":
+        return ""
+    _, first, inverse, counts = np.unique(
+        targets, return_index=True, return_inverse=True, return_counts=True
+    )
+    if counts.max(initial=0) <= 1:
+        return ""
+    differs = updates != updates[first][inverse.ravel()]
+    return "two different updates of the same element, without a reduction" if differs.any() else ""
+
+
+def _of_classes(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    scores, targets = operands[:2]
+    counted = targets[targets != attributes.get("ignore_index")]
+    return _outside("the index", counted, 0, scores.shape[1] - 1)
+
+
+def _position_in_sequence(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    sequence, position = operands[:2]
+    return _outside("the index", position, -len(sequence), len(sequence) - 1)
+
+
+def _position_to_insert(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    sequence, _, position = operands[:3]
+    return _outside("the index", position, -len(sequence), len(sequence))
+
+
+def _image_of_region(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    images, _, batch_indices = operands[:3]
+    return _outside("the batch index", batch_indices, 0, len(images) - 1)
+
+
+def _rotated_position(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    cosines, positions = operands[1], operands[3]
+    return _outside("the position", positions, 0, len(cosines) - 1)
+
+
+def _unpooled_index(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    values, indices, output_shape = operands[:3]
+    most = math.inf if output_shape is None else int(np.prod(output_shape)) - 1
+    if fault := _outside("the index", indices, 0, most):
+        return fault
+    return _written_twice({}, indices.ravel(), values.reshape(-1, 1))
+
+
+def _write_index(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    cache, update, write_indices = operands[:3]
+    axis = attributes.get("axis", -2)
+    last = cache.shape[axis] - update.shape[axis]
+    is_circular = attributes.get("mode") == b"circular"
+    return _outside("the write index", write_indices, 0, math.inf if is_circular else last)
+
+
+def _recurrent_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    sequences, lengths = operands[0], operands[4]
+    batch_first = attributes.get("layout", 0) == 1
+    steps, batch = (sequences.shape[axis] for axis in ((1, 0) if batch_first else (0, 1)))
+    return _of_other_length("sequence lengths", lengths, batch) or _outside(
+        "the sequence length", lengths, 0, steps
+    )
+
+
+def _reversed_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, lengths = operands[:2]
+    steps, batch = (
+        data.shape[attributes.get("time_axis", 0)],
+        data.shape[attributes.get("batch_axis", 1)],
+    )
+    return _of_other_length("sequence lengths", lengths, batch) or _outside(
+        "the sequence length", lengths, 0, steps
+    )
+
+
+def _unpadded_length(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the number of valid keys", operands[6], 0, operands[1].shape[-2])
+
+
+def _depth(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the depth", operands[1], 0)
+
+
+def _split_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, lengths = operands[:2]
+    if lengths is None:
+        return ""
+    size = data.shape[attributes.get("axis", 0)]
+    if fault := _outside("the length", lengths, 1 if lengths.ndim == 0 else 0):
+        return fault
+    if lengths.ndim and lengths.sum() != size:
+        return f"lengths whose sum is {lengths.sum()} instead of {size}"
+    return ""
+
+
+def _slice_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, starts, ends, axes, steps = operands[:5]
+    if steps is not None and not np.all(steps):
+        return "the step 0"
+    length = len(starts)
+    return (
+        _of_other_length("ends", ends, length)
+        or _of_other_length("axes", axes, length)
+        or _of_other_length("steps", steps, length)
+        or _repeated("the axis", axes, data.ndim)
+    )
+
+
+def _padded_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, pads, _, axes = operands[:4]
+    count = data.ndim if axes is None else len(axes)
+    return _of_other_length("pads", pads, 2 * count) or _repeated("the axis", axes, data.ndim)
+
+
+def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, repeats = operands[:2]
+    return _of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
+
+
+def _new_shape(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    shape = operands[1]
+    if fault := _outside("the dimension", shape, -1):
+        return fault
+    if (shape == -1).sum() > 1:
+        return "the dimension -1 twice"
+    if attributes.get("allowzero") and (shape == -1).any() and (shape == 0).any():
+        return "the dimensions -1 and 0, and allowzero=1"
+    return ""
+
+
+def _dimensions(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the dimension", operands[0], 0)
+
+
+def _cropped_shape(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the dimension", operands[1], 0)
+
+
+def _resized_shape(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    scales, sizes = operands[2], operands[3]
+    if scales is not None and not np.all(scales > 0):
+        return "a scale that is not positive"
+    return _outside("the size", sizes, 1)
+
+
+def _integer_divisor(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    divisors = operands[1]
+    if np.issubdtype(divisors.dtype, np.integer) and not np.all(divisors):
+        return "an integer divisor of 0"
+    return ""
+
+
+def _normalized_axis(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    rank = operands[0].ndim
+    return _outside("the axis", attributes.get("axis", -1), -rank, rank - 1)
+
+
+def _axis_operand(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    rank = operands[0].ndim
+    return _outside("the axis", operands[1], -rank, rank - 1)
+
+
+def _window_size(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the size", operands[0], 0)
+
+
+def _selected_columns(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, indices = operands[:2]
+    return _outside("the index", indices, 0, data.shape[-1] - 1)
+
+
+def _selected_slices(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, condition = operands[:2]
+    axis = attributes.get("axis")
+    size = data.size if axis is None else data.shape[axis]
+    return _outside("the index", np.flatnonzero(condition), 0, size - 1)
+
+
+def _largest_count(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, count = operands[:2]
+    return _outside("the number of elements", count, 0, data.shape[attributes.get("axis", -1)])
+
+
+def _quantization_scale(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return "the scale 0" if np.any(operands[1] == 0) else ""
+
+
+def _requantization_scale(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return "the output scale 0" if np.any(operands[6] == 0) else ""
+
+
+def _dynamic_range(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return "" if np.any(operands[0] != 0) else "no element other than 0, which makes the scale 0"
+
+
+def _blocks_of_channels(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    channels, block = operands[0].shape[1], attributes["blocksize"] ** 2
+    return f"{channels} channels, which are not a multiple of {block}" if channels % block else ""
+
+
+def _blocks_of_pixels(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    sizes, block = np.array(operands[0].shape[2:]), attributes["blocksize"]
+    indivisible = sizes[sizes % block != 0]
+    return (
+        f"the size {indivisible[0]}, which is not a multiple of {block}" if indivisible.size else ""
+    )
+
+
+def _transform_length(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _outside("the length", operands[1], 1)
+
+
+def _frame(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    signal, step, window, length = operands[:4]
+    if length is None and window is not None:
+        length = len(window)
+    return _outside("the step", step, 1) or _outside("the length", length, 1, signal.shape[1])
+
+
+def _normalized_window(attributes: _Attributes, _operands: Sequence[Any]) -> str:
+    return _outside("the size", attributes["size"], 1)
+
+
+def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return "" if np.all(operands[2]) else "the step 0"
+
+
+def _integer_cast(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    dtype = helper.tensor_dtype_to_np_dtype(attributes["to"])
+    return _beyond_integers(operands[0], np.dtype(dtype))
+
+
+def _integer_cast_like(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    return _beyond_integers(operands[0], operands[1].dtype)
+
+
+def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
+    """Return which value an integer type cannot hold, in words; empty if it holds all."""
+    is_float = kind_of(values.dtype) is NumberKind.FLOAT
+    if not is_float or kind_of(dtype) is not NumberKind.INTEGER:
+        return ""
+    limits = _iinfo(dtype)
+    truncated = np.trunc(values.astype(np.float64))
+    # The largest 64-bit integers are not doubles: the next double is the first one beyond.
+    holds = (truncated >= float(limits.min)) & (truncated < float(int(limits.max) + 1))
+    if holds.all():
+        return ""
+    value = values.ravel()[np.argmin(holds)]
+    return f"the value {value}, which is out of the range of {dtype}"
+
+
+# For each operator, by domain, the rule for its operands.
+_RULES: dict[tuple[str, str], _Rule] = {
+    **{("", name): _along_axis for name in ("Gather", "GatherElements")},
+    **{("", name): _scattered_along_axis for name in ("Scatter", "ScatterElements")},
+    **{
+        ("", name): _of_classes for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+    },
+    **{("", name): _recurrent_lengths for name in ("GRU", "LSTM", "RNN")},
+    **{("", name): _position_in_sequence for name in ("SequenceAt", "SequenceErase")},
+    **{("", name): _split_lengths for name in ("Split", "SplitToSequence")},
+    **{("", name): _window_size for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
+    **{("", name): _axis_operand for name in ("CumProd", "CumSum")},
+    **{("", name): _normalized_axis for name in ("LayerNormalization", "RMSNormalization")},
+    ("", "Attention"): _unpadded_length,
+    ("", "CenterCropPad"): _cropped_shape,
+    ("", "Compress"): _selected_slices,
+    ("", "ConstantOfShape"): _dimensions,
+    ("", "DFT"): _transform_length,
+    ("", "DepthToSpace"): _blocks_of_channels,
+    ("", "GatherND"): _of_element_paths,
+    ("", "LRN"): _normalized_window,
+    ("", "MaxUnpool"): _unpooled_index,
+    ("", "OneHot"): _depth,
+    ("", "Pad"): _padded_axes,
+    ("", "Range"): _range_step,
+    ("", "Reshape"): _new_shape,
+    ("", "Resize"): _resized_shape,
+    ("", "ReverseSequence"): _reversed_lengths,
+    ("", "RoiAlign"): _image_of_region,
+    ("", "RotaryEmbedding"): _rotated_position,
+    ("", "ScatterND"): _scattered_to_paths,
+    ("", "SequenceInsert"): _position_to_insert,
+    ("", "STFT"): _frame,
+    ("", "Slice"): _slice_axes,
+    ("", "SpaceToDepth"): _blocks_of_pixels,
+    ("", "TensorScatter"): _write_index,
+    ("", "Tile"): _repeats,
+    ("", "TopK"): _largest_count,
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
+}
+# The same for operators that define no value of some elements.
+_RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
+    ("", "Cast"): _integer_cast,
+    ("", "CastLike"): _integer_cast_like,
+    ("", "Div"): _integer_divisor,
+    ("", "DynamicQuantizeLinear"): _dynamic_range,
+    ("", "Mod"): _integer_divisor,
+    ("", "QLinearConv"): _requantization_scale,
+    ("", "QLinearMatMul"): _requantization_scale,
+    ("", "QuantizeLinear"): _quantization_scale,
+}

@@ -1,0 +1,200 @@
+"""A case is invalid if the specification defines no result for its inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from onnxopt_cli.oracle.condition_estimate import NoReferenceError, all_readings
+from onnxopt_cli.oracle.excluded_inputs import EXCLUDED
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+IMAGES = np.ones((2, 1, 4, 4), np.float32)
+COLUMN = np.zeros((3, 1), np.float32)
+WEIGHTS = np.ones((1, 3, 4), np.float32), np.ones((1, 3, 3), np.float32)
+SEQUENCES = X.reshape(3, 1, 4)
+PAST = np.zeros((1, 4, 2), np.float32)
+CORNERS = np.array([[0, 0, 3, 3]], np.float32)
+PAIR = np.ones((1, 1, 1, 2), np.float32)
+
+
+def integers(values):
+    return np.array(values, np.int64)
+
+
+def model_of(nodes, inputs):
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for name, v in inputs.items()
+    ]
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", declared, [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+
+
+def fault_of(operator, operands, attributes):
+    """Return why the only node of a model has no defined result; empty if it has one."""
+    inputs = {f"x{i}": value for i, value in enumerate(operands) if value is not None}
+    names = [f"x{i}" if value is not None else "" for i, value in enumerate(operands)]
+    node = helper.make_node(operator, names, ["y"], **attributes)
+    try:
+        all_readings(model_of([node], inputs), inputs)
+    except NoReferenceError as error:
+        return str(error) if str(error).startswith(EXCLUDED) else ""
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "operands_at", "bounds"),
+    [
+        ("Gather", {"axis": 1}, lambda i: [X, integers([0, i])], (-4, 3)),
+        ("Gather", {}, lambda i: [X, integers([[i]])], (-3, 2)),
+        ("GatherElements", {"axis": 1}, lambda i: [X, integers([[0, i]])], (-4, 3)),
+        ("GatherND", {}, lambda i: [X, integers([[2, i]])], (-4, 3)),
+        ("GatherND", {"batch_dims": 1}, lambda i: [X, integers([[0], [1], [i]])], (-4, 3)),
+        (
+            "ScatterElements",
+            {"axis": 1},
+            lambda i: [X, integers([[0], [1], [i]]), COLUMN],
+            (-4, 3),
+        ),
+        ("ScatterND", {}, lambda i: [X, integers([[0, i]]), COLUMN[0]], (-4, 3)),
+        (
+            "NegativeLogLikelihoodLoss",
+            {"ignore_index": 9},
+            lambda i: [X, integers([0, 9, i])],
+            (0, 3),
+        ),
+        (
+            "RoiAlign",
+            {"output_height": 2, "output_width": 2},
+            lambda i: [IMAGES, CORNERS, integers([i])],
+            (0, 1),
+        ),
+        ("RotaryEmbedding", {}, lambda i: [PAIR, COLUMN, COLUMN, integers([[i]])], (0, 2)),
+        ("TensorScatter", {"axis": 1}, lambda i: [PAST, PAST[:, :3], integers([i])], (0, 1)),
+        (
+            "RNN",
+            {"hidden_size": 3},
+            lambda i: [SEQUENCES, *WEIGHTS, None, np.array([i], np.int32)],
+            (0, 3),
+        ),
+        ("ReverseSequence", {}, lambda i: [X, integers([1, 2, 3, i])], (0, 3)),
+        ("CumSum", {}, lambda i: [X, integers(i)], (-2, 1)),
+        ("TopK", {}, lambda i: [X, integers([i])], (0, 4)),
+    ],
+)
+def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, bounds):
+    least, most = bounds
+    assert fault_of(operator, operands_at(least), attributes) == ""
+    assert fault_of(operator, operands_at(most), attributes) == ""
+    for value in (least - 1, most + 1):
+        fault = fault_of(operator, operands_at(value), attributes)
+        assert fault.endswith(f" {value}, which is not in [{least}, {most}]"), fault
+        assert f": {operator} has the " in fault
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes", "excluded"),
+    [
+        ("Slice", [X, integers([0, 0]), integers([1, 1]), integers([0, -2])], {}, "axis 0 twice"),
+        ("Slice", [X, integers([0]), integers([1]), integers([0]), integers([0])], {}, "step 0"),
+        ("Pad", [X, integers([1] * 4), None, integers([1, -1])], {}, "axis 1 twice"),
+        ("Split", [X, integers([1, 1])], {}, "sum is 2 instead of 3"),
+        ("Split", [X, integers([4, -1])], {}, "length -1"),
+        ("Tile", [X, integers([2])], {}, "1 elements instead of 2"),
+        ("Reshape", [X, integers([-1, -1])], {}, "dimension -1 twice"),
+        ("Reshape", [X, integers([-2, 6])], {}, "dimension -2"),
+        ("Resize", [X, None, np.array([1, 0], np.float32)], {}, "scale"),
+        ("Div", [integers([4]), integers([0])], {}, "divisor of 0"),
+        ("Range", [integers(1), integers(4), integers(0)], {}, "step 0"),
+        ("OneHot", [integers([0]), integers(-3), X[0, :2]], {}, "depth -3"),
+        ("LayerNormalization", [X, X[0]], {"axis": 2}, "axis 2, which is not in [-2, 1]"),
+        ("HannWindow", [integers(-3)], {}, "size -3"),
+        ("DepthToSpace", [IMAGES], {"blocksize": 2}, "1 channels"),
+        ("Cast", [np.array([np.nan], np.float32)], {"to": 7}, "the value nan"),
+        ("Cast", [np.array([2.0**63])], {"to": 7}, "out of the range of int64"),
+        ("Cast", [np.array([-1.0])], {"to": 2}, "out of the range of uint8"),
+        ("Cast", [np.array([8.0])], {"to": onnx.TensorProto.INT4}, "out of the range of int4"),
+        ("ScatterElements", [X[0], integers([1, 1]), X[1, :2]], {}, "two different updates"),
+        ("ScatterND", [X[0], integers([[1], [-3]]), X[1, :2]], {}, "two different updates"),
+        ("QuantizeLinear", [X, np.float32(0)[...]], {}, "scale 0"),
+    ],
+)
+def test_inputs_without_a_defined_result_are_excluded(operator, operands, attributes, excluded):
+    assert excluded in fault_of(operator, operands, attributes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes"),
+    [
+        ("Slice", [X, integers([9]), integers([-9]), integers([-1]), integers([-2])], {}),
+        ("Split", [X, integers([0, 3])], {}),
+        ("Reshape", [X, integers([0, -1])], {}),
+        ("Div", [X, np.zeros((), np.float32)], {}),
+        ("Cast", [np.array([-0.9, 255.9])], {"to": 2}),
+        ("Cast", [np.array([np.inf, np.nan])], {"to": 1}),
+        ("ScatterElements", [X[0], integers([1, 1]), X[1, :2]], {"reduction": "add"}),
+        ("ScatterElements", [X[0], integers([1, 1]), X[1, [0, 0]]], {}),
+        ("ScatterElements", [X[0], integers([1]), np.full(1, np.nan, np.float32)], {}),
+        ("TensorScatter", [PAST, PAST, integers([3])], {"axis": 1, "mode": "circular"}),
+    ],
+)
+def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attributes):
+    assert fault_of(operator, operands, attributes) == ""
+
+
+def test_computed_index_out_of_bounds_is_excluded():
+    nodes = [
+        helper.make_node("Mul", ["i", "i"], ["square"]),
+        helper.make_node("Gather", ["x", "square"], ["y"]),
+    ]
+    inputs = {"x": X[:, 0], "i": integers([0, 2])}
+    with pytest.raises(
+        NoReferenceError, match=r"Gather has the index 4, which is not in \[-3, 2\]"
+    ):
+        all_readings(model_of(nodes, inputs), inputs)
+    inputs["i"] = integers([0, 1])
+    assert all_readings(model_of(nodes, inputs), inputs)
+
+
+def test_undefined_elements_within_a_larger_model_exclude_nothing():
+    nodes = [
+        helper.make_node("Cast", ["x"], ["integers"], to=7),
+        helper.make_node("Cast", ["integers"], ["floats"], to=1),
+        helper.make_node("Where", ["choices", "floats", "x"], ["y"]),
+    ]
+    inputs = {"x": np.array([1, np.inf], np.float32), "choices": np.array([True, False])}
+    assert all_readings(model_of(nodes, inputs), inputs)
+
+
+@pytest.mark.parametrize("operator", ["SequenceErase", "SequenceInsert"])
+def test_case_with_an_excluded_position_is_invalid(onnxopt, tmp_path, operator):
+    element = ["x"] if operator == "SequenceInsert" else []
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["sequence"]),
+        helper.make_node(operator, ["sequence", *element, "i"], ["changed"]),
+        helper.make_node("ConcatFromSequence", ["changed"], ["y"], axis=0),
+    ]
+    path, data = tmp_path / "model.onnx", tmp_path / "inputs.npz"
+    onnx.save(model_of(nodes, {"x": X[0], "i": integers(0)}), path)
+    codes = {}
+    for position in (-3, -2, 1, 2, 3):
+        np.savez(data, x=X[0], i=integers(position))
+        result = onnxopt("run", path, "--inputs", data, "-b", "onnx-reference", "--no-explain")
+        codes[position] = result.code
+    assert codes == {-3: 2, -2: 0, 1: 0, 2: 0 if operator == "SequenceInsert" else 2, 3: 2}
+
+
+def test_case_with_an_excluded_index_is_invalid_on_every_backend(onnxopt, tmp_path):
+    node = helper.make_node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain="ai.onnx.ml")
+    model = model_of([node], {"x": X, "i": integers([0])})
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    path, data = tmp_path / "model.onnx", tmp_path / "inputs.npz"
+    onnx.save(model, path)
+    np.savez(data, x=X, i=integers([-1]))
+    result = onnxopt("run", path, "--inputs", data, "-b", "onnx-reference", "--no-explain")
+    assert result.code == 2
+    assert "the index -1, which is not in [0, 3]" in " ".join(result.text.replace("│", " ").split())
