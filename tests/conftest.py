@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -103,24 +102,6 @@ def _suites_are_written_once():
         for function in template_functions:
             cached = cache(lambda operator, function=function: tuple(function(operator)))
             patch.setattr(catalogue, function.__name__, cached)
-        yield
-
-
-# Modules that test how workers start and end, and how they are found.
-_STARTS_WORKERS = frozenset(
-    {"test_isolation_survivors", "test_other_systems", "test_signals", "test_temporary_files"}
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _workers_are_forked(request):
-    """Fork workers, because starting one takes half a second."""
-    # Imported here, because the fork server must inherit the final environment.
-    from forked import fork_or_start
-
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux" and request.path.stem not in _STARTS_WORKERS:
-            patch.setattr(subprocess, "_fork_exec", fork_or_start)
         yield
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 
 import pytest
-from forked import run_command
+from commands import run_command
 from places import REPOSITORY
 
 import onnxopt_cli as onnxopt

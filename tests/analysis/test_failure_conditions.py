@@ -90,18 +90,9 @@ def elements_meeting(condition, call, labels):
 @pytest.mark.parametrize(
     ("name", "output", "holds", "where"),
     [
-        ("Momentum", "V_new", lambda call, *_: call.scalars[1].item() % 2 == 1, "T is odd"),
         (
             "AdmmUpdate", "U_new", lambda call, group, _: call.groups[group][0].size >= 33,
             "W has at least 33 elements",
-        ),
-        (
-            "Adagrad", "X_new", lambda call, group, _: call.groups[group][0].size % 2 == 1,
-            "X has an odd number of elements",
-        ),
-        (
-            "Momentum", "V_new", lambda call, *_: call.attributes["alpha"] > 0.5,
-            "alpha is above 0.5",
         ),
         (
             "Adagrad", "X_new",
@@ -197,6 +188,31 @@ def test_passing_cases_contradict_a_condition_on_whole_tensors():
             if not each.failed and elements_meeting(condition, each.call, np.ones(each.size)).any()
         ]
         assert not met or ", unless " in condition.text
+
+
+@pytest.mark.parametrize(
+    ("effect", "replace"),
+    [
+        ("0", lambda right, _: 0 * right),
+        ("unchanged", lambda _, old: old),
+        ("NaN", lambda right, _: right * np.nan),
+        ("negated", lambda right, _: -right),
+    ],
+)
+def test_content_of_wrong_elements_is_stated(effect, replace):
+    samples = []
+    for call in suite_calls("Momentum")[:80]:
+        right = [derived_output.branch for derived_output in bound(call)]
+        outputs = evaluate(call)
+        if call.scalars[1].item() % 2 == 1:
+            for group, (_, _, velocity) in enumerate(call.groups, start=len(call.groups)):
+                with np.errstate(all="ignore"):
+                    replaced = replace(outputs[group], velocity)
+                outputs[group] = np.asarray(replaced, outputs[group].dtype)
+        samples.append(sample(call, right, outputs))
+    samples.sort(key=lambda each: not each.failed)
+    condition = failure_condition(samples, None)
+    assert condition.effect == f"V_new is {effect}"
 
 
 def test_condition_without_a_backend_needs_several_failing_cases():

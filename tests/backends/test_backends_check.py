@@ -6,8 +6,8 @@ import shlex
 import sys
 
 import pytest
+from commands import run_command
 from exec_commands import spec
-from forked import run_command
 from places import PLUGINS
 
 from onnxopt_cli.backends.check.protocol_check import check_backend

@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from forked import run_command
+from commands import run_command
 from places import PLUGINS, REPOSITORY
 
 FAULTY = PLUGINS / "faulty.py"

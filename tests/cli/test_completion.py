@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from forked import run_command
+from commands import run_command
 from places import REPOSITORY
 
 # Bash calls this function when the user presses tab; compopt works only then.

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from forked import run_command
+from commands import run_command
 from places import PLUGINS
 
 FILE = f"""\

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import run_command
-from places import PLUGINS, REPOSITORY
+from commands import run_command
+from places import REPOSITORY
 from rich.cells import cell_len
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and /proc")
@@ -97,29 +97,6 @@ def check(printed):
     assert b"Traceback" not in printed, printed.decode()
     assert b"internal error" not in printed, printed.decode()
     assert b"Exception ignored" not in printed, printed.decode()
-
-
-@pytest.mark.parametrize(("arguments", "code"), [("list demo.yaml", 0), ("run nowhere", 2)])
-def test_forked_command_behaves_like_a_started_one(place, arguments, code):
-    started = subprocess.run(
-        [*COMMAND, *arguments.split()], cwd=place, env=environment(), capture_output=True,
-        stdin=subprocess.DEVNULL, timeout=60, check=False,
-    )  # fmt: skip
-    forked = call(place, *arguments.split())
-    assert (forked.returncode, forked.stdout, forked.stderr) == (
-        started.returncode, started.stdout, started.stderr,
-    )  # fmt: skip
-    assert forked.returncode == code
-
-
-def test_forked_commands_have_separate_environments(place):
-    files = {"Lamb": "lamb.py", "RMSpropCentred": "rmsprop.py"}
-    for name, file in files.items():
-        path = str(PLUGINS / "operators" / file)
-        codes = [
-            call(place, "show", operator, ONNXOPT_OPERATORS=path).returncode for operator in files
-        ]
-        assert codes == [0 if operator == name else 2 for operator in files]
 
 
 @pytest.mark.parametrize("arguments", ["run demo.yaml -v", "schema", "run --help"])

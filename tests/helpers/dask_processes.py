@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
 from itertools import count
 from pathlib import Path
 
-from forked import start_command
-
-# Fork a run's workers, because their start takes longer than most runs; sidecars start as usual.
-_FORKS = f"""\
-import subprocess, sys
-sys.path.append({str(Path(__file__).parent)!r})
-from forked import fork_or_start
-if sys.platform == "linux":
-    subprocess._fork_exec = fork_or_start
-"""
+from commands import start_command
+from places import REPOSITORY
 
 
 def until(happened, seconds=60):
@@ -46,7 +39,7 @@ class DaskProcesses:
         """Start a worker; its interpreter and those of its children first execute some code."""
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()
-        (first / "sitecustomize.py").write_text(_FORKS + begins_with)
+        (first / "sitecustomize.py").write_text(begins_with)
         options = options or ("--no-nanny",)
         common = ("--nthreads", "1", "--memory-limit", "0", "--local-directory", str(self.folder))
         self.workers.append(self._start("worker", *common, *options, first=first))
@@ -66,9 +59,12 @@ class DaskProcesses:
         return [str(path) for path in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):
+        environment = dict(os.environ)
+        if first is not None:
+            environment["PYTHONPATH"] = f"{first}{os.pathsep}{REPOSITORY}"
         common = ("--no-dashboard", "--host", "127.0.0.1", "--scheduler-file", str(self.file))
         with (self.folder / "errors").open("ab") as errors:
             return start_command(
                 *common, *self.options, *options, module=f"distributed.cli.dask_{program}",
-                cwd=self.folder, customize=first, stdout=subprocess.DEVNULL, stderr=errors,
+                cwd=self.folder, env=environment, stdout=subprocess.DEVNULL, stderr=errors,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forked import run_command, start_command
+from commands import run_command
 from places import PLUGINS, REPOSITORY
 
 HOSTILE = PLUGINS / "hostile.py"
@@ -103,10 +103,6 @@ def start(
     of another would take most of the time, and no failure is explained.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
-    if "--cluster" in options:
-        # Forking saves the import of Dask, which would take most of the time.
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return Run(start_command(*words, cwd=folder, env=env, text=True, **streams), mark, report)
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "onnxopt_cli", *words], cwd=folder, env=env, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

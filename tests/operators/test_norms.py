@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from forked import run_command
+from commands import run_command
 from places import PLUGINS
 
 from onnxopt_cli.interpret.bound.error_bound import bound

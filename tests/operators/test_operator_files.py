@@ -8,7 +8,7 @@ import re
 import shlex
 
 import pytest
-from forked import run_command
+from commands import run_command
 from places import PLUGINS, REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -105,7 +105,7 @@ def test_files_of_the_variable_are_loaded_for_one_command(place, call):
 def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(call, name):
     file = PLUGINS / "operators" / f"{name}.py"
     for options in ("", "-b onnxruntime --lower always"):
-        done = call(f"run optimizers -q {options} --operators {shlex.quote(str(file))}")
+        done = call(f"run optimizers -q --shard 1/3 {options} --operators {shlex.quote(str(file))}")
         assert done.code == 0, done.out + done.err
         assert "Warning" not in done.err
 
@@ -173,10 +173,10 @@ def test_formulas_may_have_limits_branches_and_loops(place, call):
     text = text.replace("np.sign(blend)", "np.sign(blend) * min(decay, 0.3)")
     loop = "    for _ in range(2):\n        M_new = M_new * 0.5 if beta2 > 0.5 else M_new\n"
     (place / "lion.py").write_text(text.replace("    return X_new", f"{loop}    return X_new"))
-    for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
-        done = call(f"{options} --operators lion.py")
+    for options in ("", "-b onnxruntime --lower always"):
+        done = call(f"run company -q --shard 1/3 {options} --operators lion.py")
         assert done.code == 0, done.out + done.err
-    done = call("audit company/lion --operators lion.py")
+    done = call("audit company/lion --shard 1/6 --operators lion.py")
     assert "internal error" not in done.err
     assert re.search(r"reformulations +(\d+) of \1  accepted", done.out), done.out
 
@@ -327,13 +327,12 @@ def test_suite_contains_a_double_state_beside_zeros(place, call):
     assert done.code == 0, done.out + done.err
 
 
-@pytest.mark.isolated
 def test_commands_that_are_proposed_name_the_file_of_the_operator(place, call):
     (place / "backend.py").write_text(WRONG)
     options = "-b python:backend.py:Backend --operators lion.py"
     done = call(f"fuzz --operator Lion --examples 60 {options} --no-explain")
     assert "-b python:backend.py:Backend --operators lion.py" in done.out
-    done = call(f"run company {options}")
+    done = call(f"run company -k orders {options}")
     assert re.search(r"onnxopt show Lion --mistake .* --operators lion.py", done.out)
 
 
@@ -343,11 +342,13 @@ def test_warning_of_numpy_for_an_empty_mean_is_hidden(place, call):
     assert (done.code, done.err) == (0, "")
 
 
-@pytest.mark.isolated
 def test_empty_maximum_and_division_by_zero_decay_are_correct(place, call):
     step = "(blend * (1 / beta1) - np.max(blend))"
     (place / "lion.py").write_text(LION.replace("np.sign(blend)", step))
-    for options in ("run company -q", "run company -q -b onnxruntime --lower always"):
+    for options in (
+        "run company -q -k empty -k beta2",
+        "run company -q -k empty -k beta2 -b onnxruntime --lower always",
+    ):
         done = call(f"{options} --operators lion.py")
         assert done.code == 0, done.out + done.err
     done = call("audit company/lion/empty company/lion/beta2_alone --operators lion.py")

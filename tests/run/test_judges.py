@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from forked import run_command
+from commands import run_command
 from isolated import Run
 from places import REPOSITORY
 

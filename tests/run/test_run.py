@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import onnx
 import pytest
-from forked import run_command
+from commands import run_command
 from onnx import TensorProto
 from onnx_directories import identity, make_directory, tensor, tensor_type
 from places import REPOSITORY

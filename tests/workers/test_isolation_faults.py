@@ -70,8 +70,6 @@ BREACHES = {
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
-# Start the command as a program: a worker forked from the tests would print their frames, too.
-STARTED = ("env",)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +102,7 @@ def test_backend_that_dies_after_its_response_is_one_crash(demo):
 
 
 def test_output_of_dying_backend_is_shown_with_the_failure(tmp_path):
-    run = run_in_turn(tmp_path, ["segfaults"], "-v", prefix=STARTED)
+    run = run_in_turn(tmp_path, ["segfaults"], "-v")
     assert "about to fall" in run.results["segfaults"]["printed"]
     assert "Fatal Python error" in run.results["segfaults"]["printed"]
     assert "about to fall" in run.out
@@ -144,7 +142,7 @@ def test_backend_that_does_not_respond_is_killed_as_timeout(tmp_path):
 
 
 def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
-    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB", prefix=STARTED)
+    run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB")
     for way in HUNGRY:
         require(run, way, "oom")
     assert run.survivors() == []

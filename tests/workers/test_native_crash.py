@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from forked import run_command
+from commands import run_command
 from onnx import helper
 from onnx_directories import make_directory, tensor
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import onnx
 import pytest
+from commands import run_command
 from demo import records
-from forked import run_command
 from onnx import TensorProto, helper
 from places import REPOSITORY
 

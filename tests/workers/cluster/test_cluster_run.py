@@ -12,8 +12,8 @@ import threading
 from contextlib import ExitStack, suppress
 
 import pytest
+from commands import run_command
 from dask_processes import DaskProcesses, until
-from forked import run_command
 from isolated import HOSTILE, run_to_end, start, write_cases
 from places import PLUGINS
 
@@ -287,11 +287,8 @@ def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
 
 
 FAULTY_WORKERS = {
-    "start": "b.Sidecar.start = lambda self: b'[]'",
     "no JSON": "b.Sidecar.start = lambda self: b'\\xff'",
-    "no bytes": "b.Sidecar.start = lambda self: 7",
     "hello": "b.Sidecar.start = lambda self: b'{\"hello\": 7}'",
-    "files": "b.Sidecar.deliver = lambda self, wanted, sent: 7",
     "other files": "b.Sidecar.deliver = lambda self, wanted, sent: ['0']",
 }
 
