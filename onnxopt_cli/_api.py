@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -469,6 +470,7 @@ def audit(
     shard: Shard | None = None,
     join: Sequence[Path] = (),
     inputs: int | None = None,
+    seconds: float = inf,
 ) -> list[MutationScore]:
     """Return the mutation score of cases for each operator.
 
@@ -488,6 +490,7 @@ def audit(
         join: JSON files of audits of all shards, which are merged instead of testing anything.
         inputs: number of further nodes on which surviving mutants of operators without a formula
             run; None for the default.
+        seconds: processor time for each operator after which no further nodes are drawn.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
@@ -522,6 +525,7 @@ def audit(
         node_trials=node_trials,
         elsewhere_nodes=bool(join),
         inputs=EQUIVALENCE_INPUTS if inputs is None else inputs,
+        seconds=seconds,
     )
 
 

@@ -1,12 +1,13 @@
 """Audit the cases of operators: the table in docs/mutation-analysis.md.
 
-    python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--jobs N]
-        [OPERATOR...]
+    python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--seconds N]
+        [--jobs N] [OPERATOR...]
 
 Each operator's result is a file in the folder. Operators that have one are not audited again, so an
 interrupted audit continues where it ended. The first suite determines the rows of the table; those
 of further suites have a column for their score. Without operators, all of the suite ``operators``
-are audited.
+are audited. The column "inputs" states on how many nodes the equivalent mutants ran, at least and
+at most: the search for an operator ends after a number of nodes, or of seconds of processor time.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import platform
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -59,7 +61,8 @@ class Counts:
         self.stillborn = sum(mutant["stillborn"] for mutant in mutants)
         self.counted = len(mutants) - self.equivalent - self.stillborn
         self.killed = self.counted - len(score["survivors"])
-        self.inputs = max((mutant.get("inputs", 0) for mutant in mutants), default=0)
+        examined = {mutant.get("inputs", 0) for mutant in mutants if mutant["equivalent"]}
+        self.inputs = " to ".join(f"{number:,}" for number in sorted({*extremes(examined)}))
         self.accepted = len(score["right"]) - len(score["false_alarms"])
         self.reformulations = len(score["right"])
         self.cases = len(score["cases"])
@@ -70,7 +73,7 @@ class Counts:
         return self.killed / self.counted if self.counted else None
 
 
-def audited(folder: Path, inputs: int, suite: str, operator: str) -> Counts | None:
+def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str) -> Counts | None:
     """Return the mutants of an operator, from its file if there is one; None without cases."""
     path = folder / suite / f"{operator}.json"
     if not path.exists():
@@ -82,6 +85,7 @@ def audited(folder: Path, inputs: int, suite: str, operator: str) -> Counts | No
             thorough=False,
             invalid=lambda faults: print(*faults, sep="\n", file=sys.stderr),
             inputs=inputs,
+            seconds=seconds,
         )
         document = json.loads(audit_json(scores))
         document["seconds"] = round(process_time() - start, 1)
@@ -89,6 +93,11 @@ def audited(folder: Path, inputs: int, suite: str, operator: str) -> Counts | No
         write_atomically(path, json.dumps(document, indent=1).encode())
     scores = json.loads(path.read_text())["operators"]
     return Counts(scores[0]) if scores else None
+
+
+def extremes(numbers: Collection[int]) -> Sequence[int]:
+    """Return the least and the largest of some numbers; empty without any."""
+    return (min(numbers), max(numbers)) if numbers else ()
 
 
 def percent(share: float | None) -> str:
@@ -119,6 +128,7 @@ def main() -> None:
     parser.add_argument("--suite", action="append", dest="suites")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--inputs", type=int, default=EQUIVALENCE_INPUTS)
+    parser.add_argument("--seconds", type=float, default=inf)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     suites = options.suites or ["operators"]
@@ -132,7 +142,9 @@ def main() -> None:
     totals: dict[str, Counter[str]] = {suite: Counter() for suite in suites}
     with ProcessPoolExecutor(options.jobs) as pool:
         by_suite = {
-            suite: pool.map(partial(audited, options.folder, options.inputs, suite), names)
+            suite: pool.map(
+                partial(audited, options.folder, options.inputs, options.seconds, suite), names
+            )
             for suite in suites
         }
         for operator, *counts in zip(names, *by_suite.values(), strict=True):

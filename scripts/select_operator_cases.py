@@ -1,12 +1,15 @@
 """Select cases of the suite ``operators`` and write their seeds to the package.
 
-    python scripts/select_operator_cases.py [--anew] [--jobs N] [OPERATOR...]
+    python scripts/select_operator_cases.py [--anew] [--audit DIR] [--jobs N] [OPERATOR...]
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
 further seeds are drawn for those that survive, and the fewest that kill as many of them as possible
 become cases. Nodes at boundaries are always cases. Other cases that the suite has are kept, unless
 ``--anew`` is given, which is necessary after a change of the operator's generator. Then the first
 cases are those that cover the most features: values of attributes, types, ranks and omitted inputs.
+
+With ``--audit DIR``, the survivors are not determined anew, but read from the folder in which
+``scripts/audit_operators.py`` wrote its results, which saves most of the time.
 
 Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
 reference does not compute. Other operators' seeds in
@@ -34,22 +37,24 @@ import onnx
 from onnxopt_cli.analysis.node_audit import (
     NodeOperator,
     NodeTrial,
-    distinguishing_nodes,
     find_node_trials,
     implementation_names,
+    mutant_forms,
     outcomes_on_trials,
-    prepared,
     reference_state,
 )
+from onnxopt_cli.analysis.node_search import prepared, search_nodes
 from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.values import dtype_name
+from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import (
+    EXCEPTIONAL_SEEDS,
     FAMILIES,
     boundaries,
     draw_boundary,
@@ -62,9 +67,11 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seed
 # Seeds below this number were those of earlier versions of the suite, whose generators differ.
 FIRST_SEED = 1000
 # Nodes drawn for the newest version of an operator, and for each older one.
-CANDIDATES, OLDER_CANDIDATES = 240, 60
+CANDIDATES, OLDER_CANDIDATES = 300, 60
+# Of these, one in this number has exceptional values.
+EXCEPTIONAL_PERIOD = 3
 # Nodes that kill a mutant, among which the fewest for all mutants are chosen.
-KILLS_OF_A_MUTANT = 8
+KILLS_OF_A_MUTANT = 3
 # Cases that only cover a feature, at most.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
 
@@ -100,11 +107,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--anew", action="store_true", help="keep no seed")
+    parser.add_argument("--audit", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or [name for family in FAMILIES.values() for name in family]
     with ProcessPoolExecutor(options.jobs) as pool:
-        work = partial(select, anew=options.anew)
+        work = partial(select, anew=options.anew, audit=options.audit)
         for future in as_completed([pool.submit(work, name) for name in names]):
             selection = future.result()
             write(selection)
@@ -127,8 +135,14 @@ def write(selection: Selection) -> None:
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def select(operator: str, *, anew: bool) -> Selection:
-    """Return the selected cases of an operator."""
+def select(operator: str, *, anew: bool, audit: Path | None) -> Selection:
+    """Return the selected cases of an operator.
+
+    Args:
+        operator: the operator.
+        anew: whether no seed is kept.
+        audit: the folder of an audit that knows the survivors; None to run the mutants.
+    """
     warnings.simplefilter("ignore")
     present = json.loads(TARGET.read_text()).get(operator, {})
     seeds: dict[int, list[int]] = {schema.since_version: [] for schema in schemas(operator)}
@@ -140,22 +154,33 @@ def select(operator: str, *, anew: bool) -> Selection:
             seeds[version] = covering(candidates, version, is_newest=place == 0)
     trials = suite_trials(operator, seeds)
     names = implementation_names("automatic", trials)
-    outcomes = outcomes_on_trials(names, "automatic", trials, thorough=False)
-    alive = [name for name, entry in zip(names, outcomes, strict=True) if entry.survives]
+    if audit is None:
+        outcomes = outcomes_on_trials(names, "automatic", trials, thorough=False)
+        alive = [name for name, entry in zip(names, outcomes, strict=True) if entry.survives]
+    else:
+        alive = [name for name in survivors_in(audit, operator) if name in names]
     variations = [candidate.variation for candidate in candidates]
-    check = partial(reference_state, trials, prepared(trials))
-    kills = distinguishing_nodes(
-        alive,
-        NodeOperator(schemas(operator)[0].domain, operator),
-        variations,
-        prepared(variations),
-        check,
-        KILLS_OF_A_MUTANT,
-    )
+    check = partial(reference_state, trials, prepared(trial.model for trial in trials))
+    forms = mutant_forms(alive, NodeOperator(schemas(operator)[0].domain, operator), variations)
+    evaluators = prepared(variation.model for variation in variations)
+    results = search_nodes(forms, variations, evaluators, check, KILLS_OF_A_MUTANT)
+    kills = [result.nodes for result in results]
     for index in fewest(kills, [candidate.size for candidate in candidates]):
         seeds[candidates[index].version].append(candidates[index].seed)
     survivors = [name for name, nodes in zip(alive, kills, strict=True) if not nodes]
     return Selection(operator, seeds, len(names), len(alive), survivors)
+
+
+def survivors_in(audit: Path, operator: str) -> Sequence[str]:
+    """Return the mutants of an operator that survive in an audit and are not equivalent."""
+    path = audit / f"{operator}.json"
+    scores = json.loads(path.read_text())["operators"] if path.exists() else []
+    return [
+        mutant["name"]
+        for score in scores
+        for mutant in score["automatic"]
+        if not (mutant["rejected"] or mutant["stillborn"] or mutant["equivalent"])
+    ]
 
 
 def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTrial]:
@@ -190,7 +215,9 @@ def valid_candidates(operator: str) -> Iterator[Candidate]:
     """Yield suitable nodes of further seeds."""
     for place, schema in enumerate(schemas(operator)):
         count = OLDER_CANDIDATES if place else CANDIDATES
-        for seed in range(FIRST_SEED, FIRST_SEED + count):
+        for number in range(count):
+            is_exceptional = number % EXCEPTIONAL_PERIOD == 0
+            seed = number + (EXCEPTIONAL_SEEDS[0] if is_exceptional else FIRST_SEED)
             try:
                 node = draw_seeded(schema, seed)
                 problem = node.problem
@@ -202,7 +229,8 @@ def valid_candidates(operator: str) -> Iterator[Candidate]:
             except Exception as error:  # noqa: BLE001 - the reference does not implement the node
                 print(f"{operator}-{schema.since_version} {seed}: {error!r}"[:200], flush=True)
                 continue
-            variation = Variation(node.version, problem.model, problem.inputs, outputs)
+            bound = BoundNode.of(problem.model, problem.inputs)
+            variation = Variation(node.version, problem.model, problem.inputs, outputs, bound)
             yield Candidate(schema.since_version, seed, node, variation)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import chain, groupby
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -251,6 +252,7 @@ def audit(
     node_trials: Mapping[str, Sequence[NodeTrial]] | None = None,
     elsewhere_nodes: bool = False,
     inputs: int = EQUIVALENCE_INPUTS,
+    seconds: float = inf,
 ) -> list[MutationScore]:
     """Compute the mutation score of every operator with trials.
 
@@ -266,7 +268,8 @@ def audit(
         elsewhere_nodes: whether ``elsewhere`` yields the outcomes of operators without a formula,
             too; they run on this machine otherwise.
         inputs: number of further nodes on which surviving mutants of operators without a formula
-            run.
+            run, at most.
+        seconds: processor time of a search after which no further nodes are drawn.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}
@@ -286,14 +289,22 @@ def audit(
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
     work = partial(
-        _batch_outcomes, trials=trials, thorough=thorough, node_trials=nodes, inputs=inputs
+        _batch_outcomes,
+        trials=trials,
+        thorough=thorough,
+        node_trials=nodes,
+        inputs=inputs,
+        seconds=seconds,
     )
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
+    # Each batch draws the further nodes again.
+    limit = _BATCH if jobs > 1 else len(tasks)
+    batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(
         elsewhere(distributed) if elsewhere and distributed else (),
-        chain.from_iterable(parallel(work, [*_batches(tasks[len(distributed) :])], jobs, chunk=1)),
+        chain.from_iterable(parallel(work, batches, jobs, chunk=1)),
     )
     by_kind: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for count, ((name, kind, _), result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
@@ -314,12 +325,12 @@ def audit(
     ]
 
 
-def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-    """Yield tasks in groups of one operator and kind."""
+def _batches(tasks: Sequence[Task], limit: int) -> Iterator[Sequence[Task]]:
+    """Yield tasks in groups of one operator and kind, at most ``limit`` in each."""
     for _, group in groupby(tasks, key=lambda task: task[:2]):
         remaining = [*group]
-        for start in range(0, len(remaining), _BATCH):
-            yield remaining[start : start + _BATCH]
+        for start in range(0, len(remaining), limit):
+            yield remaining[start : start + limit]
 
 
 def _batch_outcomes(
@@ -327,6 +338,7 @@ def _batch_outcomes(
     trials: Mapping[str, Sequence[AuditedCase]],
     node_trials: Mapping[str, Sequence[NodeTrial]],
     inputs: int,
+    seconds: float,
     *,
     thorough: bool,
 ) -> Sequence[Verdict | Sequence[Inconclusive]]:
@@ -339,7 +351,9 @@ def _batch_outcomes(
         return [[entry for trial in own_trials for entry in trial.inconclusive()]]
     all_names = implementation_names(kind, own_trials)
     names = [all_names[index] for _, _, index in tasks]
-    judged = node_outcomes(names, kind, own_trials, thorough=thorough, inputs=inputs)
+    judged = node_outcomes(
+        names, kind, own_trials, thorough=thorough, inputs=inputs, seconds=seconds
+    )
     return [
         Verdict(
             implementation_name,

@@ -34,7 +34,7 @@ from onnxopt_cli.analysis.mistake_effects import (
     effects_on,
     judged_node,
 )
-from onnxopt_cli.analysis.node_audit import (
+from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     on_corrected_reference,
 )

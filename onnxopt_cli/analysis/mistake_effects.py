@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.node_audit import (
+from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     computing,
     excess,

@@ -7,73 +7,58 @@ in ``run``.
 
 from __future__ import annotations
 
-import warnings
+import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
-from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from itertools import islice
+from math import inf
+from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.node_reformulations import NodeReformulation, node_reformulations
+from onnxopt_cli.analysis.node_reformulations import node_reformulations
+from onnxopt_cli.analysis.node_search import (
+    EVALUATION_SECONDS,
+    MAX_TIMEOUTS,
+    NodeImplementation,
+    computing,
+    excess,
+    prepared,
+    run_implementation,
+    run_in_turn,
+    search_nodes,
+)
 from onnxopt_cli.analysis.node_variations import Variation, variations
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.config.run_config import Execution, Judging, LoweringMode
-from onnxopt_cli.core.compare import compare_outputs, largest_share
 from onnxopt_cli.core.tolerance import Drawn, ErrorBound
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Fault, InvalidCase
-from onnxopt_cli.mutation.code_mutants import code_mutants, patched
-from onnxopt_cli.mutation.node_mutants import Compute, MutantKind, NodeMutant, node_mutants
+from onnxopt_cli.mutation.code_mutants import code_mutants
+from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant, node_mutants
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
-from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.reference_code import reference_functions
-from onnxopt_cli.oracle.reference_oracle import ReferenceOracle, estimated_here
+from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.isolated import (
-    ProcessLostError,
-    TimeLimitError,
-    isolated,
-    memory_limit,
-    time_limit,
-)
+from onnxopt_cli.workers.isolated import memory_limit
 
 #: An operator has at most this many mutants of its code; they are spread over the code evenly.
 MAX_CODE_MUTANTS = 400
-#: By default, a mutant counts as equivalent if none of this many valid nodes, made by changing
-#: those of the cases, and half as many generated ones distinguishes it.
-EQUIVALENCE_INPUTS = 200
-#: Seconds that the evaluation of a node may take.
-EVALUATION_SECONDS = 2.0
-#: A mutant that takes longer than this on one node fails.
-MUTANT_SECONDS = 0.5
-#: Bytes that a mutant may allocate.
-EVALUATION_BYTES = 1 << 30
+#: By default, a mutant counts as equivalent if none of this number of valid nodes distinguishes it.
+EQUIVALENCE_INPUTS = 300
 # Bytes that may be allocated for the outputs of a node on which survivors run.
 _VARIATION_BYTES = 1 << 27
-# A mutant that has exceeded its time on this number of nodes does not run on others.
-_MAX_TIMEOUTS = 2
-# Differences that are confirmed by a condition estimate, which takes long, for each mutant.
-_MAX_CONFIRMATIONS = 12
-# A search for a distinguishing node yields a heartbeat about this often, in place of the index of a
-# node, so that its process is not killed for silence.
-_HEARTBEAT_SECONDS = 0.5
-_HEARTBEAT = -1
-# A tolerance is never smaller than this number of units in the last place.
-_LEAST_ULPS = 4
-
-T = TypeVar("T")
-NodeImplementation: TypeAlias = NodeMutant | NodeReformulation
+# Nodes on which survivors run at a time.
+_FIRST_NODES, _FURTHER_NODES = 300, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +123,6 @@ class NodeTrial:
             count = int((~(limit <= max(finite.max(initial=0.0), 1.0))).sum())
             if count:
                 yield self.case, name, count
-
-
-def excess(expected: Expected, outputs: Sequence[Value]) -> float:
-    """Return the largest error / tolerance of outputs by the most favourable accepted result."""
-    accepted = [expected, *expected.alternatives]
-    return min(_excess(result, outputs) for result in accepted)
-
-
-def _excess(expected: Expected, outputs: Sequence[Value]) -> float:
-    tolerance_of = expected.tolerances.__getitem__
-    if all(isinstance(value, np.ndarray) for value in expected.outputs.values()):
-        return largest_share(expected.outputs, outputs, tolerance_of)
-    if len(outputs) != len(expected.outputs):
-        return float("inf")
-    diffs = compare_outputs(expected.outputs, outputs, tolerance_of)
-    return 0.0 if all(diff.agrees for diff in diffs) else float("inf")
 
 
 def find_node_trials(
@@ -269,16 +238,9 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
         int(index * step) for index in range(min(len(changes), MAX_CODE_MUTANTS))
     )
     for mutant in (changes[index] for index in chosen):
-        patch = partial(patched, mutant.function, mutant.code)
         mutants.setdefault(
             mutant.name,
-            NodeMutant(
-                mutant.name,
-                MutantKind.REFERENCE,
-                mutant.about,
-                patch=patch,
-                at_preparation=mutant.function.__name__ == "__init__",
-            ),
+            NodeMutant(mutant.name, MutantKind.REFERENCE, mutant.about, code=mutant),
         )
     return mutants
 
@@ -346,6 +308,7 @@ def node_outcomes(
     *,
     thorough: bool,
     inputs: int = EQUIVALENCE_INPUTS,
+    seconds: float = inf,
 ) -> list[NodeOutcome]:
     """Run implementations on the trials of their operator, and survivors on further inputs.
 
@@ -354,28 +317,91 @@ def node_outcomes(
         kind: "automatic" for mutants, "right" for reformulations.
         trials: the trials of the operator, the smallest first.
         thorough: whether a rejected mutant runs on all trials.
-        inputs: number of variations of the trials' nodes on which surviving mutants run.
+        inputs: number of further nodes on which surviving mutants run, at most.
+        seconds: processor time after which no further nodes are drawn.
     """
     outcomes = outcomes_on_trials(names, kind, trials, thorough=thorough)
     alive = [index for index, outcome in enumerate(outcomes) if outcome.survives]
     if kind != "automatic" or not alive:
         return outcomes
-    candidates, evaluators = _operator_variations(tuple(trials), inputs)
-    distinguishing = distinguishing_nodes(
-        [names[index] for index in alive],
-        trials[0].operator,
-        candidates,
-        evaluators,
-        partial(reference_state, trials, _operator_trials(tuple(trials))),
-    )
-    for index, nodes in zip(alive, distinguishing, strict=True):
+    for name, result in _distinguished([names[index] for index in alive], trials, inputs, seconds):
+        index = names.index(name)
         outcomes[index] = replace(
             outcomes[index],
-            equivalent=not nodes,
-            inputs=len(candidates),
-            distinguishing=candidates[nodes[0]].described() if nodes else None,
+            equivalent=result.example is None,
+            inputs=result.examined,
+            distinguishing=result.example.described() if result.example else None,
         )
     return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class _Distinction:
+    """Whether valid nodes distinguish a mutant from its operator.
+
+    Attributes:
+        example: a node that does; None without any.
+        examined: number of nodes that do not.
+    """
+
+    example: Variation | None
+    examined: int
+
+
+def _distinguished(
+    names: Sequence[str], trials: Sequence[NodeTrial], inputs: int, seconds: float
+) -> Iterator[tuple[str, _Distinction]]:
+    """Yield each mutant once it is known whether varied nodes of the trials distinguish it.
+
+    Args:
+        names: the mutants' names.
+        trials: the trials of the operator.
+        inputs: number of nodes on which each mutant runs, at most.
+        seconds: processor time after which no further nodes are drawn.
+    """
+    check = partial(reference_state, trials, _operator_trials(tuple(trials)))
+    drawn = variations([(trial.model, trial.inputs) for trial in trials], EVALUATION_SECONDS)
+    examined = dict.fromkeys(names, 0)
+    end = _processor_seconds() + seconds
+    number = 0
+    while examined and number < inputs and _processor_seconds() < end:
+        limit = min(_FURTHER_NODES if number else _FIRST_NODES, inputs - number)
+        # Changed sizes may be those of huge outputs.
+        with memory_limit(_VARIATION_BYTES):
+            batch = list(islice(drawn, limit))
+        if not batch:
+            break
+        number += len(batch)
+        # The first node that distinguishes a mutant is shown, so small ones come first.
+        batch.sort(key=lambda variation: variation.size)
+        forms = mutant_forms([*examined], trials[0].operator, batch)
+        evaluators = prepared(variation.model for variation in batch)
+        results = search_nodes(forms, batch, evaluators, check)
+        for name, result in zip(forms, results, strict=True):
+            examined[name] += result.examined - len(result.nodes)
+            if result.nodes:
+                yield name, _Distinction(batch[result.nodes[0]], examined.pop(name))
+    for name, count in examined.items():
+        yield name, _Distinction(None, count)
+
+
+def mutant_forms(
+    names: Iterable[str], operator: NodeOperator, nodes: Iterable[Variation]
+) -> Mapping[str, Mapping[int, NodeMutant | None]]:
+    """Return mutants by name and by the opset versions of nodes."""
+    by_version = {
+        opset: operator_mutants(operator.domain, operator.name, opset)
+        for opset in {variation.opset for variation in nodes}
+    }
+    return {
+        name: {opset: mutants.get(name) for opset, mutants in by_version.items()} for name in names
+    }
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process and of ended child processes."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def outcomes_on_trials(
@@ -401,13 +427,13 @@ def outcomes_on_trials(
             succeeded |= ran
             is_killed |= ratio > 1
             timeouts += failure == "timeout"
-            is_over = (succeeded and is_killed and not thorough) or timeouts >= _MAX_TIMEOUTS
+            is_over = (succeeded and is_killed and not thorough) or timeouts >= MAX_TIMEOUTS
             if is_mutant and is_over:
                 return
 
     check = partial(reference_state, trials, evaluators)
     outcomes: list[NodeOutcome] = []
-    results = _in_turn(names, run, EVALUATION_SECONDS, check)
+    results = run_in_turn(names, run, EVALUATION_SECONDS, check)
     for name, (events, was_lost) in zip(names, results, strict=True):
         first = next(entry for entry in by_name[name].values() if entry is not None)
         mutant_kind = str(first.kind) if isinstance(first, NodeMutant) else ""
@@ -433,64 +459,6 @@ def _in_versions(
     }
 
 
-def _in_turn(
-    items: Sequence[str],
-    work: Callable[[str], Iterator[T]],
-    silence: float,
-    check: Callable[[], str],
-) -> list[tuple[list[T], bool]]:
-    """Return the results that a function yields for each item, and whether it ended the process.
-
-    One forked process handles all items, since starting a process takes longer than most mutants.
-    The process is replaced if its first item ends it. If another item ends it, or an item has
-    changed its state, all are worked on again in several processes, so that no item has an effect
-    on another.
-
-    Args:
-        items: the items.
-        work: yields results for an item.
-        silence: seconds without a result after which the process is killed.
-        check: describes the state that no item may change.
-    """
-    results: list[tuple[list[T], bool]] = []
-    events: list[T] = []
-
-    def run(remaining: Sequence[str]) -> Iterator[T | bool | None]:
-        before = check()
-        for item in remaining:
-            yield from work(item)
-            yield None
-        # Whether the state is unchanged.
-        yield check() == before
-
-    while len(results) < len(items):
-        events = []
-        begun = len(results)
-        is_changed = False
-        try:
-            for event in on_corrected_reference(partial(run, items[begun:]), silence):
-                if event is None:
-                    results.append((events, False))
-                    events = []
-                elif isinstance(event, bool):
-                    is_changed = not event
-                else:
-                    events.append(event)
-        except ProcessLostError:
-            if len(results) == begun:
-                results.append((events, True))
-            else:
-                # An earlier item of this process may have caused the end.
-                is_changed = True
-        if is_changed and len(items) > 1:
-            middle = len(items) // 2
-            return [
-                *_in_turn(items[:middle], work, silence, check),
-                *_in_turn(items[middle:], work, silence, check),
-            ]
-    return results
-
-
 def reference_state(trials: Sequence[NodeTrial], evaluators: Mapping[int, ReferenceModel]) -> str:
     """Return the outputs of onnx's reference on trials as text."""
     compute = computing(evaluators, {})
@@ -508,182 +476,7 @@ def reference_state(trials: Sequence[NodeTrial], evaluators: Mapping[int, Refere
     return "\n".join(texts)
 
 
-def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
-    """Yield the items of a function that runs with the corrected reference in a forked process."""
-
-    def corrected() -> Iterator[T]:
-        with replaced(*replacements()), np.errstate(all="ignore"):
-            yield from work()
-
-    with closing(isolated(corrected, silence, EVALUATION_BYTES)) as items:
-        yield from items
-
-
-def prepared(nodes: Sequence[NodeTrial | Variation]) -> dict[int, ReferenceModel]:
-    """Return evaluators of nodes by the identities of their models."""
-    evaluators: dict[int, ReferenceModel] = {}
-    with replaced(*replacements()):
-        for node in nodes:
-            # The evaluator of a model that the reference cannot run is created in vain.
-            with suppress(Exception):
-                evaluators[id(node.model)] = ReferenceModel(node.model)
-    return evaluators
-
-
-def computing(
-    evaluators: Mapping[int, ReferenceModel], entries: Mapping[int, NodeImplementation | None]
-) -> Compute:
-    """Return a function that computes models on the corrected reference.
-
-    Prepared evaluators are used, which saves most of the time, unless a mutant changes how the
-    evaluator of a node is prepared. The caller must have corrected the reference.
-    """
-    if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
-        evaluators = {}
-
-    def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
-        evaluator = evaluators.get(id(model)) or ReferenceModel(model)
-        # A mutant may change its inputs, which other mutants get as well.
-        return evaluator.run({name: _copied(value) for name, value in inputs.items()})
-
-    return compute
-
-
-def _copied(value: Value) -> Value:
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def run_implementation(
-    entry: NodeImplementation | None,
-    model: onnx.ModelProto,
-    inputs: Mapping[str, Value],
-    compute: Compute,
-) -> tuple[Sequence[Value] | None, str]:
-    """Return outputs, None without an effect on this node; and how the implementation failed."""
-    if entry is None:
-        return None, ""
-    try:
-        with time_limit(MUTANT_SECONDS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return entry.outputs(model, inputs, compute), ""
-    except TimeLimitError:
-        return [], "timeout"
-    except (Exception, SystemExit):  # noqa: BLE001 - a mutant may raise any exception
-        return [], "error"
-
-
-def distinguishing_nodes(
-    names: Sequence[str],
-    operator: NodeOperator,
-    candidates: Sequence[Variation],
-    evaluators: Mapping[int, ReferenceModel],
-    check: Callable[[], str],
-    limit: int = 1,
-) -> list[list[int]]:
-    """Return the indices of the first nodes that distinguish each mutant from its operator.
-
-    Args:
-        names: the mutants' names.
-        operator: the operator.
-        candidates: nodes of the operator.
-        evaluators: the result of :func:`prepared` for the nodes.
-        check: describes the state of the reference, which no mutant may change.
-        limit: number of nodes after which the search for a mutant ends.
-    """
-    opsets = {variation.opset for variation in candidates}
-    expected: dict[int, Expected | None] = {}
-
-    def search(name: str) -> Iterator[int]:
-        # Generated nodes have versions that the cases lack.
-        by_version = {
-            opset: operator_mutants(operator.domain, operator.name, opset).get(name)
-            for opset in opsets
-        }
-        compute = computing(evaluators, by_version)
-        confirmations = count = timeouts = 0
-        last_heartbeat = monotonic()
-        for index, variation in enumerate(candidates):
-            entry = by_version[variation.opset]
-            outputs, failure = run_implementation(entry, variation.model, variation.inputs, compute)
-            timeouts += failure == "timeout"
-            if timeouts >= _MAX_TIMEOUTS:
-                yield index
-                return
-            if outputs is not None and not failure and may_differ(variation.outputs, outputs):
-                if index not in expected:
-                    expected[index] = _estimated(variation)
-                result = expected[index]
-                if result is not None and excess(result, outputs) > 1:
-                    yield index
-                    count += 1
-                else:
-                    confirmations += 1
-            if count >= limit or confirmations >= _MAX_CONFIRMATIONS:
-                return
-            if monotonic() > last_heartbeat + _HEARTBEAT_SECONDS:
-                last_heartbeat = monotonic()
-                yield _HEARTBEAT
-
-    results = _in_turn(names, search, 15 * EVALUATION_SECONDS, check)
-    return [[index for index in events if index != _HEARTBEAT] for events, _ in results]
-
-
 @lru_cache(maxsize=1)
 def _operator_trials(trials: tuple[NodeTrial, ...]) -> dict[int, ReferenceModel]:
     """Return the evaluators of an operator's cases, which each process prepares once."""
-    return prepared(trials)
-
-
-@lru_cache(maxsize=1)
-def _operator_variations(
-    trials: tuple[NodeTrial, ...], count: int
-) -> tuple[Sequence[Variation], dict[int, ReferenceModel]]:
-    """Return varied nodes of an operator's cases with evaluators, made once in each process."""
-    nodes = [(trial.model, trial.inputs) for trial in trials]
-    # A change of sizes may make the outputs huge.
-    with memory_limit(_VARIATION_BYTES):
-        varied = variations(nodes, count, EVALUATION_SECONDS)
-    # The first node that distinguishes a mutant is shown, so small ones come first.
-    varied.sort(key=lambda variation: variation.size)
-    return varied, prepared(varied)
-
-
-def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
-    """Return whether outputs differ by more than any tolerance's least value."""
-    if len(expected) != len(actual):
-        return True
-    for right, output in zip(expected, actual, strict=True):
-        if not isinstance(right, np.ndarray) or not isinstance(output, np.ndarray):
-            if repr(right) != repr(output):
-                return True
-            continue
-        if right.shape != output.shape or right.dtype != output.dtype:
-            return True
-        if right.dtype.kind not in "fc":
-            if right.dtype == object or right.dtype.kind in "iub":
-                differs = not np.array_equal(right, output)
-            else:
-                differs = right.tobytes() != output.tobytes()
-            if differs:
-                return True
-            continue
-        with np.errstate(all="ignore"):
-            close = np.abs(right - output) <= _LEAST_ULPS * np.spacing(np.abs(right))
-        if not (close | (right == output) | (np.isnan(right) & np.isnan(output))).all():
-            return True
-    return False
-
-
-def _estimated(variation: Variation) -> Expected | None:
-    """Return the expected outputs of a varied node; None without a condition estimate."""
-    names = [output.name for output in variation.model.graph.output]
-    stored = dict(zip(names, variation.outputs, strict=True))
-    problem = Problem(variation.model, variation.inputs, stored)
-    try:
-        with time_limit(4 * EVALUATION_SECONDS):
-            expected = estimated_here(problem)
-    except (TimeLimitError, Exception):  # noqa: BLE001 - a node without an estimate shows nothing
-        return None
-    return None if expected.contradictions else expected
+    return prepared(trial.model for trial in trials)

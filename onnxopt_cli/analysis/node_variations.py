@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -20,18 +21,33 @@ from onnx import defs
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
-from onnxopt_cli.mutation.node_mutants import choices
+from onnxopt_cli.mutation.node_mutants import FLAGS, choices
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
-from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
+from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import draw_seeded, generator, schemas
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
+# Integer attributes that may be negative. Others are numbers, sizes or flags.
+_SIGNED_ATTRIBUTES = frozenset({
+    "axis", "batch_axis", "default_int64", "end", "ignore_index", "k", "left_window_size",
+    "replaced_value_int64", "right_window_size", "start", "time_axis", "value_int",
+})  # fmt: skip
+# Inputs that must be finite and positive, or not negative.
+_POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
+_NONNEGATIVE_INPUTS = frozenset({"input_var", "var"})
 # A variation results from one of these numbers of changes.
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# Attempts for each variation, since many changes yield invalid nodes.
-_ATTEMPTS_PER_VARIATION = 6
+# Of the nodes that are changed, one in this number is drawn by the operator's generator.
+_GENERATED_PERIOD = 3
+# Attempts in sequence without a valid node after which no further one is expected.
+_MAX_FAILED_ATTEMPTS = 600
+# After this number of models, further values are drawn for each model: a new model takes ten times
+# as long as new values.
+_SINGLE_MODELS = 300
+_FURTHER_VALUES = 9
 _MAX_ELEMENTS = 4096
 _MAX_DIMENSION = 40
 _SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
@@ -50,12 +66,14 @@ class Variation:
         model: the model of the node.
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
+        bound: the node with its inputs.
     """
 
     opset: int
     model: onnx.ModelProto
     inputs: Mapping[str, Value]
     outputs: Sequence[Value]
+    bound: BoundNode
 
     @property
     def size(self) -> int:
@@ -76,36 +94,94 @@ class Variation:
 
 
 def variations(
-    nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], count: int, seconds: float
-) -> list[Variation]:
-    """Return valid nodes similar to given ones, the same for the same nodes.
+    nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], seconds: float
+) -> Iterator[Variation]:
+    """Yield valid nodes that result from changes, the same for the same nodes.
+
+    Two thirds result from changes of the given nodes. The others are drawn by the generator of the
+    operator, if there is one, from seeds that no suite uses. Both get new values many times.
 
     Args:
         nodes: models of one node with their inputs.
-        count: the number of changed nodes; there are fewer if most changes yield invalid nodes.
-            Half as many nodes of the operator's generator follow, if there is one.
         seconds: nodes that take longer are left out.
     """
     random = Random(0)  # noqa: S311 - no cryptography
-    varied: list[Variation] = []
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
     small = [node for node in bound if _elements(node) <= _MAX_ELEMENTS] or bound[:1]
-    for attempt in range(count * _ATTEMPTS_PER_VARIATION):
-        if len(varied) >= count:
-            break
-        node = small[attempt % len(small)]
-        with np.errstate(all="ignore"), warnings.catch_warnings():
+    op_type = small[0].node.op_type
+    versions = schemas(op_type) if generator(op_type) else []
+    model_count = failed_attempts = 0
+    for attempt in count():
+        place, remainder = divmod(attempt, _GENERATED_PERIOD)
+        is_generated = bool(versions) and not remainder
+        with np.errstate(all="ignore"), warnings.catch_warnings(), corrected():
             warnings.simplefilter("ignore")
             try:
-                for _ in range(random.choice(_CHANGE_COUNTS)):
-                    node = random.choice(_CHANGES)(random, node)
+                if is_generated:
+                    schema = versions[place % len(versions)]
+                    problem = draw_seeded(schema, _FIRST_SEED + place).problem
+                    node = BoundNode.of(problem.model, problem.inputs)
+                else:
+                    node = small[attempt % len(small)]
+                    for _ in range(random.choice(_CHANGE_COUNTS)):
+                        node = random.choice(_CHANGES)(random, node)
                 with time_limit(seconds):
                     variation = _computed(node)
-            except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
-                continue
-        if variation is not None:
-            varied.append(variation)
-    return varied + _generated(nodes, count // 2, seconds)
+            except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
+                variation = None
+            further: list[Variation] = []
+            if variation is not None and model_count >= _SINGLE_MODELS:
+                further = list(_with_further_values(random, variation, seconds))
+        if variation is None:
+            failed_attempts += 1
+            if failed_attempts == _MAX_FAILED_ATTEMPTS:
+                return
+            continue
+        failed_attempts = 0
+        model_count += 1
+        yield variation
+        yield from further
+
+
+def _with_further_values(
+    random: Random, variation: Variation, seconds: float
+) -> Iterator[Variation]:
+    """Yield a node with other values, for which its model still holds.
+
+    The caller must have corrected the reference.
+    """
+    evaluator = ReferenceModel(variation.model)
+    for _ in range(_FURTHER_VALUES):
+        node = variation.bound
+        values = _values(random, node)
+        if not _is_in_domain(values):
+            continue
+        # The model's own names, since operands that are changed get new ones.
+        named = {
+            name: values.values[new]
+            for name, new in zip(node.names, values.names, strict=True)
+            if name
+        }
+        inputs = {name: named.get(name, value) for name, value in variation.inputs.items()}
+        try:
+            with time_limit(seconds):
+                outputs = evaluator.run({name: copied(value) for name, value in inputs.items()})
+        except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
+            continue
+        if [*map(_structure, outputs)] == [*map(_structure, variation.outputs)]:
+            bound = replace(node, values={**node.values, **inputs})
+            yield replace(variation, inputs=inputs, outputs=outputs, bound=bound)
+
+
+def _structure(value: Value) -> object:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
+
+
+def copied(value: Value) -> Value:
+    """Return a copy of a value, which an implementation may change."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def neighbours(
@@ -162,40 +238,36 @@ def _neighbour(
     return node
 
 
-def _generated(
-    nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], count: int, seconds: float
-) -> list[Variation]:
-    """Return nodes that the operator's generator draws; empty without a generator."""
-    op_type = nodes[0][0].graph.node[0].op_type
-    if generator(op_type) is None:
-        return []
-    versions = schemas(op_type)
-    drawn: list[Variation] = []
-    for attempt in range(count * _ATTEMPTS_PER_VARIATION):
-        if len(drawn) >= count:
-            break
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                with time_limit(seconds):
-                    # Seeds that the suite of generated nodes does not use.
-                    schema = versions[attempt % len(versions)]
-                    problem = draw_seeded(schema, _FIRST_SEED + attempt).problem
-                    variation = _computed(BoundNode.of(problem.model, problem.inputs))
-            except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
-                continue
-        if variation is not None:
-            drawn.append(variation)
-    return drawn
-
-
 def _elements(node: BoundNode) -> int:
     return sum(value.size for value in node.operands if isinstance(value, np.ndarray))
 
 
+def _is_in_domain(node: BoundNode) -> bool:
+    """Return whether attributes and inputs have values for which the operator is defined.
+
+    onnx's reference computes some nodes that the specification does not define.
+    """
+    for name, value in node.attributes.items():
+        if isinstance(value, int) and (
+            value not in (0, 1)
+            if name in FLAGS
+            else value < (name == "p") and name not in _SIGNED_ATTRIBUTES
+        ):
+            return False
+    for index, formal in enumerate(node.schema.inputs):
+        array = node.operand(index)
+        if array is None or array.dtype.kind not in "fV":
+            continue
+        if formal.name in _POSITIVE_INPUTS and not (np.isfinite(array) & (array > 0)).all():
+            return False
+        if formal.name in _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
+            return False
+    return True
+
+
 def _computed(node: BoundNode) -> Variation | None:
     """Return a node with its outputs; None if it is not valid."""
-    if _elements(node) > _MAX_ELEMENTS:
+    if _elements(node) > _MAX_ELEMENTS or not _is_in_domain(node):
         return None
     model, inputs = node.as_model()
     if unsupported_reason(model.graph.node[0]):
@@ -207,7 +279,9 @@ def _computed(node: BoundNode) -> Variation | None:
         if not isinstance(value, np.ndarray):
             return None
         model.graph.output.append(_declared(name, value))
-    return None if model_fault(model) else Variation(node.opset, model, inputs, outputs)
+    if model_fault(model):
+        return None
+    return Variation(node.opset, model, inputs, outputs, BoundNode.of(model, inputs))
 
 
 def _declared(name: str, value: Array) -> onnx.ValueInfoProto:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,6 +109,13 @@ class BoundNode:
             names = names[:-1]
         return replace(self, names=tuple(names))
 
+    def structure(self) -> Hashable:
+        """Return a key that nodes of one model share if they differ only in values of inputs."""
+        values = ((name, self.values.get(name)) for name in self.names)
+        types = tuple((name, *_type(value)) for name, value in values)
+        attributes = tuple((name, _hashable(value)) for name, value in self.attributes.items())
+        return self.opset, self.names, types, attributes
+
     def as_model(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
         """Return a model of the node, and the values of its inputs."""
         model = onnx.ModelProto()
@@ -150,6 +157,16 @@ class BoundNode:
         entry = self.schema.attributes.get(name)
         kind = onnx.AttributeProto.AttributeType.Value(attribute_type(entry)) if entry else None
         return helper.make_attribute(name, value, attr_type=kind)
+
+
+def _type(value: Value) -> tuple[Any, ...]:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else (type(value),)
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return value if isinstance(value, int | float | str | bytes) else id(value)
 
 
 def attribute_type(entry: defs.OpSchema.Attribute) -> str:

@@ -85,12 +85,14 @@ class CodeMutant:
         about: description of the change, one sentence.
         function: the function.
         code: the code object of the changed function.
+        place: the place of the change among those that :func:`changes` yields.
     """
 
     name: str
     about: str
     function: FunctionType
     code: CodeType
+    place: int
 
 
 @contextmanager
@@ -109,26 +111,26 @@ def code_mutants(function: FunctionType) -> Iterator[CodeMutant]:
 
     A function without source, or whose source does not compile to the function, has no mutants.
     """
-    tree = _tree(function)
-    if tree is None or _compiled(tree, function) is None:
+    tree = syntax_tree(function)
+    if tree is None or compiled(tree, function) is None:
         return
     names: Counter[str] = Counter()
-    for statement, put, changed, about in _changes(tree):
+    for place, (statement, put, changed, about) in enumerate(changes(tree)):
         before, text = _text(statement), ast.unparse(statement)
         undo = put(changed)
         is_deleted = isinstance(changed, ast.Pass)
         is_new = is_deleted or ast.unparse(statement) != text
-        code = _compiled(tree, function) if is_new else None
+        code = compiled(tree, function) if is_new else None
         after = "nothing" if is_deleted else _text(statement)
         undo()
         if code is not None:
             name = f"{function.__qualname__.rpartition('.')[2]}: {after}, not {before}"
             names[name] += 1
             number = f" ({names[name]})" if names[name] > 1 else ""
-            yield CodeMutant(name + number, about, function, code)
+            yield CodeMutant(name + number, about, function, code, place)
 
 
-def _tree(function: FunctionType) -> ast.FunctionDef | None:
+def syntax_tree(function: FunctionType) -> ast.FunctionDef | None:
     """Return the syntax tree of a function, with the line numbers of its file."""
     try:
         lines, first = inspect.getsourcelines(function)
@@ -140,7 +142,7 @@ def _tree(function: FunctionType) -> ast.FunctionDef | None:
     return definition if isinstance(definition, ast.FunctionDef) else None
 
 
-def _compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
+def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     """Return the code object of a changed function; None if it does not fit the function.
 
     The definition is compiled within a function that binds the free variables of the original,
@@ -182,7 +184,7 @@ def _compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
 Put = Callable[[Any], Callable[[], None]]
 
 
-def _changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
+def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
     """Yield each change: its statement, where it is put, the new node and a description."""
     for block, index in _blocks(tree):
         statement = block[index]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
@@ -23,6 +23,7 @@ from onnx import defs
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.code_mutants import CodeMutant, patched
 
 #: Computes the outputs of a model from its inputs.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value]]
@@ -60,8 +61,7 @@ class NodeMutant:
         about: description in one sentence.
         change: changes the node that the correct operator computes.
         finish: changes the outputs of the correct operator; None if they stay.
-        patch: in whose block the correct operator has the defect.
-        at_preparation: whether the patch takes effect where the evaluator of a node is prepared.
+        code: the changed function of the correct operator; None for other defects.
     """
 
     name: str
@@ -69,8 +69,12 @@ class NodeMutant:
     about: str
     change: Change = lambda node: node
     finish: Finish | None = None
-    patch: Callable[[], AbstractContextManager[object]] = nullcontext
-    at_preparation: bool = False
+    code: CodeMutant | None = None
+
+    @property
+    def at_preparation(self) -> bool:
+        """Whether the defect takes effect where the evaluator of a node is prepared."""
+        return self.code is not None and self.code.function.__name__ == "__init__"
 
     def outputs(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], compute: Compute
@@ -89,14 +93,34 @@ class NodeMutant:
             Exception: any exception, if the mutant does not accept the node.
         """
         node = BoundNode.of(model, inputs)
+
+        def compute_node(changed: BoundNode) -> Sequence[Value]:
+            return compute(*((model, inputs) if changed is node else changed.as_model()))
+
+        return self.outputs_of(node, compute_node)
+
+    def outputs_of(
+        self, node: BoundNode, compute: Callable[[BoundNode], Sequence[Value]]
+    ) -> Sequence[Value] | None:
+        """Return the outputs of a node as the mutant computes them.
+
+        Args:
+            node: the node.
+            compute: the correct operator, a function of the node or of a changed one.
+
+        Returns:
+            The outputs in the graph's order; None if the defect has no effect on this node.
+
+        Raises:
+            Exception: any exception, if the mutant does not accept the node.
+        """
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             changed = self.change(node)
             if changed is None:
                 return None
-            changed_model = (model, inputs) if changed is node else changed.as_model()
-            with self.patch():
-                outputs = compute(*changed_model)
+            with patched(self.code.function, self.code.code) if self.code else nullcontext():
+                outputs = compute(changed)
             return outputs if self.finish is None else self.finish(outputs)
 
 
@@ -172,6 +196,15 @@ def choices(op_type: str, attribute: str) -> tuple[str, ...]:
 
 # --- attributes ---
 
+#: Attributes that are 0 or 1.
+FLAGS = frozenset({
+    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad",
+    "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget",
+    "interleaved", "inverse", "is_case_sensitive", "is_causal", "keepdims", "largest", "layout",
+    "linear_before_reset", "multi_class", "new_axis", "noop_with_empty_axes", "one_class",
+    "onesided", "periodic", "reverse", "saturate", "select_last_index", "sorted", "spatial",
+    "storage_order", "training_mode", "transA", "transB", "upper", "zeros",
+})  # fmt: skip
 _INTEGERS: dict[str, Callable[[int], int]] = {
     "one too large": lambda value: value + 1,
     "one too small": lambda value: value - 1,
@@ -234,8 +267,10 @@ def _other_defaults(schema: defs.OpSchema, name: str) -> Iterator[tuple[str, Any
         onnx.helper.get_attribute_value(entry.default_value) if entry.default_value.type else None
     )
     match attribute_type(entry):
+        case "INT" if name in FLAGS:
+            values: Iterable[Any] = (0, 1)
         case "INT":
-            values: Iterable[Any] = _INTEGER_DEFAULTS
+            values = _INTEGER_DEFAULTS
             values = [*values, *([default + 1, default - 1] if default is not None else [])]
         case "FLOAT":
             values = _FLOAT_DEFAULTS
@@ -253,7 +288,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
     is_axis = name in _AXES
     value_kind = MutantKind.AXIS if is_axis else MutantKind.ATTRIBUTE_VALUE
     if kind in {"INT", "INTS"}:
-        for text, change_integer in _INTEGERS.items():
+        for text, change_integer in () if name in FLAGS else _INTEGERS.items():
             about = f"The attribute {name} is read as a number {text}."
             change = partial(_with_stated, name, partial(_mapped, change_integer))
             yield NodeMutant(f"{name} {text}", value_kind, about, change)
@@ -324,6 +359,8 @@ def _same(first: Any, second: Any) -> bool:
 # --- inputs ---
 
 
+# Inputs of integers that have a single value, in which there is no order.
+_SINGLE_VALUES = frozenset({"K", "axis", "depth", "dft_length", "frame_length", "frame_step"})
 # Types of inputs that are parameters, such as axes, rather than data.
 _INDEX_TYPES = frozenset({"tensor(int64)", "tensor(int32)"})
 
@@ -421,7 +458,7 @@ def _without(index: int, node: BoundNode) -> BoundNode | None:
 def _list_input_mutants(index: int, name: str) -> Iterator[NodeMutant]:
     """Yield mutants of an input of integers that is a parameter, such as axes or pads."""
     kind = MutantKind.AXIS if name in _AXES else MutantKind.LIST
-    for text, change_list in _LISTS.items():
+    for text, change_list in () if name in _SINGLE_VALUES else _LISTS.items():
         about = f"The values of the input {name} are used in the wrong order: {text}."
         change = partial(_with_parameters, index, change_list)
         yield NodeMutant(f"{name} {text}", kind, about, change)
@@ -583,11 +620,18 @@ _MISREADINGS = {
 }
 
 
+# Misreadings of values for which the specification defines no result: the order of NaN.
+_UNDEFINED = frozenset({
+    (name, "without NaN") for name in ("ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK")
+})  # fmt: skip
+
+
 def _value_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
     for index, formal in enumerate(schema.inputs):
         types = _type_kinds(schema, formal)
         for text, misreading in _MISREADINGS.items():
-            if types & {*misreading.types}:
+            is_defined = (schema.name, text) not in _UNDEFINED
+            if types & {*misreading.types} and is_defined:
                 yield NodeMutant(
                     f"{formal.name} {text}",
                     misreading.kind,

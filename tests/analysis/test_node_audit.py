@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +13,17 @@ import pytest
 from onnx.reference.ops.op_leaky_relu import LeakyRelu
 
 import onnxopt_cli
+from onnxopt_cli.analysis import node_search, node_variations
 from onnxopt_cli.analysis.node_audit import (
     find_node_trials,
     implementation_names,
+    mutant_forms,
     node_outcomes,
     outcomes_on_trials,
 )
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
+from onnxopt_cli.analysis.node_search import prepared, search_nodes
+from onnxopt_cli.analysis.node_variations import variations
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.workers.isolated import (
@@ -197,6 +202,45 @@ def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
     first, second = outcomes_on_trials([*entries], "automatic", leaky_trials, thorough=True)
     assert first.stillborn
     assert second.survives
+
+
+@pytest.fixture(scope="module")
+def leaky_search(leaky_trials):
+    """Return varied nodes, their evaluators and the forms of all mutants."""
+    nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
+    batch = list(islice(variations(nodes, 2.0), 24))
+    names = implementation_names("automatic", leaky_trials)
+    evaluators = prepared(variation.model for variation in batch)
+    return batch, evaluators, mutant_forms(names, leaky_trials[0].operator, batch)
+
+
+def test_nodes_that_do_not_infect_a_mutant_do_not_distinguish_it(leaky_search, monkeypatch):
+    batch, evaluators, forms = leaky_search
+    found = search_nodes(forms, batch, evaluators, str, limit=len(batch))
+    assert any(result.nodes for result in found)
+    infected = node_search._infected_nodes(forms, batch, evaluators)
+    assert any(len(infected[name]) < len(batch) for name in forms)
+    everywhere = {name: range(len(batch)) for name in forms}
+    monkeypatch.setattr(node_search, "_infected_nodes", lambda *_: everywhere)
+    assert search_nodes(forms, batch, evaluators, str, limit=len(batch)) == found
+
+
+def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trials, monkeypatch):
+    monkeypatch.setattr(node_variations, "_SINGLE_MODELS", 2)
+    nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
+    first, second = (list(islice(variations(nodes, 2.0), 20)) for _ in range(2))
+    assert len({id(variation.model) for variation in first}) < 10
+    for variation, again in zip(first, second, strict=True):
+        outputs = native_outputs(variation.model, variation.inputs)
+        for output, *others in zip(outputs, variation.outputs, again.outputs, strict=True):
+            for other in others:
+                np.testing.assert_array_equal(output, other)
+
+
+def test_search_ends_after_its_time(leaky_trials):
+    names = implementation_names("automatic", leaky_trials)
+    outcomes = node_outcomes(names, "automatic", leaky_trials, thorough=False, seconds=0.0)
+    assert {outcome.inputs for outcome in outcomes} == {0}
 
 
 def test_huge_allocation_fails_within_a_memory_limit():

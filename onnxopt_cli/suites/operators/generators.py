@@ -48,6 +48,10 @@ FAMILIES: Mapping[str, Mapping[str, Callable[[NodeDraft], None]]] = {
     "ml": ML,
 }
 
+#: Seeds of nodes whose tensors may contain NaN, infinities and the limits of their types even where
+#: the generator of the operator draws none.
+EXCEPTIONAL_SEEDS = range(1 << 20, 1 << 21)
+
 #: Operators without a generator, by the reason.
 NOT_COVERED: Mapping[str, Sequence[str]] = {
     "operators with random results": (
@@ -116,12 +120,14 @@ def draw_boundary(operator: str, name: str) -> GeneratedNode:
     return _drawn(schema, boundaries(operator)[name], choices)
 
 
-def draw(schema: OpSchema, choices: Choices) -> GeneratedNode:
+def draw(schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) -> GeneratedNode:
     """Draw a valid node.
 
     Args:
         schema: a version of an operator with a generator.
         choices: makes the choices.
+        is_exceptional: whether tensors may contain NaN, infinities and the limits of their types
+            even where the generator draws none.
 
     Raises:
         Unsuitable: if the choices lead to no valid node.
@@ -129,13 +135,17 @@ def draw(schema: OpSchema, choices: Choices) -> GeneratedNode:
     generate = generator(schema.name)
     if generate is None:
         raise Unsuitable
-    return _drawn(schema, generate, choices)
+    return _drawn(schema, generate, choices, is_exceptional=is_exceptional)
 
 
 def _drawn(
-    schema: OpSchema, generate: Callable[[NodeDraft], None], choices: Choices
+    schema: OpSchema,
+    generate: Callable[[NodeDraft], None],
+    choices: Choices,
+    *,
+    is_exceptional: bool = False,
 ) -> GeneratedNode:
-    draft = NodeDraft(schema, choices)
+    draft = NodeDraft(schema, choices, is_exceptional=is_exceptional)
     generate(draft)
     while draft.inputs and draft.inputs[-1] is None and not schema.name.startswith("Optional"):
         draft.inputs.pop()
@@ -148,4 +158,5 @@ def draw_seeded(schema: OpSchema, seed: int) -> GeneratedNode:
     Raises:
         Unsuitable: if the seed leads to no valid node.
     """
-    return draw(schema, SeededChoices(f"{schema.name}-{schema.since_version}-{seed}"))
+    choices = SeededChoices(f"{schema.name}-{schema.since_version}-{seed}")
+    return draw(schema, choices, is_exceptional=seed in EXCEPTIONAL_SEEDS)

@@ -45,6 +45,10 @@ _EXCEPTIONS = {
 }
 
 
+# Styles of floats in a node with exceptional values, in addition to those of the generator.
+_EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negative")
+# Styles of integers in such a node.
+_EXTREME_STYLES = ("special", "negative")
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 # They have no type information.
 _finfo: Any = ml_dtypes.finfo
@@ -61,6 +65,8 @@ class NodeDraft:
     Args:
         schema: the operator in one version.
         choices: makes the choices.
+        is_exceptional: whether tensors may contain NaN, infinities and the limits of their types
+            even if the generator draws none there.
 
     Attributes:
         schema: the operator in one version.
@@ -69,13 +75,14 @@ class NodeDraft:
         outputs: whether each output is requested; by default those that are not optional.
     """
 
-    def __init__(self, schema: OpSchema, choices: Choices) -> None:
+    def __init__(self, schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) -> None:
         self.schema = schema
         self.attributes: dict[str, Any] = {}
         self.inputs: list[Value] = []
         single = OpSchema.FormalParameterOption.Optional
         self.outputs = [formal.option != single for formal in schema.outputs]
         self._choices = choices
+        self._is_exceptional = is_exceptional
         self._types: dict[str, np.dtype[Any]] = {}
 
     @property
@@ -217,6 +224,9 @@ class NodeDraft:
             high: the largest element.
             styles: how the elements may be distributed; see :func:`elements`.
         """
+        if self._is_exceptional and low is None and high is None:
+            further = _EXTREME_STYLES if dtype.kind in "iu" else _EXCEPTIONAL_STYLES
+            styles = (*styles, *further)
         style = self.choice(styles)
         return elements(self.state(), dtype, shape, style, low, high)
 

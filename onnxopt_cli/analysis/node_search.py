@@ -1,0 +1,396 @@
+"""The search for nodes that distinguish mutants from their operator.
+
+Mutants run on the evaluator of the reference oracle, with its corrections, in forked processes.
+Mutants of code run only on nodes that infect them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.analysis.node_reformulations import NodeReformulation
+from onnxopt_cli.analysis.node_variations import Variation, copied
+from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.core.compare import compare_outputs, largest_share
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.mutation.bound_node import BoundNode
+from onnxopt_cli.mutation.infection import InfectionRecorder
+from onnxopt_cli.mutation.node_mutants import Compute, NodeMutant
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.reference_oracle import estimated_here
+from onnxopt_cli.workers.isolated import (
+    ProcessLostError,
+    TimeLimitError,
+    isolated,
+    time_limit,
+)
+
+#: Seconds that the evaluation of a node may take.
+EVALUATION_SECONDS = 2.0
+#: A mutant that takes longer than this on one node fails.
+MUTANT_SECONDS = 0.5
+#: A mutant that has exceeded its time on this number of nodes does not run on others.
+MAX_TIMEOUTS = 2
+#: Bytes that a mutant may allocate.
+EVALUATION_BYTES = 1 << 30
+# Differences that are confirmed by a condition estimate, which takes long, for each mutant.
+_MAX_CONFIRMATIONS = 12
+# A search reports its progress about this often, so that its process is not killed for silence.
+_REPORT_SECONDS = 0.5
+# A tolerance is never smaller than this number of units in the last place.
+_LEAST_ULPS = 4
+
+T = TypeVar("T")
+NodeImplementation: TypeAlias = NodeMutant | NodeReformulation
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The result of a search for nodes that distinguish a mutant.
+
+    Attributes:
+        nodes: the indices of nodes that distinguish it.
+        examined: number of nodes that were examined.
+    """
+
+    nodes: Sequence[int]
+    examined: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """The number of nodes that a search has examined."""
+
+    examined: int
+
+
+def search_nodes(
+    mutants: Mapping[str, Mapping[int, NodeMutant | None]],
+    candidates: Sequence[Variation],
+    evaluators: Mapping[int, ReferenceModel],
+    check: Callable[[], str],
+    limit: int = 1,
+) -> list[SearchResult]:
+    """Search nodes that distinguish each mutant from its operator.
+
+    Args:
+        mutants: for each mutant, its form in the opset version of each node; None where it does not
+            exist.
+        candidates: nodes of the operator.
+        evaluators: the result of :func:`prepared` for the nodes.
+        check: describes the state of the reference, which no mutant may change.
+        limit: number of nodes after which the search for a mutant ends.
+    """
+    expected: dict[int, Expected | None] = {}
+    infected = _infected_nodes(mutants, candidates, evaluators)
+
+    def search(name: str) -> Iterator[int | _Progress]:
+        forms = mutants[name]
+        compute = _node_computer(evaluators, forms)
+        confirmations = distinctions = timeouts = 0
+        last_report = monotonic()
+        for index in infected[name]:
+            variation = candidates[index]
+            outputs, failure = _run_mutant(forms[variation.opset], variation, compute)
+            timeouts += failure == "timeout"
+            if timeouts >= MAX_TIMEOUTS:
+                yield index
+                return
+            if outputs is not None and not failure and may_differ(variation.outputs, outputs):
+                if index not in expected:
+                    expected[index] = _estimated(variation)
+                result = expected[index]
+                if result is not None and excess(result, outputs) > 1:
+                    yield index
+                    distinctions += 1
+                else:
+                    confirmations += 1
+            if distinctions >= limit or confirmations >= _MAX_CONFIRMATIONS:
+                yield _Progress(index + 1)
+                return
+            if monotonic() > last_report + _REPORT_SECONDS:
+                last_report = monotonic()
+                yield _Progress(index)
+        yield _Progress(len(candidates))
+
+    results: list[SearchResult] = []
+    for events, _ in run_in_turn([*mutants], search, 15 * EVALUATION_SECONDS, check):
+        nodes = [event for event in events if isinstance(event, int)]
+        examined = [event.examined for event in events if isinstance(event, _Progress)]
+        results.append(SearchResult(nodes, max(examined, default=0)))
+    return results
+
+
+def _infected_nodes(
+    mutants: Mapping[str, Mapping[int, NodeMutant | None]],
+    candidates: Sequence[Variation],
+    evaluators: Mapping[int, ReferenceModel],
+) -> Mapping[str, Sequence[int]]:
+    """Return the indices of the nodes that may distinguish each mutant.
+
+    A node that does not infect a mutant of code is left out. Mutants of other kinds state
+    themselves whether they have an effect on a node.
+    """
+    every_node = range(len(candidates))
+    codes = {
+        name: [form.code for form in forms.values() if form is not None and form.code]
+        for name, forms in mutants.items()
+    }
+    codes = {name: changes for name, changes in codes.items() if changes}
+    infected: dict[str, list[int]] = {name: [] for name in codes}
+
+    def record() -> Iterator[Sequence[str]]:
+        recorder = InfectionRecorder(codes)
+        at_preparation: dict[int, set[str]] = {}
+        for variation in candidates:
+            model = variation.model
+            try:
+                with recorder.recording(), time_limit(EVALUATION_SECONDS):
+                    if id(model) not in at_preparation:
+                        ReferenceModel(model)
+                        at_preparation[id(model)] = {*recorder.infected}
+                    evaluator = evaluators[id(model)]
+                    inputs = {name: copied(value) for name, value in variation.inputs.items()}
+                    outputs = evaluator.run(inputs)
+                names = recorder.infected | at_preparation[id(model)] | recorder.unknown
+                is_valid = not may_differ(variation.outputs, outputs)
+            except (Exception, TimeLimitError):  # noqa: BLE001 - the instrumentation may interfere
+                is_valid = False
+            yield [*names] if is_valid else [*codes]
+
+    if codes:
+        try:
+            by_node = [*on_corrected_reference(record, 15 * EVALUATION_SECONDS)]
+        except ProcessLostError:
+            by_node = []
+        for index in every_node:
+            for name in by_node[index] if index < len(by_node) else codes:
+                infected[name].append(index)
+    return {name: infected.get(name, every_node) for name in mutants}
+
+
+def _node_computer(
+    evaluators: Mapping[int, ReferenceModel], forms: Mapping[int, NodeMutant | None]
+) -> Callable[[Variation, BoundNode], Sequence[Value]]:
+    """Return a function that computes a node, or a changed one, on the corrected reference.
+
+    The evaluators of changed nodes are kept for other values, unless the mutant changes how an
+    evaluator is prepared.
+    """
+    is_prepared = not any(form is not None and form.at_preparation for form in forms.values())
+    kept: dict[tuple[int, Hashable], ReferenceModel] = {}
+
+    def compute(variation: Variation, node: BoundNode) -> Sequence[Value]:
+        model, values = variation.model, variation.inputs
+        evaluator = evaluators.get(id(model)) if is_prepared else None
+        if node is not variation.bound:
+            key = id(model), node.structure()
+            evaluator = kept.get(key)
+            values = {name: node.values[name] for name in node.names if name}
+            if evaluator is None:
+                model, values = node.as_model()
+                if values.keys() <= {*node.names}:
+                    evaluator = kept[key] = ReferenceModel(model)
+        evaluator = evaluator or ReferenceModel(model)
+        return evaluator.run({name: copied(value) for name, value in values.items()})
+
+    return compute
+
+
+def _run_mutant(
+    form: NodeMutant | None,
+    variation: Variation,
+    compute: Callable[[Variation, BoundNode], Sequence[Value]],
+) -> tuple[Sequence[Value] | None, str]:
+    """Return outputs, None without an effect on this node; and how the mutant failed."""
+    if form is None:
+        return None, ""
+    return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
+
+
+def excess(expected: Expected, outputs: Sequence[Value]) -> float:
+    """Return the largest error / tolerance of outputs by the most favourable accepted result."""
+    accepted = [expected, *expected.alternatives]
+    return min(_excess(result, outputs) for result in accepted)
+
+
+def _excess(expected: Expected, outputs: Sequence[Value]) -> float:
+    tolerance_of = expected.tolerances.__getitem__
+    if all(isinstance(value, np.ndarray) for value in expected.outputs.values()):
+        return largest_share(expected.outputs, outputs, tolerance_of)
+    if len(outputs) != len(expected.outputs):
+        return float("inf")
+    diffs = compare_outputs(expected.outputs, outputs, tolerance_of)
+    return 0.0 if all(diff.agrees for diff in diffs) else float("inf")
+
+
+def run_in_turn(
+    items: Sequence[str],
+    work: Callable[[str], Iterator[T]],
+    silence: float,
+    check: Callable[[], str],
+) -> list[tuple[list[T], bool]]:
+    """Return the results that a function yields for each item, and whether it ended the process.
+
+    One forked process handles all items, since starting a process takes longer than most mutants.
+    The process is replaced if its first item ends it. If another item ends it, or an item has
+    changed its state, all are worked on again in several processes, so that no item has an effect
+    on another.
+
+    Args:
+        items: the items.
+        work: yields results for an item.
+        silence: seconds without a result after which the process is killed.
+        check: describes the state that no item may change.
+    """
+    results: list[tuple[list[T], bool]] = []
+    events: list[T] = []
+
+    def run(remaining: Sequence[str]) -> Iterator[T | bool | None]:
+        before = check()
+        for item in remaining:
+            yield from work(item)
+            yield None
+        # Whether the state is unchanged.
+        yield check() == before
+
+    while len(results) < len(items):
+        events = []
+        begun = len(results)
+        is_changed = False
+        try:
+            for event in on_corrected_reference(partial(run, items[begun:]), silence):
+                if event is None:
+                    results.append((events, False))
+                    events = []
+                elif isinstance(event, bool):
+                    is_changed = not event
+                else:
+                    events.append(event)
+        except ProcessLostError:
+            if len(results) == begun:
+                results.append((events, True))
+            else:
+                # An earlier item of this process may have caused the end.
+                is_changed = True
+        if is_changed and len(items) > 1:
+            middle = len(items) // 2
+            return [
+                *run_in_turn(items[:middle], work, silence, check),
+                *run_in_turn(items[middle:], work, silence, check),
+            ]
+    return results
+
+
+def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
+    """Yield the items of a function that runs with the corrected reference in a forked process."""
+
+    def corrected() -> Iterator[T]:
+        with replaced(*replacements()), np.errstate(all="ignore"):
+            yield from work()
+
+    with closing(isolated(corrected, silence, EVALUATION_BYTES)) as items:
+        yield from items
+
+
+def prepared(models: Iterable[onnx.ModelProto]) -> dict[int, ReferenceModel]:
+    """Return evaluators of models by the identities of the models."""
+    evaluators: dict[int, ReferenceModel] = {}
+    with replaced(*replacements()):
+        for model in models:
+            if id(model) in evaluators:
+                continue
+            # The evaluator of a model that the reference cannot run is created in vain.
+            with suppress(Exception):
+                evaluators[id(model)] = ReferenceModel(model)
+    return evaluators
+
+
+def computing(
+    evaluators: Mapping[int, ReferenceModel], entries: Mapping[int, NodeImplementation | None]
+) -> Compute:
+    """Return a function that computes models on the corrected reference.
+
+    Prepared evaluators are used, which saves most of the time, unless a mutant changes how the
+    evaluator of a node is prepared. The caller must have corrected the reference.
+    """
+    if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
+        evaluators = {}
+
+    def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
+        evaluator = evaluators.get(id(model)) or ReferenceModel(model)
+        # A mutant may change its inputs, which other mutants get as well.
+        return evaluator.run({name: copied(value) for name, value in inputs.items()})
+
+    return compute
+
+
+def run_implementation(
+    entry: NodeImplementation | None,
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    compute: Compute,
+) -> tuple[Sequence[Value] | None, str]:
+    """Return outputs, None without an effect on this node; and how the implementation failed."""
+    return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
+
+
+def _attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Value] | None, str]:
+    try:
+        with time_limit(MUTANT_SECONDS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(), ""
+    except TimeLimitError:
+        return [], "timeout"
+    except (Exception, SystemExit):  # noqa: BLE001 - a mutant may raise any exception
+        return [], "error"
+
+
+def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
+    """Return whether outputs differ by more than any tolerance's least value."""
+    if len(expected) != len(actual):
+        return True
+    for right, output in zip(expected, actual, strict=True):
+        if not isinstance(right, np.ndarray) or not isinstance(output, np.ndarray):
+            if repr(right) != repr(output):
+                return True
+            continue
+        if right.shape != output.shape or right.dtype != output.dtype:
+            return True
+        if right.dtype.kind not in "fc":
+            if right.dtype == object or right.dtype.kind in "iub":
+                differs = not np.array_equal(right, output)
+            else:
+                differs = right.tobytes() != output.tobytes()
+            if differs:
+                return True
+            continue
+        with np.errstate(all="ignore"):
+            close = np.abs(right - output) <= _LEAST_ULPS * np.spacing(np.abs(right))
+        if not (close | (right == output) | (np.isnan(right) & np.isnan(output))).all():
+            return True
+    return False
+
+
+def _estimated(variation: Variation) -> Expected | None:
+    """Return the expected outputs of a varied node; None without a condition estimate."""
+    names = [output.name for output in variation.model.graph.output]
+    stored = dict(zip(names, variation.outputs, strict=True))
+    problem = Problem(variation.model, variation.inputs, stored)
+    try:
+        with time_limit(4 * EVALUATION_SECONDS):
+            expected = estimated_here(problem)
+    except (TimeLimitError, Exception):  # noqa: BLE001 - a node without an estimate shows nothing
+        return None
+    return None if expected.contradictions else expected
