@@ -78,8 +78,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests; arguments after ``--`` replace ``-n auto --dist worksteal``."""
-    run_module(session, "pytest", *(session.posargs or PARALLEL))
+    """Run the tests that are not slow; arguments after ``--`` replace those of pytest."""
+    run_module(session, "pytest", *(session.posargs or (*PARALLEL, "-m", "not slow")))
+
+
+@nox.session(venv_backend="none")
+def slow(session: nox.Session) -> None:
+    """Run the tests that take more than a second each."""
+    run_module(session, "pytest", *PARALLEL, "-m", "slow", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -23,6 +23,7 @@ def injected(onnxopt, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_conditioned_tolerance_catches_errors_of_1e_5(injected):
     out, errors = injected(*(f"onnx-node/{name}/0" for name in COMPUTED))
     assert "Softmax" in out
@@ -33,6 +34,7 @@ def test_conditioned_tolerance_catches_errors_of_1e_5(injected):
     assert not all(error["onnx"] for error in small_errors)
 
 
+@pytest.mark.slow
 def test_exchanged_neighbours_are_caught_wherever_data_are_moved(injected):
     _, errors = injected(*(f"onnx-node/{name}/0" for name in MOVED))
     assert {error["case"].split("/")[1] for error in errors if error["moves"]} == set(MOVED)

@@ -69,6 +69,7 @@ def test_generated_suites_reject_faults_in_a_user_operator(tmp_path):
     assert share >= 0.9, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [ADAM, MAGNITUDE_PRUNE], ids=lambda operator: operator.name)
 def test_suites_are_reproducible(operator):
     for write_suite in (pairwise, large):

@@ -215,6 +215,7 @@ CHAIN = [
 SHORT_CHAIN = [*CHAIN[:2], node("Exp", "b", "y")]
 
 
+@pytest.mark.slow
 def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
     # The second LeakyRelu has positive operands, so its slope makes no difference.
     ran, found = locate(model_of(CHAIN, w=W), "Leaky")

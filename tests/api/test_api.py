@@ -21,6 +21,7 @@ WRONG = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
 IN_PROCESS = onnxopt.Execution(isolation=onnxopt.Isolation.NONE)
 
 
+@pytest.mark.slow
 def test_example_of_the_document_prints_failures(tmp_path):
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[0].replace("onnxruntime", WRONG))

@@ -46,14 +46,17 @@ def test_each_case_is_a_test_that_pytest_can_select(pytester):
     pytester.runpytest("--onnxopt", "spec", "-k", "Adam").assert_outcomes(passed=2, deselected=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_failures_show_differences_and_share_an_explanation(pytester, processes):
+    run = pytester.runpytest
     if processes:
         pytest.importorskip("xdist")
+        run = pytester.runpytest_subprocess
     ids = ["conformance/adam/two_tensors", "conformance/adam/T_1"]
     targets = [word for name in ids for word in ("--onnxopt", name)]
     arguments = (*targets, "--onnxopt-backend", WRONG, "-m", "onnxopt", *processes)
-    result = pytester.runpytest_subprocess(*arguments)
+    result = run(*arguments)
     result.assert_outcomes(failed=2, deselected=0 if processes else 1)
     result.stdout.fnmatch_lines_random([f"{name} on {WRONG}: *" for name in ids])
     result.stdout.fnmatch_lines(
@@ -114,6 +117,7 @@ def test_case_of_an_excluded_capability_is_skipped(pytester):
     result.stdout.fnmatch_lines(["*without double: none here*"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_markers_are_capabilities_also_with_xdist(pytester, processes):
     run = pytester.runpytest
@@ -150,6 +154,7 @@ def test_misspelt_option_ends_the_session(pytester, arguments, pattern):
     assert fnmatch.filter(text, pattern), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [

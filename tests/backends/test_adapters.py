@@ -185,6 +185,7 @@ def version_of(log):
     return backend["version"]
 
 
+@pytest.mark.slow
 def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, monkeypatch):
     # Settings of pip for other installations.
     monkeypatch.setenv("PIP_TARGET", str(place / "elsewhere"))
@@ -197,6 +198,7 @@ def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, m
     assert sys.prefix not in Path("again.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_packages_that_nothing_pins_are_named_beside_the_version(place, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py@1.3", "--log", "run.jsonl")
     assert answer.code == 0, answer.text
@@ -218,6 +220,7 @@ def test_error_that_the_metadata_describe_is_unsupported(place, onnxopt):
     assert "acme has no kernel for it" in answer.out
 
 
+@pytest.mark.slow
 def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
     answer = onnxopt("backends", "check", "adapter:./mine.py")
@@ -355,6 +358,7 @@ def test_installation_without_a_network_names_the_missing_packages(
     assert [*empty_cache.glob("adapters/*")] == []
 
 
+@pytest.mark.slow
 def test_killed_installation_leaves_no_environment_and_the_next_one_succeeds(
     place, onnxopt, empty_cache, monkeypatch
 ):
@@ -396,6 +400,7 @@ def test_concurrent_installations_that_fail_leave_no_folder(place, empty_cache, 
     assert [*empty_cache.glob("adapters/*")] == []
 
 
+@pytest.mark.slow
 def test_configuration_file_installs_only_if_the_user_names_it(
     place, onnxopt, empty_cache, monkeypatch
 ):
@@ -466,6 +471,7 @@ def test_environment_in_a_folder_that_others_can_write_to_is_not_used(
     assert "everybody may write to its folder" in answer.err
 
 
+@pytest.mark.slow
 def test_shipped_adapters_are_listed_with_versions(onnxopt):
     rows = {row.split()[0]: row for row in onnxopt("backends").out.split("\nadapter:")}
     for name in shipped_adapters():

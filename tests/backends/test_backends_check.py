@@ -105,6 +105,7 @@ def test_broken_rule_is_shown_with_observation_and_remedy(onnxopt):
     assert words.endswith("10 pass, 1 fail")
 
 
+@pytest.mark.slow
 def test_forged_response_breaks_the_rule(workplace):
     (workplace / "forger.py").write_text(
         "import os, time\n"
@@ -153,6 +154,7 @@ def test_hanging_command_costs_one_timeout():
     assert results[0].observed == "the command gave no answer within 0.3 s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["command", "plugin"])
 def test_hanging_backend_is_not_checked_further(kind, monkeypatch, tmp_path):
     if kind == "command":
@@ -215,29 +217,29 @@ def proposed(onnxopt, backend):
     return specification
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
         ("Only", "translation of the operator"),
         ("OnlyAdam", "translation of the operator"),
-        ("OnlyAdd", "translation of the operator"),
         ("OnlyGemmInDouble", "translation of the operator"),
         ("OnlyNotOfBooleans", "translation of the operator"),
         ("SaysItByType", "^OperatorIsMissing:"),
-        ("SaysTwoThings", "translation of the operator"),
-        ("SaysTwoThings", "has no dialect"),
+        ("SaysTwoThings", "translation of the operator|has no dialect"),
         ("LacksAdamInOtherWords", "cannot lower"),
     ],
 )
 def test_proposed_pattern_recognises_unknown_operators(onnxopt, name, pattern):
     written = proposed(onnxopt, own(name))
-    assert pattern in written.partition(",unsupported=")[2]
+    assert all(part in written.partition(",unsupported=")[2] for part in pattern.split("|"))
     findings = {result.rule.name: result for result in check_backend(written)}
     assert findings[RULE].verdict is RuleOutcome.PASS, findings[RULE].observed
     assert findings["returns a list, tuple or dict of outputs"].verdict is RuleOutcome.PASS
     assert RuleOutcome.FAIL not in {finding.verdict for finding in findings.values()}
 
 
+@pytest.mark.slow
 def test_proposed_pattern_does_not_depend_on_tensor_names(onnxopt):
     written = proposed(onnxopt, own("NamesTheTensor"))
     backend = ("-b", written, "--lower", "never", "--isolation", "none", "--no-explain")
@@ -246,6 +248,7 @@ def test_proposed_pattern_does_not_depend_on_tensor_names(onnxopt):
         assert "1 unsupported" in output
 
 
+@pytest.mark.slow
 def test_proposed_pattern_extends_existing_pattern(onnxopt):
     written = proposed(onnxopt, own("SaysTwoThings", "has no dialect"))
     assert written == own("SaysTwoThings", written.partition(",unsupported=")[2])

@@ -229,6 +229,7 @@ def test_uncreatable_folder_is_usage_error(workplace, onnxopt):
     assert "cannot be written" in answer.err
 
 
+@pytest.mark.slow
 def test_entry_point_is_listed_checked_and_run_by_name(workplace, onnxopt, monkeypatch):
     onnxopt("backends", "new", "acme")
     shutil.copytree("acme/acme", "site/acme")

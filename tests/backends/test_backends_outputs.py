@@ -224,6 +224,7 @@ def test_unusable_element_is_named():
         normalised([[1.0, object()]], SEQUENCE)
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), st.lists))
 def test_any_python_object_is_a_value_or_unusable(returned):
     try:

@@ -198,6 +198,7 @@ def test_failed_command_is_restarted_for_the_next_case(mode, error, words, tmp_p
     assert ask(backend)[0].tobytes() == X.tobytes()
 
 
+@pytest.mark.slow
 def test_endless_response_times_out():
     with pytest.raises(BackendHangs, match="gave no answer within 2 s"):
         ask(resolve_backend(spec("stops-midway", timeout=2)))

@@ -129,6 +129,7 @@ def test_improper_shutdown_keeps_passes_but_does_not_conform(
     assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("isolation", "first"), [("process", "not-run"), ("none", "timeout")])
 def test_ctrl_c_ends_the_run_and_does_not_reach_the_command(isolation, first, identity):
     run = start(identity, hanging(identity, timeout=2), "--isolation", isolation, "-j", "1")
@@ -141,6 +142,7 @@ def test_ctrl_c_ends_the_run_and_does_not_reach_the_command(isolation, first, id
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["process", "none"])
 def test_command_does_not_survive_killed_runner(isolation, identity):
     run = start(identity, hanging(identity), "--isolation", isolation, "-j", "1")
@@ -163,6 +165,7 @@ def wait_for(path, seconds=20):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "outcome"),
     [

@@ -65,6 +65,7 @@ def test_behaviour_in_another_interpreter_is_reported_as_in_this_one(run, name, 
     assert words in text
 
 
+@pytest.mark.slow
 def test_plugin_in_another_interpreter_follows_the_rules(onnxopt):
     answer = onnxopt("backends", "check", elsewhere("Copies"))
     assert answer.code == 0, answer.text

@@ -188,6 +188,7 @@ def test_error_in_the_file_is_reported_with_its_line(workplace, onnxopt, text, m
     assert answer.code == (0 if "pass" in message else 2)
 
 
+@pytest.mark.slow
 def test_operators_of_the_file_are_loaded(workplace, monkeypatch):
     """Run each command in a new process, because loaded operators remain registered."""
     monkeypatch.delenv("ONNXOPT_OPERATORS", raising=False)

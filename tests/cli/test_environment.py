@@ -249,6 +249,7 @@ def test_error_says_that_the_null_device_is_missing(place, onnxopt, monkeypatch)
     assert "/none/null cannot be opened: No such file or directory" in answer.err
 
 
+@pytest.mark.slow
 def test_fewer_workers_run_all_cases_if_few_files_may_be_open(place):
     head, case = CASES.split("  - name: wrong", maxsplit=1)[0].split("  - name: right")
     cases = "".join(f"  - name: right{number}{case}" for number in range(30))
@@ -260,6 +261,7 @@ def test_fewer_workers_run_all_cases_if_few_files_may_be_open(place):
     assert b"30 pass" in done.stdout
 
 
+@pytest.mark.slow
 def test_memory_of_a_worker_is_limited_to_that_of_the_system(place):
     (place / "large.py").write_text(
         "import resource\n"

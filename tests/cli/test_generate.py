@@ -61,6 +61,7 @@ def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_case
             np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
 
 
+@pytest.mark.slow
 def test_committed_files_are_up_to_date(onnxopt, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     assert onnxopt("generate", "--check", *(set(suites()) - set(NAMED_ONLY))).code == 0
@@ -119,6 +120,7 @@ def use_part(monkeypatch):
     return add
 
 
+@pytest.mark.slow
 def test_written_directories_contain_every_case_of_the_suite(workplace, onnxopt, use_part):
     names = use_part("trajectories", 6), use_part("pruning", 20)
     answer = onnxopt("generate", *names, "--format", "onnx", "-o", "out")

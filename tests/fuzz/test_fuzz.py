@@ -54,6 +54,7 @@ def fuzz(onnxopt, workplace):
     return call
 
 
+@pytest.mark.slow
 def test_shards_partition_the_examples(fuzz):
     tried = []
     for part in ("1/2", "2/2"):
@@ -127,6 +128,7 @@ def test_known_mistake_is_named_and_reported_once(fuzz, onnxopt):
     assert onnxopt(*run).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_crash_is_shrunk_to_its_cause(fuzz, onnxopt):
     backend = injected("DiesOfEmptiness")
@@ -140,6 +142,7 @@ def test_crash_is_shrunk_to_its_cause(fuzz, onnxopt):
     assert "crash" in again.out
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_hang_is_shrunk_with_a_timeout_for_each_attempt(fuzz, onnxopt):
     backend = injected("HangsAtThree")
@@ -151,6 +154,7 @@ def test_hang_is_shrunk_with_a_timeout_for_each_attempt(fuzz, onnxopt):
     assert onnxopt("run", "fuzz", "-b", backend, "--timeout", "0.5", "--no-explain").code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_crash_at_nan_is_shrunk_to_nan(fuzz):
     answer = fuzz(injected("DiesAtNaN"), "--examples", "60")
@@ -159,6 +163,7 @@ def test_crash_at_nan_is_shrunk_to_nan(fuzz):
     assert sorted(map(str, case["inputs"].values())) == ["0", "0.0", "0.0", "1.0", "nan"]
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_crash_at_one_element_is_shrunk_to_that_element(fuzz, onnxopt):
     backend = injected("DiesAtLargeElements")
@@ -170,6 +175,7 @@ def test_crash_at_one_element_is_shrunk_to_that_element(fuzz, onnxopt):
     assert onnxopt("run", "fuzz", "-b", backend).code == 1
 
 
+@pytest.mark.slow
 def test_wrong_type_and_wrong_shape_are_two_failures(fuzz):
     answer = fuzz(injected("WrongTypeAndShape"), "--isolation", "none", "--examples", "150")
     assert "2 distinct failures" in answer.out
@@ -204,6 +210,7 @@ def test_crash_at_an_invalid_node_is_reported(fuzz):
     assert case["attributes"]["mode"] == "bogus"
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_hanging_backend_is_not_tried_with_every_invalid_node(fuzz):
     answer = fuzz(injected("NeverReturns"), "--examples", "7", "--timeout", "0.5")
@@ -211,6 +218,7 @@ def test_hanging_backend_is_not_tried_with_every_invalid_node(fuzz):
     assert "rejects" not in case, answer.out
 
 
+@pytest.mark.slow
 def test_model_of_several_nodes_is_kept_beside_its_case(onnxopt, workplace):
     backend = injected("WrongInCompany")
     options = ("--isolation", "none", "--no-explain")
@@ -293,6 +301,7 @@ def test_hang_is_ended_soon_after_the_time_limit(fuzz):
     assert monotonic() - began < 9
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_search_and_keeps_findings(workplace):
     process = subprocess.Popen(
         [sys.executable, "-m", "onnxopt_cli", "fuzz", "-b", injected("WrongType"),
@@ -349,6 +358,7 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     assert onnxopt("run", "fuzz", "--isolation", "none").code == 0
 
 
+@pytest.mark.slow
 def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
     (workplace / "leaky.py").write_text(
         "from onnxopt_cli.backends.resolve import resolve_backend\n"

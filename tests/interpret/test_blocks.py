@@ -189,6 +189,7 @@ def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
     assert outcomes == {(False, False), (False, True), (True, True)}
 
 
+@pytest.mark.slow
 @given(
     examples(tuple(registry().operators), (), single_nodes=True, graphs=False),
     st.integers(0, 2**32 - 1),
@@ -200,6 +201,7 @@ def test_blocks_judge_fuzz_examples_like_complete_tensors(example, seed):
             list(compare_parts(bind_problem(example.problem()), "drawn", random, monkeypatch))
 
 
+@pytest.mark.slow
 def test_double_precision_changes_no_expected_value_of_the_suite(monkeypatch):
     """Results in double, corrected near ties, equal results in the widest type."""
     compared = 0

@@ -49,6 +49,7 @@ def test_name_stands_for_the_backend_on_every_surface(demo, onnxopt):
             assert backend("OffAtC") not in text.replace(again, "")
 
 
+@pytest.mark.slow
 def test_command_that_repeats_a_case_works(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", ACME, *OFF)
     command = re.search(r"again: onnxopt (.*?)\n", answer.out.replace(" │\n│", ""))[1]

@@ -323,6 +323,7 @@ def test_wrong_stored_output_makes_the_case_invalid(onnxopt, tmp_path, backend):
     assert "0.021599231 0.03159923" in result.out
 
 
+@pytest.mark.slow
 def test_invalid_case_waits_for_a_slow_backend(in_workers, tmp_path, backend):
     folder = softmax(tmp_path, 0.01)
     assert in_workers("run", folder, *CONDITIONED, "-b", backend("Slow"), "--no-explain").code == 2

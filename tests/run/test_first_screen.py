@@ -191,6 +191,7 @@ def test_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
     assert (workplace / "out.md").read_text().count("<details><summary>invalid") == 1
 
 
+@pytest.mark.slow
 def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace, onnxopt):
     (workplace / "vendor.py").write_text(IGNORES_ANTIALIAS)
     run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")

@@ -63,6 +63,7 @@ def test_case_that_fails_only_after_another_case_is_flaky(demo, onnxopt, culprit
     }
 
 
+@pytest.mark.slow
 @pytest.mark.isolated
 def test_case_that_passes_only_after_another_case_is_flaky(demo, onnxopt):
     # Case d ends the worker, so e runs in a worker in which b has not run.

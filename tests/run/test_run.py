@@ -385,6 +385,7 @@ def committed(tmp_path_factory):
     return results
 
 
+@pytest.mark.slow
 def test_committed_cases_pass_on_numpy_and_no_trajectory_is_inconclusive(committed):
     results = committed["numpy"]
     assert {result["outcome"] for result in results} == {"pass"}
@@ -401,6 +402,7 @@ def test_committed_cases_are_the_default_target(onnxopt, monkeypatch):
     assert re.match(r"\d+ of \d+ cases from cases/ on numpy\n", answer.out)
 
 
+@pytest.mark.slow
 def test_committed_cases_conform_on_onnx_runtime(committed):
     if "onnxruntime" not in committed:
         pytest.skip("needs ONNX Runtime")
@@ -408,6 +410,7 @@ def test_committed_cases_conform_on_onnx_runtime(committed):
     assert outcomes == {"pass", "skip"}
 
 
+@pytest.mark.slow
 def test_committed_cases_detect_the_defects_of_onnx_s_reference(committed):
     messages = " ".join(result["message"] for result in committed["onnx-reference"])
     assert "is float64[" in messages  # a float32 X is returned as double for T > 0

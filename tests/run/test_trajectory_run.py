@@ -142,6 +142,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 
 
+@pytest.mark.slow
 def test_suite_detects_wrong_backends(onnxopt, workplace):
     adam = "trajectories/adam/quadratic/steps"
     for name, pattern in ((backend("Drifting"), "*/quadratic/steps"), (WRONG_EPSILON, adam)):

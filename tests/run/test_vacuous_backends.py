@@ -96,6 +96,7 @@ def test_rejections_of_a_backend_that_rejects_every_model_are_vacuous(onnxopt, t
     assert "vacuous" in answer.out
 
 
+@pytest.mark.slow
 def test_rejections_of_a_backend_with_wrong_numbers_count(onnxopt, tmp_path):
     by_backend, _ = run(onnxopt, tmp_path, "conformance/adam", "-b", backend("WrongAdam"))
     results = by_backend["WrongAdam"]
@@ -135,6 +136,7 @@ def test_rejection_of_a_scalar_tensor_is_probed(onnxopt, workplace):
     assert outcomes(results["RaisesAtEverything"]) == {"vacuous": 1}
 
 
+@pytest.mark.slow
 def test_case_that_the_lowering_rejects_is_skipped(onnxopt, tmp_path):
     results, answer = run(
         onnxopt, tmp_path, "conformance/momentum", "--lower", "always", "-b", backend("Nothing"),

@@ -80,6 +80,7 @@ def test_every_operator_is_generated_or_stated_as_not_covered():
     assert {*OPERATORS, *stated} == names
 
 
+@pytest.mark.slow
 def test_a_written_case_is_the_case_of_the_suite(workplace, onnxopt):
     (path, text), *_ = [
         item for item in suite_files("operators").files.items() if item[0].endswith("/clip.yaml")

@@ -80,10 +80,12 @@ def faults(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_misbehaving_backends_leave_no_process(faults):
     assert faults.survivors() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "says"), CRASHES.items())
 def test_dying_backend_fails_one_case_as_crash(faults, way, says):
     require(faults, way, "crash", says)
@@ -108,32 +110,38 @@ def test_output_of_dying_backend_is_shown_with_the_failure(tmp_path):
     assert "about to fall" in run.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "says"), ERRORS.items())
 def test_any_exception_of_a_backend_is_an_error(faults, way, says):
     require(faults, way, "error", says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "says"), LEAKS.items())
 def test_leak_is_reported_on_its_case(faults, way, says):
     require(faults, way, "leak", says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", NO_LEAKS)
 def test_single_growth_is_not_a_leak(faults, way):
     require(faults, way, "pass")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "says"), BREACHES.items())
 def test_protocol_breach_affects_only_its_case(faults, way, says):
     require(faults, way, "protocol", says)
 
 
+@pytest.mark.slow
 def test_output_flood_is_truncated_and_changes_no_verdict(faults):
     require(faults, "floods", "pass")
     assert len(faults.results["floods"]["printed"]) < 10_000
     assert len(faults.out) < 40_000
 
 
+@pytest.mark.slow
 def test_backend_that_does_not_respond_is_killed_as_timeout(tmp_path):
     run = run_in_turn(tmp_path, TIMEOUTS, "--timeout", "2")
     for way in TIMEOUTS:
@@ -141,6 +149,7 @@ def test_backend_that_does_not_respond_is_killed_as_timeout(tmp_path):
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
     run = run_in_turn(tmp_path, HUNGRY, "--memory", "512MiB")
     for way in HUNGRY:
@@ -187,6 +196,7 @@ def test_backend_that_dies_at_teardown_keeps_its_passes_but_does_not_conform(dem
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 def test_backend_that_hangs_at_teardown_is_killed(demo):
     run = run_to_end(demo, "HangsAtTeardown", "--timeout", "3")
     assert run.outcomes.pop("worker/teardown") == "timeout"

@@ -204,20 +204,24 @@ def forged(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EXCESSIVE)
 def test_long_lists_are_shortened_to_a_count(forged, way):
     require(forged, way, *EXCESSIVE[way])
 
 
+@pytest.mark.slow
 def test_excessive_messages_do_not_make_long_reports(forged):
     assert len(forged.out) + forged.report.stat().st_size < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", IMPOSSIBLE)
 def test_impossible_claim_is_a_protocol_breach(forged, way):
     require(forged, way, *IMPOSSIBLE[way])
 
 
+@pytest.mark.slow
 def test_backend_that_never_starts_again_ends_the_run(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.5 for i in range(9)})
     source = (

@@ -39,6 +39,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_results_keep_the_order_of_cases_with_several_workers(many):
     run = run_to_end(many, "segfaults", "-j", "3")
     assert list(run.outcomes) == [f"case{i}" for i in range(12)]
@@ -55,6 +56,7 @@ def test_max_fail_stops_after_the_same_case_with_several_workers(many, jobs):
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 def test_backend_that_dies_at_every_20th_case_loses_only_those(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
     run = run_to_end(tmp_path, "SegfaultsOften", "-j", "1")
@@ -73,6 +75,7 @@ def test_worker_is_replaced_after_a_number_of_cases(workplace, onnxopt, monkeypa
     assert [messages.count(message) for message in dict.fromkeys(messages)] == [10, 2]
 
 
+@pytest.mark.slow
 def test_each_backend_has_its_own_workers(demo):
     run = run_to_end(demo, "segfaults", "-b", f"python:{HOSTILE}:Well", "-b", "numpy")
     rows = json.loads(run.report.read_text())["results"]
@@ -158,6 +161,7 @@ def test_killing_the_runner_ends_a_stopped_supervisor(demo):
     assert survivors == []
 
 
+@pytest.mark.slow
 def test_worker_that_does_not_read_a_large_request_is_a_timeout(tmp_path):
     write_cases(tmp_path, {"first": 0.25})
     text = (tmp_path / "demo.yaml").read_text()
@@ -216,6 +220,7 @@ print(sorted(name for name in sys.modules if name.startswith("onnxopt_cli.worker
 """
 
 
+@pytest.mark.slow
 def test_run_in_process_imports_no_code_of_worker_processes(tmp_path):
     command = [sys.executable, "-c", IN_PROCESS]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -47,6 +47,7 @@ WAYS = (
 )
 
 
+@pytest.mark.slow
 def test_no_daemon_survives_a_killed_supervisor(tmp_path):
     run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS)
     survivors = run.survivors(0.2)
@@ -73,6 +74,7 @@ def test_daemon_left_at_teardown_is_killed(demo):
     assert survivors == []
 
 
+@pytest.mark.slow
 def test_interrupted_run_leaves_no_daemon(demo):
     run = start(demo, backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Hangs")
     wait_until(lambda: run.sleepers() >= 1)
@@ -98,6 +100,7 @@ own.kill()
 """
 
 
+@pytest.mark.slow
 def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     host = subprocess.run(
         [sys.executable, "-c", HOST % SLEEP, "run", "demo.yaml",
@@ -179,6 +182,7 @@ def without_proc():
     return hide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
 def test_no_process_survives_without_proc_and_weakness_is_reported(tmp_path, prefix):
     ways = ("sleeps", "is_well_kept")

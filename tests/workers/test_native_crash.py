@@ -182,6 +182,7 @@ def test_model_that_crashes_onnx_is_invalid_and_other_cases_run(workplace, onnxo
     assert "1 error, 1 invalid" in output
 
 
+@pytest.mark.slow
 def test_case_file_whose_model_crashes_onnx_is_invalid_and_others_run(workplace, onnxopt):
     (workplace / "crashing.yaml").write_text(YAML)
     answer = onnxopt("run", "crashing.yaml", "-b", "onnx-reference")

@@ -84,6 +84,7 @@ def outcomes(onnxopt, workplace, ways):
     return {result["case"].split("/")[1].removeprefix("test_"): result for result in results}
 
 
+@pytest.mark.slow
 def test_each_response_gets_its_own_verdict(workplace, onnxopt):
     results = outcomes(onnxopt, workplace, OUTCOMES)
     assert {way: result["outcome"] for way, result in results.items()} == OUTCOMES

@@ -87,6 +87,7 @@ def test_signal_during_startup_or_exit_shows_no_traceback(where, number):
     assert (done.returncode, done.stderr) == (128 + number, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_terminated_audit_leaves_no_process_and_shows_no_traceback(tmp_path, number):
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"

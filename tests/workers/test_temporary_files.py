@@ -35,6 +35,7 @@ def wait_until_empty(folder, seconds=30):
     return paths
 
 
+@pytest.mark.slow
 def test_no_temporary_file_outlives_its_worker(tmp_path, temporary):
     write_cases(tmp_path, {"falls": 0.5, "hangs": 0.25, "exits": 0.125, "answers": 0.0625})
     run = run_to_end(tmp_path, LITTER, "--timeout", "3")
@@ -94,6 +95,7 @@ def wait_for_litter(temporary, known=()):
     return folder
 
 
+@pytest.mark.slow
 def test_next_run_removes_folders_of_killed_runs_only(tmp_path, temporary):
     write_cases(tmp_path, {"bad": 0.25})
     run = start(tmp_path, LITTER, "-j", "1")
@@ -133,6 +135,7 @@ def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):
     assert (precious / "file").exists()
 
 
+@pytest.mark.slow
 def test_worker_folder_is_removed_with_any_content_and_links_are_not_followed(tmp_path, temporary):
     precious = tmp_path / "precious"
     precious.mkdir(mode=0o700)
