@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxopt_cli.analysis.value_store import ValueStore
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
+from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs, used_names
 
 #: Computes the outputs of a model of one node, or returns the reason why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
@@ -105,19 +105,6 @@ def name_nodes(graph: onnx.GraphProto) -> None:
         node.name = label
         for inner in subgraphs(node):
             name_nodes(inner)
-
-
-def used_names(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the values that a node reads, also within its subgraphs."""
-    names = dict.fromkeys(filter(None, node.input))
-    for graph in subgraphs(node):
-        inner = {tensor.name for tensor in graph.initializer}
-        inner |= {info.name for info in graph.input}
-        inner |= {name for within in graph.node for name in within.output}
-        read = [name for within in graph.node for name in used_names(within)]
-        read += [info.name for info in graph.output]
-        names |= dict.fromkeys(name for name in read if name not in inner)
-    return [*names]
 
 
 def _renamed(node: onnx.NodeProto, keys: Mapping[str, str]) -> onnx.NodeProto:

@@ -52,6 +52,19 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from nodes_within(graph.node)
 
 
+def used_names(node: onnx.NodeProto) -> list[str]:
+    """Return the names of the values that a node reads, also within its subgraphs."""
+    names = dict.fromkeys(filter(None, node.input))
+    for graph in subgraphs(node):
+        inner = {tensor.name for tensor in graph.initializer}
+        inner |= {info.name for info in graph.input}
+        inner |= {name for within in graph.node for name in within.output}
+        read = [name for within in graph.node for name in used_names(within)]
+        read += [info.name for info in graph.output]
+        names |= dict.fromkeys(name for name in read if name not in inner)
+    return [*names]
+
+
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model in which every call of a function states the function's default attributes.
 

@@ -528,12 +528,33 @@ class _Shared:
         encountered: receives the contested questions that nodes of the model raise.
         prefix: the nodes before the first that is reformulated.
         classes: the classes of nodes that ran.
+        unchanged: models without replaced operators, in their own types or double.
     """
 
     math: str
     encountered: set[str]
     prefix: SharedPrefix = field(default_factory=lambda: SharedPrefix({}))
     classes: dict[object, NodeClass] = field(default_factory=dict)
+    unchanged: list[tuple[onnx.ModelProto, bool, ReferenceModel]] = field(default_factory=list)
+
+    def reference_model(
+        self,
+        model: onnx.ModelProto,
+        expanded: Sequence[str],
+        functions: Mapping[str, onnx.FunctionProto] | None,
+        *,
+        wide: bool = False,
+    ) -> ReferenceModel:
+        """Return a model that shares initializers and nodes with earlier ones for the same model.
+
+        See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
+        """
+        same = [(known, like) for proto, known, like in self.unchanged if proto is model]
+        like = dict(same).get(wide) or next((like for _, like in same), None)
+        created = ReferenceModel(model, expanded, functions, wide=wide, like=like)
+        if not expanded and not functions:
+            self.unchanged.append((model, wide, created))
+        return created
 
 
 @dataclass
@@ -712,13 +733,14 @@ def _evaluate(
     is_node = len(list(all_nodes(model))) == 1
     first_run = _FirstRun(shared, is_model=not name, is_node=is_node)
     range_events = first_run.range_events
-    native_model = ReferenceModel(model, expanded, functions)
+    reference_model = partial(shared.reference_model, model, expanded, functions)
+    native_model = reference_model()
     with _numpy_range_events(range_events):
         native = native_model.run(inputs, first_run)
     if not name:
         shared.prefix.observe_end(native)
     run = partial(shared.prefix.run, name)
-    wide_model = ReferenceModel(model, expanded, functions, wide=True)
+    wide_model = reference_model(wide=True)
     doubles = {key: widened_value(value) for key, value in inputs.items()}
     create_recorder = partial(SiteRecorder, first_run.visited, shared.math, shared.classes)
     exact, recorder = run("exact", wide_model, doubles, create_recorder)
@@ -739,8 +761,7 @@ def _evaluate(
     sequential = []
     for key, algorithm in _sequential_algorithms(recorder.sites).items():
         with algorithm:
-            sequential_model = ReferenceModel(model, expanded, functions)
-            sequential.append(run(key, sequential_model, inputs, lambda: compute_only)[0])
+            sequential.append(run(key, native_model, inputs, lambda: compute_only)[0])
     events = range_events | first_run.special_events
     out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
     if _REORDERED in events:

@@ -53,23 +53,42 @@ class Contribution:
 
 
 class _SignedInjector(Injector):
-    """Injects the same roundings in each run, multiplied by a factor for each node."""
+    """Injects the same roundings in each run, multiplied by a factor for each node.
+
+    Args:
+        sites: the nodes of the exact run.
+        step: the size of the roundings, in roundings of the model's types.
+        factors: the factors.
+        firsts: for each node, the number of elements that earlier nodes move; the first run of a
+            model appends them.
+    """
 
     def __init__(
-        self, sites: Sequence[RoundingSite], step: float, factors: Sequence[float]
+        self,
+        sites: Sequence[RoundingSite],
+        step: float,
+        factors: Sequence[float],
+        firsts: list[int],
     ) -> None:
         super().__init__(sites, step, 0)
-        self._factors = factors
+        self._factors, self._firsts = factors, firsts
         self._factor = 1.0
 
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], index: int
     ) -> Sequence[Any]:
         self._factor = self._factors[index] if index < len(self._factors) else 0.0
+        if index == len(self._firsts):
+            self._firsts.append(self._moved_elements)
+        self._moved_elements = self._firsts[index]
+        if not self._factor:
+            return compute(*operands)
         return super().__call__(node, compute, operands, index)
 
     def _roundings(self, array: Array) -> Array:
-        return self._factor * super()._roundings(array)
+        values = super()._roundings(array)
+        values *= self._factor
+        return values
 
 
 def contributions(
@@ -94,9 +113,10 @@ def contributions(
     exact = wide_model.run(doubles, record)
     sites = recorder.sites
     rounding = [index for index, site in enumerate(sites) if site.roundoff]
+    firsts: list[int] = []
 
     def movements(factors: Sequence[float]) -> list[Array | None]:
-        injector = _SignedInjector(sites, recorder.step, factors)
+        injector = _SignedInjector(sites, recorder.step, factors, firsts)
         return [*map(_movement, wide_model.run(doubles, injector), exact)]
 
     return _largest_shares(model, names, rounding, movements)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from functools import partial, reduce
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.functions import with_bound_functions
+from onnxopt_cli.operators.nodes import nodes_within, used_names
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.widen import (
+    ROUNDOFF,
     in_double,
+    is_wide,
     widened,
     widened_value,
 )
@@ -30,6 +34,8 @@ _MATRIX_RANK = 2
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 # Larger matrix products are not summed sequentially, which would take seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
+# More elements of initializers are converted to double at each use, which saves memory.
+_MAX_WIDENED_ELEMENTS = 1 << 23
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -48,13 +54,23 @@ def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: in
 class ReferenceModel:
     """A model that runs on onnx's reference, with a visitor at each node.
 
-    For a node with subgraphs or a function body, the nodes within are visited in its place.
+    For a node with subgraphs or a function body, the nodes within are visited in its place. A value
+    is released after the last node that reads it.
 
     Args:
         model: the model.
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
+        like: an instance for the same model without replaced operators. It shares initializers and,
+            if it computes in the same types, the nodes that are not replaced.
+
+    Attributes:
+        wide: whether it computes in double.
+        visits: the visits of its runs, and of instances that share its nodes.
+        arrays: the initializers. Those of a wide instance are in the model's own types if their
+            doubles would take much memory.
+        proto: the model without these initializers, in double if it is wide.
     """
 
     def __init__(
@@ -64,13 +80,34 @@ class ReferenceModel:
         functions: Mapping[str, onnx.FunctionProto] | None = None,
         *,
         wide: bool = False,
+        like: ReferenceModel | None = None,
     ) -> None:
+        self.wide = wide
+        donor = like if like and like.wide == wide else None
+        self.arrays: dict[str, Any] = (
+            donor.arrays if donor else _initializers(model, like, wide=wide)
+        )
+        # Nodes that two instances share run with the visitor of either.
+        self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
+        self.proto: onnx.ModelProto = (
+            donor.proto if donor else _without_initializers(model, wide=wide)
+        )
+        self._evaluator = self._evaluator_class(expanded, functions or {}, donor)(self.proto)
+
+    def _evaluator_class(
+        self,
+        expanded: Sequence[str],
+        functions: Mapping[str, onnx.FunctionProto],
+        donor: ReferenceModel | None,
+    ) -> Callable[[onnx.ModelProto], Any]:
+        """Return a class that runs the graph, its subgraphs and functions."""
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import OpFunction, OpRunExpand
 
-        prepare = partial(self._prepare, OpFunction)
+        changed = {*expanded, *functions}
         expansions = [type(name, (OpRunExpand,), {}) for name in expanded]
         new_operators = [*expansions, *operators()]
+        outermost, arrays, visits, wide = self.proto, self.arrays, self.visits, self.wide
 
         class VisitedEvaluator(ReferenceEvaluator):
             """An evaluator that runs subgraphs and functions by evaluators of the same class."""
@@ -83,59 +120,53 @@ class ReferenceModel:
                 super().__init__(proto, **settings | {"new_ops": new_operators})
 
             def _load_impl(self, node: Any, input_types: Any = None) -> Any:
-                function = (functions or {}).get(node.op_type)
+                function = functions.get(node.op_type)
                 if function is None or node.domain not in _DEFAULT_DOMAIN:
                     return super()._load_impl(node, input_types)
                 return partial(OpFunction, impl=VisitedEvaluator(function))
 
             def _init(self) -> None:
+                nodes = self.nodes_
+                is_outermost = self.proto_ is outermost
+                ready = (
+                    donor.shared_nodes(changed) if donor and is_outermost else [None] * len(nodes)
+                )
+                self.nodes_ = [
+                    node for node, shared in zip(nodes, ready, strict=True) if shared is None
+                ]
                 super()._init()
-                self.rt_nodes_ = [*map(prepare, self.rt_nodes_)]
+                prepared = (_prepared(node, OpFunction, wide=wide) for node in self.rt_nodes_)
+                self.nodes_ = nodes
+                self.rt_nodes_ = [shared or next(prepared) for shared in ready]
+                if is_outermost:
+                    self.rt_inits_.update(arrays)
+                self._released = _released(self.rt_nodes_, self.output_names_)
 
-        self._wide = wide
-        self._visitor: Visitor = compute_only
-        self._visit_count = 0
-        complete = with_bound_functions(model)
-        self._evaluator = VisitedEvaluator(widened(complete) if wide else complete)
+            def run(
+                self,
+                output_names: Any,
+                feed_inputs: Any,
+                attributes: Any = None,
+                *_: Any,
+                **__: Any,
+            ) -> list[Any]:
+                """Run the nodes, and return the outputs."""
+                values = {"": None, **self.rt_inits_, **feed_inputs}
+                visits.run(zip(self.rt_nodes_, self._released, strict=True), values, attributes)
+                return [values[name] for name in output_names or self.output_names_]
 
-    def _prepare(self, function: type, node: Any) -> SimpleNamespace:
-        """Return the attributes of a node that the evaluator reads.
+        return VisitedEvaluator
 
-        Reading them from the node's message each time would be slow.
-        """
-        for name, value in list(vars(node).items()) if self._wide else ():
-            if isinstance(value, np.floating):
-                # A float32 scalar of NumPy would turn results with Python floats into float32.
-                setattr(node, name, float(value))
-            elif name == "stash_type" and not isinstance(node, function):
-                # The reference's own operators accept only this value. In a wide model they compute
-                # in double nevertheless.
-                setattr(node, name, onnx.TensorProto.FLOAT)
-        # The reference's own method is slow even if it logs nothing.
-        node._log = lambda *_: None  # noqa: SLF001
-        copied = {"input": [*node.input], "output": [*node.output]}
-        for name in ("onnx_node", "op_type", "has_linked_attribute", "need_context", "run"):
-            copied[name] = getattr(node, name)
-        opsets = node.run_params.get("opsets", {})
-        copied["opset"] = opsets.get(node.onnx_node.domain, 0)
-        prepared = SimpleNamespace(**copied)
-        if not node.has_subgraph and not isinstance(node, function):
-            prepared.run = partial(self._visit, prepared, node.run)
-        return prepared
+    def _is_narrow(self) -> bool:
+        """Return whether any floating-point initializer is not double."""
+        return any(array.dtype in ROUNDOFF and not is_wide(array) for array in self.arrays.values())
 
-    def _visit(
-        self, node: SimpleNamespace, run: Compute, *inputs: Any, **context: Any
-    ) -> tuple[Any, ...]:
-        if self._wide:
-            run = scaled(node.onnx_node, run)
-
-        def compute(*operands: Any) -> tuple[Any, ...]:
-            outputs = map(_array, run(*operands, **context))
-            # Some operators return float32 for operands of any type, others scalars.
-            return tuple(map(widened_value, outputs) if self._wide else outputs)
-
-        self._visit_count += 1
-        return tuple(self._visitor(node, compute, inputs, self._visit_count - 1))
+    def shared_nodes(self, changed: Collection[str]) -> list[SimpleNamespace | None]:
+        """Return the prepared nodes; None for those that contain a changed operator."""
+        return [
+            None if node.contains is None or node.contains & changed else node
+            for node in self._evaluator.rt_nodes_
+        ]
 
     def run(self, inputs: Mapping[str, Value], visitor: Visitor = compute_only) -> list[Any]:
         """Return the outputs of the graph.
@@ -143,10 +174,161 @@ class ReferenceModel:
         Raises:
             Exception: any exception that the reference raises.
         """
-        self._visitor, self._visit_count = visitor, 0
-        fed = {name: widened_value(v) if self._wide else v for name, v in inputs.items()}
-        with replaced(*(in_double() if self._wide else ())):
+        self.visits.visitor, self.visits.count = visitor, 0
+        fed = {name: widened_value(v) if self.wide else v for name, v in inputs.items()}
+        with replaced(*(in_double() if self.wide else ())):
             return list(self._evaluator.run(None, fed))
+
+
+@dataclass
+class Visits:
+    """The visits of a run of a model.
+
+    Attributes:
+        converts: whether operands may have to be converted to double.
+        visitor: visits the nodes.
+        count: the number of nodes visited before.
+    """
+
+    converts: bool
+    visitor: Visitor = compute_only
+    count: int = 0
+
+    def run(
+        self,
+        nodes: Iterable[tuple[SimpleNamespace, Sequence[str]]],
+        values: dict[str, Any],
+        attributes: Mapping[str, Any] | None,
+    ) -> None:
+        """Run the nodes of a graph or function.
+
+        Args:
+            nodes: the prepared nodes, each with the values that are released after it.
+            values: the values of the graph and of surrounding graphs; receives those of the nodes.
+            attributes: attributes of the call of a function.
+        """
+        for node, released in nodes:
+            outputs = self._outputs(node, values, attributes)
+            values.update(zip(node.output, outputs, strict=False))
+            for name in released:
+                values.pop(name, None)
+
+    def _outputs(
+        self,
+        node: SimpleNamespace,
+        values: Mapping[str, Any],
+        attributes: Mapping[str, Any] | None,
+    ) -> Sequence[Any]:
+        try:
+            operands = [values[name] for name in node.input]
+        except KeyError as error:
+            raise RuntimeError(f"Unable to find input {error} in known results") from error
+        settings: dict[str, Any] = {}
+        if node.has_linked_attribute and attributes:
+            settings["linked_attributes"] = attributes
+        if node.outer_names is not None:
+            settings["context"] = {name: values[name] for name in node.outer_names & values.keys()}
+        if not node.is_visited:
+            outputs: Sequence[Any] = node.run(*operands, **settings)
+            return outputs
+        if self.converts:
+            operands = [
+                widened_value(value) if isinstance(value, np.ndarray) else value
+                for value in operands
+            ]
+        compute = partial(node.compute, **settings) if settings else node.compute
+        self.count += 1
+        return self.visitor(node, compute, operands, self.count - 1)
+
+
+def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
+    """Return the attributes of a node that runs and visitors read.
+
+    Reading them from the node's message each time would be slow.
+
+    Args:
+        node: the node, as onnx's reference prepares it.
+        function: the class of the nodes that call a function.
+        wide: whether it computes in double.
+    """
+    is_function = isinstance(node, function)
+    for name, value in list(vars(node).items()) if wide else ():
+        if isinstance(value, np.floating):
+            # A float32 scalar of NumPy would turn results with Python floats into float32.
+            setattr(node, name, float(value))
+        elif name == "stash_type" and not is_function:
+            # The reference's own operators accept only this value. In a wide model they compute
+            # in double nevertheless.
+            setattr(node, name, onnx.TensorProto.FLOAT)
+    # The reference's own method is slow even if it logs nothing.
+    node._log = lambda *_: None  # noqa: SLF001
+    message = node.onnx_node
+    operators_within = {inner.op_type for inner in nodes_within([message])}
+    return SimpleNamespace(
+        input=[*message.input],
+        output=[*message.output],
+        onnx_node=message,
+        op_type=message.op_type,
+        opset=node.run_params.get("opsets", {}).get(message.domain, 0),
+        has_linked_attribute=node.has_linked_attribute,
+        # The operators of a function are those of another message.
+        contains=None if is_function or node.has_subgraph else operators_within,
+        outer_names={*used_names(message)} if node.need_context() else None,
+        is_visited=not node.has_subgraph and not is_function,
+        run=node.run,
+        compute=(
+            partial(_computed_in_double, scaled(message, node.run))
+            if wide
+            else partial(_computed, node.run)
+        ),
+    )
+
+
+def _computed(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
+    return tuple([_array(output) for output in run(*operands, **settings)])
+
+
+def _computed_in_double(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
+    # Some operators return float32 for operands of any type, others scalars.
+    return tuple([widened_value(_array(output)) for output in run(*operands, **settings)])
+
+
+def _released(nodes: Sequence[SimpleNamespace], returned: Collection[str]) -> list[list[str]]:
+    """Return for each node the names of values that no later node reads."""
+    kept = {*returned, ""}
+    released = []
+    for node in reversed(nodes):
+        names = {*node.input, *node.output, *(node.outer_names or ())} - kept
+        released.append([*names])
+        kept |= names
+    return released[::-1]
+
+
+def _initializers(
+    model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
+) -> dict[str, Any]:
+    """Return the initializers of a graph, in double if they are few."""
+    arrays = (
+        like.arrays
+        if like and not like.wide
+        else {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    )
+    size = sum(array.size for array in arrays.values())
+    if not wide or size > _MAX_WIDENED_ELEMENTS:
+        return arrays
+    return {name: widened_value(array) for name, array in arrays.items()}
+
+
+def _without_initializers(model: onnx.ModelProto, *, wide: bool) -> onnx.ModelProto:
+    """Return a model without the dense initializers of its graph, and with bound functions."""
+    graph = onnx.GraphProto(name=model.graph.name)
+    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+        getattr(graph, field).extend(getattr(model.graph, field))
+    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    bound = with_bound_functions(bare)
+    return widened(bound) if wide else bound
 
 
 def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
@@ -198,8 +380,12 @@ def sequential_sums(
             return blocked(a, b)
         if not 0 < a.size * b.shape[-1] < _MAX_SEQUENTIAL_PRODUCTS:
             return blocked(a, b)
-        terms = (a[..., k, None] * b[..., k, None, :] for k in range(a.shape[-1])[::step])
-        return reduce(operator.add, terms)
+        a, b = a[..., ::step], b[..., ::step, :]
+        if b.shape[-1] == 1:
+            return np.cumsum(a * np.swapaxes(b, -1, -2), axis=-1)[..., -1:]
+        # With several contiguous columns, einsum adds the terms of all of them in their order.
+        operands = np.ascontiguousarray(a), np.ascontiguousarray(b)
+        return np.einsum("...ik,...kj->...ij", *operands, optimize=False)
 
     means, matmul = {np.mean, np.average}, np.matmul
     return replaced(

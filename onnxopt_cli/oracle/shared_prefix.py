@@ -82,6 +82,7 @@ class SharedPrefix:
     _places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     _held: list[Any] = field(default_factory=list)
     _kept: dict[tuple[str, object], _Crossing] = field(default_factory=dict)
+    _kept_arrays: dict[int, Any] = field(default_factory=dict)
     _kept_bytes: int = 0
 
     @classmethod
@@ -203,11 +204,17 @@ class SharedPrefix:
                     for reader, value in zip(reads, values, strict=True)
                 ]
             )
-        size = sum(
-            value.nbytes for values in kept for value in values if isinstance(value, np.ndarray)
-        )
+        # The weights of Constant nodes are the same arrays in all runs.
+        added = {
+            id(value): value
+            for values in kept
+            for value in values
+            if isinstance(value, np.ndarray) and id(value) not in self._kept_arrays
+        }
+        size = sum(array.nbytes for array in added.values())
         if boundary and self._kept_bytes + size <= _MAX_KEPT_BYTES:
             self._kept_bytes += size
+            self._kept_arrays |= added
             self._kept[name, key] = _Crossing(kept, state)
 
     def _resumed(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cache
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -132,12 +133,15 @@ class _NumpyInDouble(ModuleType):
 
 @cache
 def in_double() -> list[tuple[Any, str, Any]]:
-    """Return replacements of ``np`` in the modules of the reference's operators.
+    """Return replacements of ``np`` in the modules of operators that name float32.
 
     :func:`~onnxopt_cli.oracle.patching.replaced` takes them.
     """
-    # This loads the modules of all operators.
+    # This loads the modules of all operators; versions of onnx have different preview domains.
     from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
+
+    with suppress(ImportError):
+        from onnx.reference.ops import aionnx_preview  # noqa: F401
 
     numpy_in_double = _NumpyInDouble("numpy")
     public = {name: value for name, value in vars(np).items() if not name.startswith("__")}
@@ -146,5 +150,18 @@ def in_double() -> list[tuple[Any, str, Any]]:
     return [
         (module, "np", numpy_in_double)
         for name, module in sorted(sys.modules.items())
-        if name.startswith(_REFERENCE) and getattr(module, "np", None) is np
+        if name.startswith(_REFERENCE)
+        and getattr(module, "np", None) is np
+        and any(map(_names_float32, vars(module).values()))
     ]
+
+
+def _names_float32(member: object) -> bool:
+    """Return whether the code of a function, or of a method of a class, names float32."""
+    if isinstance(member, type) and member.__module__.startswith(_REFERENCE):
+        return any(map(_names_float32, vars(member).values()))
+    code = member if isinstance(member, CodeType) else getattr(member, "__code__", None)
+    return code is not None and (
+        "float32" in code.co_names
+        or any(_names_float32(part) for part in code.co_consts if isinstance(part, CodeType))
+    )

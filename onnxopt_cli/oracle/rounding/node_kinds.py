@@ -149,8 +149,8 @@ _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
 # From here on, doubles that result from roundings may be integers by chance.
 _MAX_INTEGER = 2.0**40
-# Elements of an output that are compared before the remaining ones.
-_FIRST_ELEMENTS = 1000
+# Elements of an output that are compared before the remaining ones, for which arrays are sorted.
+_FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
 # Elements of an input that are moved, until this many moved an output.
 _MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
@@ -245,15 +245,9 @@ def _moves_data(
             continue
         generic_points += scale > 0
         magnitudes = [np.abs(moved[place]) for place in places]
-        flat = [magnitude.ravel() for magnitude in magnitudes]
-        allowed = np.sort(np.concatenate([*flat, [0.0], np.abs(constants)]))
-        for result in wide:
-            # The first elements usually suffice to show a difference.
-            first = _unexplained(result.ravel()[:_FIRST_ELEMENTS], ())
-            if not _all_among(first, allowed):
-                return False
-            if not _all_among(_unexplained(result, magnitudes), allowed):
-                return False
+        allowed = [*(size.ravel() for size in magnitudes), np.zeros(1), np.abs(constants)]
+        if not all(_are_among(_unexplained(result, magnitudes), allowed) for result in wide):
+            return False
     return generic_points > 0
 
 
@@ -272,8 +266,14 @@ def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
     return size[unexplained]
 
 
-def _all_among(values: Array, allowed: Array) -> bool:
-    """Return whether all values are elements of a sorted array."""
+def _are_among(values: Array, arrays: Sequence[Array]) -> bool:
+    """Return whether all values are elements of some arrays."""
+    for value in values[:_FIRST_ELEMENTS]:
+        if not any((array == value).any() for array in arrays):
+            return False
+    if values.size <= _FIRST_ELEMENTS:
+        return True
+    allowed = np.sort(np.concatenate(arrays))
     nearest = allowed[np.searchsorted(allowed, values).clip(max=allowed.size - 1)]
     return bool((nearest == values).all())
 
