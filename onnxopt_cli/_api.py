@@ -24,6 +24,7 @@ from onnxopt_cli.backends.configuration import (
 )
 from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case
+from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.select import CAPABILITIES, choose
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.config.run_config import (
@@ -56,6 +57,7 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.oracles import with_expected_outputs
 from onnxopt_cli.report.view.result_view import failure_text, headline
 from onnxopt_cli.run.runner import open_plan, run_case
 from onnxopt_cli.run.runner import run as run_plan
@@ -642,9 +644,6 @@ def directories(
         InvalidCase: if a case cannot be loaded.
         UsageError: naming the first case that a test directory cannot hold.
     """
-    from onnxopt_cli.cases.onnx.data_set import directory_files
-    from onnxopt_cli.oracle.oracles import with_expected_outputs
-
     with open_plan((), _EXECUTION, _JUDGING, interruption) as plan:
         for case in cases:
             try:

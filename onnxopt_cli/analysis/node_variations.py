@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs
+from onnx import defs, helper
 
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
@@ -285,7 +285,6 @@ def _computed(node: BoundNode) -> Variation | None:
 
 
 def _declared(name: str, value: Array) -> onnx.ValueInfoProto:
-    from onnx import helper
 
     element = helper.np_dtype_to_tensor_dtype(value.dtype)
     return helper.make_tensor_value_info(name, element, value.shape)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import onnx
 from onnx import helper
 
+from onnxopt_cli.backends.older_opsets import older_models
 from onnxopt_cli.backends.protocol import (
     Backend,
     Prepared,
@@ -114,8 +115,6 @@ class ModelRunner:
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], forms: _PreparedForms
     ) -> list[Value] | None:
         """Run a model in the newest older opset that the backend supports, if there is one."""
-        from onnxopt_cli.backends.older_opsets import older_models
-
         for version, older in older_models(model):
             self.opset = version
             try:

@@ -7,6 +7,7 @@ import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING
 
 from onnxopt_cli.backends.protocol import (
@@ -153,8 +154,6 @@ def _backend(specification: Specification) -> Backend:
 
 def known_backends() -> list[KnownBackend]:
     """Return all backends with a name, without importing them."""
-    from importlib.metadata import version
-
     return [
         KnownBackend("numpy", "built in", f"numpy {version('numpy')}"),
         _known_onnxruntime(),
@@ -189,8 +188,6 @@ def known_adapters() -> list[KnownBackend]:
 
 def entry_points_by_name() -> dict[str, EntryPoint]:
     """Return the entry points by name; the first on ``sys.path`` if several share a name."""
-    from importlib.metadata import entry_points
-
     by_name: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         if entry_point.name not in BUILT_IN:
@@ -199,8 +196,6 @@ def entry_points_by_name() -> dict[str, EntryPoint]:
 
 
 def _known_onnxruntime() -> KnownBackend:
-    from importlib.metadata import PackageNotFoundError, version
-
     if importlib.util.find_spec("onnxruntime") is None:
         problem = 'not installed: pip install "onnxopt[ort]"'
         return KnownBackend("onnxruntime", "built in", "", problem)

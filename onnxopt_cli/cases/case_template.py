@@ -16,6 +16,7 @@ from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, bound
 from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, is_elementwise, nonnegative_tensors
+from onnxopt_cli.interpret.lower.lower_model import lower
 from onnxopt_cli.interpret.vocabulary import Joining
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes
 from onnxopt_cli.operators.call import (
@@ -256,8 +257,6 @@ def unreadable(operator: Operator) -> str:
     The formula is interpreted with ordinary operands, once for each combination of values of the
     attributes with choices. Every NumPy function it calls must be in the vocabulary.
     """
-    from onnxopt_cli.interpret.lower.lower_model import lower
-
     try:
         for setting in _settings(operator):
             _check_returned(operator, setting)

@@ -22,6 +22,8 @@ from onnxopt_cli.cli.environment import (
     lost_output,
     require_memory,
 )
+from onnxopt_cli.core.ci_channels import withhold_ci_channels
+from onnxopt_cli.core.helper_process import claim_process
 from onnxopt_cli.core.text import (
     exception_text,
     nearest,
@@ -135,8 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments is None:
             # Started as a command: the process belongs to onnxopt alone.
             stop_by_raising()
-            from onnxopt_cli.core.ci_channels import withhold_ci_channels
-            from onnxopt_cli.core.helper_process import claim_process
 
             claim_process()
             withhold_ci_channels()

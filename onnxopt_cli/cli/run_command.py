@@ -16,6 +16,7 @@ from onnxopt_cli.core.text import (
     command_line,
     printable,
 )
+from onnxopt_cli.errors import UsageError
 
 # Longer commands are cut when shown.
 _MAX_COMMAND_CHARS = 2000
@@ -78,7 +79,6 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
     """
     from onnxopt_cli import _api as api
     from onnxopt_cli.cli.console import stderr
-    from onnxopt_cli.errors import UsageError
 
     log = api.read_log(path)
     if log is None:

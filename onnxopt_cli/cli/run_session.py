@@ -15,6 +15,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxopt_cli import _api as api
+from onnxopt_cli.backends.configuration import find_configuration
+from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cli.console import (
     Pace,
     note,
@@ -37,6 +39,7 @@ from onnxopt_cli.core.result import (
 from onnxopt_cli.core.text import printable, some_of
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report import terminal
+from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.report.report_files import (
     SUMMARY,
     parse_reports,
@@ -44,6 +47,7 @@ from onnxopt_cli.report.report_files import (
     write_all,
     write_report,
 )
+from onnxopt_cli.report.view.causes import causes_by_result
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.suites.collect import collect, default_targets
@@ -293,8 +297,6 @@ def _targets(config: RunConfig) -> Sequence[str]:
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
     """Check before the run that its files can be written."""
     if config.artifacts:
-        from onnxopt_cli.report.artifacts import check_folder
-
         check_folder(config.artifacts)
     if config.update_expect:
         require_place("--update-expect", config.update_expect)
@@ -306,9 +308,6 @@ def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> N
 
 def _files_beside(config: RunConfig) -> Iterator[Path]:
     """Yield the files other than reports that the run reads or writes."""
-    from onnxopt_cli.backends.configuration import find_configuration
-    from onnxopt_cli.backends.source_snapshot import snapshot_files
-
     named = (config.log, config.resume, config.update_expect, find_configuration())
     yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
     yield from registry().files
@@ -328,8 +327,6 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
         display.print(f"no selected case belongs to shard {config.shard}")
     writes: list[Callable[[], object]] = []
     if config.artifacts:
-        from onnxopt_cli.report.artifacts import write_artifacts
-
         cases = {case.id: case for case in session.plan.cases}
         oracles = session.plan.oracle
         writes.append(partial(write_artifacts, config.artifacts, view, cases, oracles))
@@ -348,7 +345,6 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
 
 
 def _updated_expectations(path: Path, session: api.Session, view: RunView) -> str:
-    from onnxopt_cli.report.view.causes import causes_by_result
 
     record, ids = view.record, session.ids
     cases = {case.id: case for case in session.plan.cases}

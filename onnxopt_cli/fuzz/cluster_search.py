@@ -32,6 +32,7 @@ from onnxopt_cli.run.executors import (
     open_executors,
     weak_isolation,
 )
+from onnxopt_cli.workers.cluster.dask_client import LostError
 from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ class ClusterSearch(Search):
     """A search by all workers of a cluster."""
 
     def _may_have_new(self, portions: Portions) -> Iterator[bool]:
-        from onnxopt_cli.workers.cluster.dask_client import LostError
 
         workers = cast("Remote", self._executor).workers
         sent = _Requests(self._task, self.findings, portions, self._end)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import onnx
 from google.protobuf.message import EncodeError
+from onnx import checker, inliner, shape_inference
 
 from onnxopt_cli.core.helper_process import (
     STARTED,
@@ -348,8 +349,6 @@ def _perform(part: str, model: bytes, options: dict[str, Any]) -> bytes:
     Raises:
         OnnxRefusal: if onnx refuses the model.
     """
-    from onnx import checker, inliner, shape_inference
-
     try:
         if part == "checker":
             checker.check_model(model, **options)

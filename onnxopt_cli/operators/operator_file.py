@@ -11,6 +11,7 @@ from hashlib import sha256
 from importlib.metadata import entry_points
 from itertools import permutations
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 
 from onnxopt_cli.core.files import run_file, shown_path
@@ -121,8 +122,6 @@ def failing_line(error: BaseException, path: str) -> str:
     """Return the line of a file at which its code failed, as ``:line``; empty for other files."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f":{error.lineno}"
-    # Imported late: only errors need it.
-    from traceback import extract_tb
 
     frames = extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]

@@ -23,6 +23,7 @@ from onnxopt_cli.core.tolerance import (
     Ulps,
 )
 from onnxopt_cli.core.values import Array, Value, is_string
+from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
 from onnxopt_cli.interpret.bound.error_bound import (
     DerivedOutput,
     bound,
@@ -200,7 +201,6 @@ def _evaluated(
     derive: Callable[[], list[DerivedOutput]]
     if (trajectory := problem.trajectory) is not None:
         # Importing it would delay runs without trajectories.
-        from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
 
         names, outputs = _output_names(problem), evaluate_trajectory(trajectory)
         derive = lambda: [*bound_trajectory(trajectory, factor).values()]  # noqa: E731

@@ -31,6 +31,7 @@ from onnxopt_cli.oracle.accumulation import (
     accumulation_finding,
 )
 from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.run.stepwise import course
 
 #: Beginning of the reason of cases that are skipped because of a limit of onnxopt.
 LIMIT = "limit of onnxopt: "
@@ -111,7 +112,6 @@ def judge(
             messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
             # Importing it would delay runs without trajectories.
-            from onnxopt_cli.run.stepwise import course
 
             curve, summary = course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)

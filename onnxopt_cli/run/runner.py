@@ -47,6 +47,7 @@ from onnxopt_cli.run.judge import (
     out_of_memory_result,
     unjudged_result,
 )
+from onnxopt_cli.run.stepwise import stepwise
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.parallel import parallel
@@ -262,7 +263,6 @@ def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) ->
         started = partial(plan.started, case.id, executor.name)
         if problem.stepwise:
             # Importing it would delay runs without trajectories.
-            from onnxopt_cli.run.stepwise import stepwise
 
             yield partial(stepwise, executor, problem, started)
         else:

@@ -55,6 +55,12 @@ from onnxopt_cli.run.executors import (
     weak_isolation,
 )
 from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
+from onnxopt_cli.run.log.log_contents import FileSnapshot
+from onnxopt_cli.run.log.log_header import CaseList, Header
+from onnxopt_cli.run.log.log_reader import read_log
+from onnxopt_cli.run.log.log_rules import complete_row
+from onnxopt_cli.run.log.log_writer import LogWriter, footer
+from onnxopt_cli.run.rerun import RunInterrupted, restarted_backend, run_again
 from onnxopt_cli.run.runner import (
     Plan,
     open_plan,
@@ -130,8 +136,6 @@ def open_session(
     snapshot = listed = None
     if config.log_file:
         # Importing these would delay runs without a log.
-        from onnxopt_cli.run.log.log_contents import FileSnapshot
-        from onnxopt_cli.run.log.log_header import CaseList
 
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
@@ -280,10 +284,6 @@ class Session:
         Raises:
             UsageError: if the file is not a log, cannot be written, or belongs to another run.
         """
-        from onnxopt_cli.run.log.log_header import Header
-        from onnxopt_cli.run.log.log_reader import read_log
-        from onnxopt_cli.run.log.log_writer import LogWriter
-
         path = self.config.log_file
         assert path is not None  # noqa: S101 - only runs with a log have a snapshot
         self._snapshot = snapshot
@@ -339,7 +339,6 @@ class Session:
         """Run the cases that do not conform again, and yield their results."""
         if self._log and self._log.finished:
             return
-        from onnxopt_cli.run.rerun import RunInterrupted
 
         with suppress(RunInterrupted):
             for backend in self._backends:
@@ -357,7 +356,6 @@ class Session:
         ]
         if not suspects:
             return
-        from onnxopt_cli.run.rerun import restarted_backend, run_again
 
         text = self._backends[backend].text
         opened = restarted_backend(self.plan, text, self.config.execution, self.cluster)
@@ -391,8 +389,6 @@ class Session:
             exit_code=plan.interruption.exit_code or code,
         )
         if self._writer is not None:
-            from onnxopt_cli.run.log.log_writer import footer
-
             self._writer.write(footer(record))
             self._writer.close()
         remember(results)
@@ -409,8 +405,6 @@ class Session:
 
     def _take(self, log: Log) -> None:
         """Take the results of cases that ran on all backends; of a finished log, all results."""
-        from onnxopt_cli.run.log.log_rules import complete_row
-
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

@@ -22,6 +22,7 @@ versions of all packages, transitive ones included, in the format of pip's requi
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -395,8 +396,6 @@ def _metadata(text: str) -> dict[str, Any]:
     Raises:
         ValueError: if it has no such block or several, or the block is not TOML.
     """
-    import tomllib
-
     blocks = [match["content"] for match in _BLOCK.finditer(text) if match["type"] == "script"]
     if len(blocks) != 1:
         count = "several blocks" if blocks else "no block"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 from onnxopt_cli.cases.case import Case
@@ -76,7 +77,6 @@ class Expectations:
         """A hash of the files' contents; empty without files."""
         if not self.layers:
             return ""
-        from hashlib import blake2b
 
         texts = (layer.text.encode("utf-8", "surrogatepass") for layer in self.layers)
         digests = b"".join(blake2b(text).digest() for text in texts)

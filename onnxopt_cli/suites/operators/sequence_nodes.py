@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _TYPES = ("float32", "int64", "float64", "int32", "string", "bool", "uint8")
@@ -31,7 +31,6 @@ def _takes_tensors(draft: NodeDraft) -> bool:
 
 
 def _element_dtype(draft: NodeDraft) -> np.dtype[Any]:
-    from onnxopt_cli.core.values import DTYPES
 
     return DTYPES[draft.choice(_TYPES)]
 
