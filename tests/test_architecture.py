@@ -30,7 +30,7 @@ ORDER = [
     {"report"},
     {"_api"},
     {"scoreboard"},
-    {"cli", "pytest_plugin"},
+    {"cli", "pytest_plugin", "pytest_cases"},
 ]
 
 #: Parts that commands use through _api only. Commands may import the other parts: they name cases,
