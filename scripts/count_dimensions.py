@@ -99,7 +99,7 @@ DIMENSIONS_OF_T = {name for name in DIMENSIONS if "count" in name or " T " in na
 
 
 def counts() -> dict[str, dict[str, tuple[int, int]]]:
-    """Return by dimension and operator the covering cases: in ``cases/``, in other suites."""
+    """Return the cases that cover a dimension of an operator, in ``cases/`` and in other suites."""
     covering: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
     for operator in registry().operators:
         committed = list(suites()[operator.suite_name].templates(operator))

@@ -37,7 +37,7 @@ VARIABLE = "INJECTED_FAULT"
 ROUNDOFF = float(np.finfo(np.float32).eps) / 2
 # Exceptions of a node that does not accept its operands.
 COMPUTATION_ERRORS = (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError)
-# Runs with roundings at random.
+# Number of runs with random roundings.
 ROUNDING_RUNS = 8
 PRODUCTS = {"Conv", "Gemm", "MatMul"}
 WITH_BIAS = {"Conv", "ConvTranspose", "Gemm"}

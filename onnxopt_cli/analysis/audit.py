@@ -260,7 +260,7 @@ def audit(
         trials: from :func:`find_trials`.
         jobs: number of processes.
         progress: called with the numbers of finished and of all implementations.
-        thorough: whether to find redundant cases, too, which takes many times as long.
+        thorough: whether to find redundant cases as well, which takes many times as long.
         shard: the part of the implementations to audit; None for all.
         elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
             tasks on this machine.

@@ -432,7 +432,7 @@ class _Search:
             first: the number of these tried first; the others only if one is reproduced.
         """
         reproduced = []
-        # Once a candidate reproduces everything, only its equals are of interest.
+        # Once a candidate reproduces everything, only equivalent mistakes are of interest.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
         few = _spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
@@ -536,7 +536,7 @@ class _Search:
             self._contradicted += [
                 candidate.mistake for candidate in cover if candidate.names == (*refuted,)
             ]
-            # A refuted combination says nothing about its parts.
+            # If a combination is refuted, its parts may still be right.
             self._reproducing = [
                 candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
             ]

@@ -78,23 +78,23 @@ MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
-#: Most causes that are stated for one operator.
+#: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
 # Costs of a mistake and of each failing case and generated node that is not explained, and the
 # largest total of the costs of cases and nodes.
 _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 # Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5
-# Most mistakes for which a condition is sought.
+# Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
-# Most mistakes that reproduce only few wrong elements.
+# Largest number of mistakes that reproduce only few wrong elements.
 _MAX_DOUBTFUL = 12
-# Attempts to prove hypotheses, one after the other.
+# Largest number of hypotheses of which a proof is attempted.
 _MAX_PROOFS = 4
 # Cost of a second part of a condition. A hypothesis is a rival of the best if it costs at most this
 # much more.
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
-# Most hypotheses that are kept.
+# Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
 # Most nodes from which others are generated, and the time limit of the reference for each.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
@@ -273,7 +273,7 @@ class _NodeSearch:
         self._samples = _samples(results, cases)
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
-        # Those that reproduce too few wrong elements to be named without generated nodes.
+        # Mistakes that reproduce too few wrong elements to be named without generated nodes.
         self._doubtful: list[str] = []
         self._mistakes: dict[str, NodeMutant] = {}
         self._accepted: list[Hypothesis] = []

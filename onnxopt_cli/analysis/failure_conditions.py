@@ -318,7 +318,7 @@ class _Search:
             reach = int(np.sum(met > 0))
             paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), reach))
         paths.sort(key=lambda path: path.cost)
-        # The same comparisons fitted in another branch differ in their thresholds alone.
+        # If the same comparisons are fitted in another branch, only their thresholds differ.
         unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
         return sorted(unique.values(), key=lambda path: path.cost)
 
@@ -383,7 +383,7 @@ class _Search:
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             each = self._sampled(call, branches)
-            # An input without elements that could show the fault teaches less.
+            # An input without elements that could show the fault is less informative.
             if self._random.random() < max(0.1, self._visible_share(each)):
                 yield each
 
@@ -492,7 +492,7 @@ class _Search:
         """Return whether new inputs agree with the plainest path."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
-            # Where failures have several reasons, inputs may fail for another one.
+            # If failures have several reasons, an input may fail for another reason.
             if meets != failed and not (failed and self._partial):
                 return False
             met[meets] += 1

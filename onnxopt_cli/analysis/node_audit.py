@@ -190,7 +190,7 @@ def _submitted(
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
     except InvalidCase:
-        # The audit of operators with a formula reports it.
+        # The audit of operators with a formula reports this fault.
         return
     expected = oracles.expected(problem)
     yield lambda: _trial(case, problem, resolved(expected))

@@ -282,7 +282,7 @@ def run_in_turn(
             if len(results) == begun:
                 results.append((events, True))
             else:
-                # An earlier item of this process may have caused the end.
+                # An earlier item may have caused the end of this process.
                 is_changed = True
         if is_changed and len(items) > 1:
             middle = len(items) // 2
@@ -330,7 +330,7 @@ def computing(
 
     def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
         evaluator = evaluators.get(id(model)) or ReferenceModel(model)
-        # A mutant may change its inputs, which other mutants get as well.
+        # A mutant may change its inputs, which later mutants also receive.
         return evaluator.run({name: copied(value) for name, value in inputs.items()})
 
     return compute

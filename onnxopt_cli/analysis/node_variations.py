@@ -445,7 +445,7 @@ def _inputs(random: Random, node: BoundNode) -> BoundNode:
     formals = list(schema.inputs)
     variadic = bool(formals) and formals[-1].option == option.Variadic
     if variadic and names:
-        # A further input like the last one, or one less.
+        # Add a copy of the last input, or remove the last input.
         changed = names[:-1] if random.randrange(2) and len(names) > 1 else [*names, names[-1]]
         return _values(random, node.with_names(changed))
     optional = [index for index, formal in enumerate(formals) if formal.option == option.Optional]

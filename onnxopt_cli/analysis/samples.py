@@ -161,7 +161,7 @@ def sample(
                 if mistaken is not None:
                     possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
         if call.operator.carries(name):
-            # One output for all tensors: each element of these shares its label.
+            # There is one output for all tensors, so each of their elements has its label.
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)

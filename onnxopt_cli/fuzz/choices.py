@@ -166,7 +166,7 @@ def draw_attributes(source: Source, operator: Operator, groups: int) -> dict[str
             attributes[attribute.name] = source.choice(attribute.choices)
             continue
         numbers = _numbers(operator, attribute)
-        # One of three examples omits an optional attribute.
+        # An optional attribute is omitted in one of three examples.
         omissions = 0 if attribute.required else len(numbers) // 2
         place = source.integer(0, omissions + len(numbers) - 1) - omissions
         if place < 0:
@@ -197,7 +197,7 @@ def has_result(
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDEST_TYPE)[()]
-        # NaN makes everything NaN, in any order.
+        # In any order of operations, a NaN makes the whole result NaN.
         operands[item.name] = WIDEST_TYPE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         setting = attributes.get(attribute.name, attribute.default)

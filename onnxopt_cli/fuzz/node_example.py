@@ -126,7 +126,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         if item.limits:
             changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             wrong_attributes[f"{item.name} is beyond its limits"] = changed
-    # One required attribute stands for all of them.
+    # It suffices to omit one of the required attributes.
     for name in [item.name for item in operator.attributes if item.required][:1]:
         changed = {key: value for key, value in attributes.items() if key != name}
         wrong_attributes[f"{name} is left out"] = changed

@@ -189,7 +189,7 @@ class Search:
                 raise failure(self.findings.kinds(trial)[0])
 
         self._drive(replay, _MAX_REPLAYED_FAILURES, 0)
-        # The best example of a kind has no other kind.
+        # The best example of a kind must not fail in another kind as well.
         for trial in sorted(failures, key=lambda trial: len(kinds_of(trial))):
             kind = self.findings.new(trial)
             if kind is not None:

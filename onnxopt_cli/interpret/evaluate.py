@@ -106,7 +106,7 @@ class _Complete(np.ndarray):
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         if isinstance(row := VOCABULARY.get(function), Shorthand):
             return row.written(*inputs)
-        # Only reductions: the product of matrices without columns has elements.
+        # Only reductions have empty results: the product of matrices without columns has elements.
         if function in OF_NOTHING and not self.size:
             return self.dtype.type(OF_NOTHING[function])
         result = super().__array_function__(function, types, inputs, options)

@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _Operator = type[ast.operator] | type[ast.cmpop] | type[ast.boolop]
-# Each operator with those that replace it.
+# Each operator with the operators that replace it.
 _OPERATORS: dict[_Operator, tuple[_Operator, ...]] = {
     ast.Add: (ast.Sub,),
     ast.Sub: (ast.Add,),
@@ -46,7 +46,7 @@ _OPERATORS: dict[_Operator, tuple[_Operator, ...]] = {
     ast.And: (ast.Or,),
     ast.Or: (ast.And,),
 }
-# Functions, of NumPy or built in, with those that replace them.
+# Functions of NumPy and built-in functions, with their replacements.
 _FUNCTIONS = {
     "abs": ("negative",), "absolute": ("negative",), "add": ("subtract",), "all": ("any",),
     "any": ("all",), "arccos": ("arcsin",), "arccosh": ("arcsinh",), "arcsin": ("arccos",),
@@ -324,7 +324,7 @@ def _call_replacements(node: ast.Call, text: str) -> Iterator[tuple[ast.expr, st
             yield ast.Call(function, node.args, remaining), f"{keyword.arg} was omitted in {text}."
 
 
-# Built-in functions and methods with those that replace them.
+# Built-in functions and methods, with their replacements.
 _BUILT_IN = {"min": "max", "max": "min", "any": "all", "all": "any", "round": "int"}
 _METHODS = {"max": "min", "min": "max", "sum": "mean", "mean": "sum", "any": "all", "all": "any"}
 # Methods whose object can take the place of their result.

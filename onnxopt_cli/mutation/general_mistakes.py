@@ -598,7 +598,7 @@ def _branching(array: Array) -> _Branching:
     return array.view(_Branching)
 
 
-# Changes that do not fit into a row.
+# Mistakes that a row of the table cannot express.
 
 
 def _full(tensor: Array, first: Array) -> Array:

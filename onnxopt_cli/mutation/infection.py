@@ -255,7 +255,7 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
     if value.__array_interface__["data"] != other.__array_interface__["data"] and (
         _is_shared(other, _ARRAY_REFERENCES) or value.base is not None
     ):
-        # A later change of one would not be one of the other.
+        # A later change of one variable would not change the other.
         return False
     if value.dtype == object:
         return repr(value.tolist()) == repr(other.tolist())

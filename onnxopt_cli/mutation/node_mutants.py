@@ -745,7 +745,7 @@ def _in_version(version: int, node: BoundNode) -> BoundNode | None:
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
     if schema.deprecated:
         return None
-    # A parameter that has become an input was an attribute before.
+    # This parameter was an attribute before it became an input.
     formals = [formal.name for formal in node.schema.inputs]
     inputs = {formal.name for formal in schema.inputs}
     attributes = {k: v for k, v in node.attributes.items() if k in schema.attributes}

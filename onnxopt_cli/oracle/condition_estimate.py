@@ -232,7 +232,7 @@ def all_readings(
     most_at_once = len(names) if len(names) <= _MAX_COMBINED_QUESTIONS else 1
     for count in range(1, most_at_once + 1):
         for second in combinations(names, count):
-            # The reference may not run by a second reading.
+            # With a second reading, the reference may be unable to run the model.
             with suppress(NoReferenceError):
                 reading = _reading(model, inputs, math, second)
                 if not any(_same_reading(reading, earlier) for earlier in readings):

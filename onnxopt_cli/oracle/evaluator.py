@@ -271,7 +271,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # The operators of a function are those of another message.
+        # The operators of a function belong to another message.
         contains=None if is_function or node.has_subgraph else operators_within,
         outer_names={*used_names(message)} if node.need_context() else None,
         is_visited=not node.has_subgraph and not is_function,

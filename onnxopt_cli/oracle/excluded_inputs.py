@@ -428,7 +428,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "TopK"): _largest_count,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
 }
-# The same for operators that define no value of some elements.
+# For each operator that leaves the values of some elements undefined, the rule for its operands.
 _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "Cast"): _integer_cast,
     ("", "CastLike"): _integer_cast_like,

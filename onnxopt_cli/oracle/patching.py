@@ -110,7 +110,7 @@ def reference_modules() -> Any:
     """Return the package whose attributes are the modules of the reference's operators."""
     from onnx.reference import ops
 
-    # Importing the operators of ai.onnx.ml makes their modules an attribute, too.
+    # Importing the operators of ai.onnx.ml also binds their modules as an attribute.
     from onnx.reference.ops.aionnxml import _op_list  # noqa: F401
 
     return ops

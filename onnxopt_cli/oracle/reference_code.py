@@ -12,7 +12,8 @@ from onnxopt_cli.oracle import patching
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.patching import replaced, replacements
 
-# Modules that compute operators. Others evaluate graphs, or check types.
+# Modules that compute operators. The other modules of onnx's reference evaluate graphs or check
+# types.
 _COMPUTING = (
     "onnx.reference.ops.",
     "onnxopt_cli.oracle.corrections.",

@@ -67,7 +67,7 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # Models with these operators failed alone, so they would make a batch fail.
+        # Models with these operators have failed alone, so a batch with them would fail.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead

@@ -259,7 +259,7 @@ def other_defect(result: Result) -> str:
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory has a summary of its wrong steps, too.
+    # The message of a trajectory also has a summary of its wrong steps.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 

@@ -251,7 +251,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Systems that isolate worker processes incompletely are recorded, too.
+        # Weaknesses of the system in isolating worker processes are also recorded.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {
             executor.name: _identity(executor.text, executor.version) for executor in plan.backends

@@ -190,7 +190,7 @@ def _find(
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> _Found:
     if not target:
-        # Usually an unset variable of a script; Path("") would be the current folder.
+        # This is usually an unset variable of a script; Path("") would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.is_dir():
@@ -226,7 +226,7 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
             f"no such path, suite or case: {printable(target)}",
             hint=next(filter(None, hints), f"the suites are {', '.join(names)}"),
         )
-    # Only the named operator's cases, since making a complete suite takes seconds.
+    # Make only the named operator's cases, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]
     part = suite, stem
     if part not in suites:
@@ -245,7 +245,7 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
 
 
 def _near_path(path: Path) -> str:
-    """Return a hint with a name similar to the first missing part of a path, or empty."""
+    """Return a hint with a name similar to the first missing part of a path; may be empty."""
     while not (folder := path.parent).is_dir():
         if folder == path:
             return ""

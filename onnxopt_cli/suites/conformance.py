@@ -74,7 +74,7 @@ _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
 #: Types of scalars; those that the operator does not allow must be rejected.
 _SCALAR_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
-#: With more settings than this, each case template is written in one of them only.
+#: If there are more settings than this, each case template is written in only one of them.
 _MAX_SETTINGS = 4
 
 

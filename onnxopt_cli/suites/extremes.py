@@ -47,7 +47,7 @@ PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: The number of the latter in suites that run in seconds.
+#: The number of those shapes in suites that run in seconds.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
@@ -234,7 +234,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     for name, (word, share) in product(author.limits, (("1e_6", 1e-8), ("1e_30", 1e-32))):
         value = author.within(name, share)
         about = f"{name} = {value:g}: detects rounding to its limit."
-        # The rank lies above that of the smallest element, and below the next.
+        # The rank lies between those of the smallest and the next element.
         still = dict.fromkeys(names, np.zeros(5)) | {author.first: np.array([1e-36, 3, -1, 2, 5])}
         yield author.template(
             f"magnitude_{word}_{name}", about, changed={name: value}, tensors=still

@@ -30,7 +30,7 @@ GRADIENTS = "gradient"
 #: Incremented when a case is added, removed or changed.
 VERSION = "1"
 _OPSET = 17
-# Number of decimals, with which all elements of a tensor can differ.
+# Number of decimals; with this number, all elements of a tensor can differ.
 _DECIMALS = 3
 _Step: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Mapping[str, Any]]
 

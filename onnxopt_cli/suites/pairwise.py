@@ -144,7 +144,7 @@ class _Cover:
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Few case templates have these levels, so that each should contain uncovered pairs.
+        # Only few case templates have these levels, so each of them should contain uncovered pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 

@@ -119,7 +119,7 @@ def _limit_memory(memory: int, most: int | None = None) -> None:
         memory: the number of further bytes.
         most: the limit to which the process may raise it again; None for no such limit.
     """
-    # Not available on every system.
+    # Some systems lack this module.
     import resource
 
     with suppress(OSError, ValueError, IndexError):

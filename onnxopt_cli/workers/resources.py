@@ -46,7 +46,7 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-#: Growth in one run that needs no confirmation.
+#: If memory grows by at most this amount in a run, no second measurement confirms it.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,

@@ -126,7 +126,7 @@ def _supervise(
         try:
             received = signal.sigwait(signals)
         except OSError as error:
-            # The worker ends with this process.
+            # The kernel ends the worker with this process.
             _exit_with_message(f"the system lets no signal be waited for: {error.strerror}", folder)
         if received == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL

@@ -83,7 +83,7 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
             # SIGINT is ignored, so the backend has raised it.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
         if response.printed:
-            # Not sys.stderr, which the backend may have replaced or closed.
+            # The backend may have replaced or closed sys.stderr.
             with suppress(OSError):
                 os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
         answer = worker_messages.pack_response(

@@ -52,7 +52,7 @@ from onnxopt_cli.core.untrusted_files import (
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import registry
 
-# Number of problems shown; to format all problems of a long file can take minutes.
+# Number of problems shown: formatting all problems of a long file can take minutes.
 _MAX_PROBLEMS = 100
 # Number of cases whose contents are pickled together.
 _CASES_PER_PICKLE = 32

@@ -219,7 +219,7 @@ KNOWN_MISTAKES = (
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 # If nearly all of X decays, the remainder has the rounding error of X.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# Otherwise a division by zero makes X_new infinite, and the difference NaN.
+# Without this condition, a division by zero makes X_new infinite and the difference NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
 # Then the correction of the root is zero, and a quotient by it has no value.
 _NO_ROOT = "beta == 1"

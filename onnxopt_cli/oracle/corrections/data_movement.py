@@ -79,13 +79,13 @@ def _shape_between(
 
 @replaces("op_squeeze.Squeeze_1._run")
 def _squeezed(_node: Any, _original: Any, x: Array, axes: Any = None) -> tuple[Array]:
-    """Interpret all axes as those of the input, in any order."""
+    """Interpret all axes as axes of the input, in any order."""
     return (np.squeeze(x, tuple(axes) if axes is not None and len(axes) else None),)
 
 
 @replaces("op_unsqueeze.Unsqueeze_1._run")
 def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]:
-    """Interpret all axes as those of the output, in any order."""
+    """Interpret all axes as axes of the output, in any order."""
     return (np.expand_dims(x, tuple(axes)),)
 
 

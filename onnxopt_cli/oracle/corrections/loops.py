@@ -81,7 +81,7 @@ def scan_class() -> type:
             # The reference's own constructor rejects attributes that it does not support.
             OpRun.__init__(self, onnx_node, run_params)
 
-        # Set by the reference: the function that evaluates the body.
+        # The reference sets this attribute: a function that evaluates the body.
         _run_body: Any
 
         def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:

@@ -73,10 +73,10 @@ DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 # A model of doubles is perturbed by 2^-26: movements by its own roundoff would be lost in the
 # roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# Statistics have smaller errors than their terms: no correct reformulation was observed to exceed
-# half of 8 roundings, so 8 are allowed.
+# Statistics have smaller errors than their terms. The errors of all observed reformulations are
+# below 4 roundings, so 8 are allowed.
 _STATISTICS_SHARE = 1 / 2
-# 16 units of this share of an activation's range are 4 roundings.
+# With this share of an activation's range as the unit, 16 units are 4 roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. 16 units of this share of it are 4 roundings.

@@ -107,7 +107,7 @@ _LISTED = {
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
     # Triangles of differences: zero only relative to the scale.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
-    # Coordinates round for any data.
+    # Computing coordinates rounds, whatever the data are.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
     # Their integers result from rounding a quotient that the node computes itself.
     **dict.fromkeys(
@@ -122,7 +122,7 @@ _LISTED = {
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
 }
 
-#: Floating-point inputs that determine shapes. They are never perturbed.
+#: Floating-point inputs that determine shapes, which are never perturbed.
 SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
 # Scales by which integers are divided and multiplied.
@@ -240,7 +240,7 @@ def _moves_data(
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
-        # An output of zeros, or one that overflows, says nothing.
+        # An output of zeros, or one that overflows, does not show the kind.
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0
@@ -282,7 +282,7 @@ def _generic(array: Array, place: int, scale: float) -> Array:
     """Return distinct numbers near those of an operand, times a scale."""
     steps = (np.arange(array.size) * _GOLDEN_RATIO + 0.37 * place) % 1.0
     factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
-    # A product with zero would stay zero.
+    # A zero operand would keep the product at zero.
     moved: Array = np.where(array == 0, 0.013 * factors, array * factors)
     return moved
 

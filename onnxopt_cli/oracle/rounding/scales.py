@@ -45,7 +45,7 @@ WINDOWS = {
     "HammingWindow": (1 - 25 / 46,),
     "HannWindow": (0.5,),
 }
-# 16 units of this share of an error are twice the error.
+# With this share of an error as the unit, 16 units are twice the error.
 _WINDOW_SHARE = 2 / 16
 # Binary digits of a float32 number.
 _DIGITS = 24

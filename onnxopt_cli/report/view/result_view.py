@@ -28,7 +28,7 @@ ELSEWHERE = "the JSON, JUnit and HTML reports have all"
 # Characters of a line of a shortened message, and of each of two lines joined in one.
 _MAX_LINE_CHARS = 500
 _MAX_HALF_CHARS = 200
-# Shortening a message to two lines and a remark does not help below this number of lines.
+# Shorter messages are shown completely: two lines and a remark would hardly be shorter.
 _MAX_WHOLE_LINES = 3
 
 

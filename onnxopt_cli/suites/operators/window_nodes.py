@@ -89,7 +89,7 @@ def _conv(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, (outputs, within, *windows.sizes), styles=_STYLES))
     draft.optional(lambda: draft.tensor(dtype, (outputs,), styles=_STYLES))
     if "dilations" in draft.attributes:
-        # onnx's reference fills dilated weights with zeros, which make NaN of an infinity.
+        # onnx's reference fills dilated weights with zeros, whose products with infinities are NaN.
         draft.inputs = [_moderate(value) for value in draft.inputs]
 
 

@@ -523,7 +523,7 @@ class WorkerGroup:
             BackendUnavailable: if the scheduler or all workers are lost.
         """
         ends: list[int] = []
-        # A search without a limit on items has too many to iterate over, but only one part.
+        # If a search has no limit, its items cannot be listed; it has a single part.
         if part:
             ends = [index for index in range(1, len(items)) if part(index) != part(index - 1)]
         parts = [*starmap(range, pairwise([0, *ends, len(items)]))]

@@ -208,7 +208,8 @@ def _sampled(draft: NodeDraft, *, mode: str, padding: str, align: int) -> None:
         # The distance of two elements is 2/3.
         places = np.concatenate([places, [-1 / 3, 1 / 3]])
     if mode == "nearest":
-        # The quotient of a position half way is rounded: only exact ones.
+        # A position half way between elements is a rounded quotient: only exact quotients are
+        # drawn.
         places = np.array([-0.75, -0.5, 0.0, 0.5, 0.25, 1.0]) if not align else np.array([0.0, 1.0])
     x, y = np.meshgrid(places, places[:4])
     draft.add(np.stack([x, y], -1)[None].astype(np.float32))
