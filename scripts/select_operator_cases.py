@@ -1,6 +1,7 @@
 """Select cases of the suite ``operators`` and write their seeds to the package.
 
-    python scripts/select_operator_cases.py [--anew] [--audit DIR] [--jobs N] [OPERATOR...]
+    python scripts/select_operator_cases.py [--anew] [--audit DIR] [--candidates N]
+        [--jobs N] [OPERATOR...]
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
 further seeds are drawn for those that survive, and the fewest that kill as many of them as possible
@@ -23,11 +24,12 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -48,10 +50,12 @@ from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.values import dtype_name
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import (
     EXCEPTIONAL_SEEDS,
@@ -66,10 +70,10 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
 # Seeds below this number were those of earlier versions of the suite, whose generators differ.
 FIRST_SEED = 1000
-# Nodes drawn for the newest version of an operator, and for each older one.
-CANDIDATES, OLDER_CANDIDATES = 300, 60
+# Nodes drawn for the newest version of an operator; a fifth of them for each older one.
+CANDIDATES, OLDER_SHARE = 300, 5
 # Of these, one in this number has exceptional values.
-EXCEPTIONAL_PERIOD = 3
+EXCEPTIONAL_PERIOD = 2
 # Nodes that kill a mutant, among which the fewest for all mutants are chosen.
 KILLS_OF_A_MUTANT = 3
 # Cases that only cover a feature, at most.
@@ -108,11 +112,19 @@ def main() -> int:
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--anew", action="store_true", help="keep no seed")
     parser.add_argument("--audit", type=Path)
+    parser.add_argument("--candidates", type=int, default=CANDIDATES)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or [name for family in FAMILIES.values() for name in family]
     with ProcessPoolExecutor(options.jobs) as pool:
-        work = partial(select, anew=options.anew, audit=options.audit)
+        present = json.loads(TARGET.read_text())
+        work = partial(
+            select,
+            present=present,
+            anew=options.anew,
+            audit=options.audit,
+            count=options.candidates,
+        )
         for future in as_completed([pool.submit(work, name) for name in names]):
             selection = future.result()
             write(selection)
@@ -132,24 +144,28 @@ def write(selection: Selection) -> None:
         str(version): sorted(chosen) for version, chosen in selection.seeds.items() if chosen
     }
     lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
-    TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(TARGET, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
-def select(operator: str, *, anew: bool, audit: Path | None) -> Selection:
+def select(
+    operator: str, present: Mapping[str, Any], *, anew: bool, audit: Path | None, count: int
+) -> Selection:
     """Return the selected cases of an operator.
 
     Args:
         operator: the operator.
+        present: the seeds of the suite by operator and version.
         anew: whether no seed is kept.
         audit: the folder of an audit that knows the survivors; None to run the mutants.
+        count: number of nodes that are drawn for the newest version.
     """
     warnings.simplefilter("ignore")
-    present = json.loads(TARGET.read_text()).get(operator, {})
     seeds: dict[int, list[int]] = {schema.since_version: [] for schema in schemas(operator)}
     if not anew:
-        seeds |= {int(version): list(chosen) for version, chosen in present.items()}
-    candidates = list(valid_candidates(operator))
-    if anew or not present:
+        own = present.get(operator, {})
+        seeds |= {int(version): list(chosen) for version, chosen in own.items()}
+    candidates = list(valid_candidates(operator, count))
+    if anew or operator not in present:
         for place, version in enumerate(seeds):
             seeds[version] = covering(candidates, version, is_newest=place == 0)
     trials = suite_trials(operator, seeds)
@@ -211,17 +227,20 @@ def problem_of(draw: Callable[[], GeneratedNode]) -> Problem:
     return draw().problem
 
 
-def valid_candidates(operator: str) -> Iterator[Candidate]:
+def valid_candidates(operator: str, newest_count: int) -> Iterator[Candidate]:
     """Yield suitable nodes of further seeds."""
     for place, schema in enumerate(schemas(operator)):
-        count = OLDER_CANDIDATES if place else CANDIDATES
+        count = newest_count // OLDER_SHARE if place else newest_count
         for number in range(count):
             is_exceptional = number % EXCEPTIONAL_PERIOD == 0
             seed = number + (EXCEPTIONAL_SEEDS[0] if is_exceptional else FIRST_SEED)
             try:
                 node = draw_seeded(schema, seed)
                 problem = node.problem
-                if model_fault(problem.model):
+                bound = BoundNode.of(problem.model, problem.inputs)
+                if model_fault(problem.model) or excluded_input(
+                    bound.node, bound.operands, is_model=True
+                ):
                     continue
                 outputs = native_outputs(problem.model, problem.inputs)
             except Unsuitable:
@@ -229,7 +248,6 @@ def valid_candidates(operator: str) -> Iterator[Candidate]:
             except Exception as error:  # noqa: BLE001 - the reference does not implement the node
                 print(f"{operator}-{schema.since_version} {seed}: {error!r}"[:200], flush=True)
                 continue
-            bound = BoundNode.of(problem.model, problem.inputs)
             variation = Variation(node.version, problem.model, problem.inputs, outputs, bound)
             yield Candidate(schema.since_version, seed, node, variation)
 

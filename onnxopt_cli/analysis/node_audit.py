@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import defs
 
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.analysis.node_search import (
@@ -230,7 +231,11 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
         op_type: the operator's name.
         opset: the version of the domain.
     """
-    mutants = {mutant.name: mutant for mutant in node_mutants(domain, op_type, opset)}
+    mutants = {
+        mutant.name: mutant
+        for mutant in node_mutants(domain, op_type, opset)
+        if mutant.version is None or _computes_otherwise(domain, op_type, opset, mutant.version)
+    }
     functions = reference_functions(domain, op_type, opset)
     changes = [mutant for function in functions for mutant in code_mutants(function)]
     step = max(1.0, len(changes) / MAX_CODE_MUTANTS)
@@ -243,6 +248,35 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
             NodeMutant(mutant.name, MutantKind.REFERENCE, mutant.about, code=mutant),
         )
     return mutants
+
+
+def _computes_otherwise(domain: str, op_type: str, opset: int, earlier: int) -> bool:
+    """Return whether onnx's reference may compute a node otherwise in an earlier version.
+
+    It does not if both versions have the same parameters, and the same functions, none of which
+    asks for the version.
+    """
+    functions = reference_functions(domain, op_type, opset)
+    asks = any("opset" in name for function in functions for name in function.__code__.co_names)
+    constants = (function.__code__.co_consts for function in functions)
+    asks = asks or any("opsets" in values for values in constants)
+    return (
+        not functions
+        or asks
+        or functions != reference_functions(domain, op_type, earlier)
+        or _parameters(domain, op_type, opset) != _parameters(domain, op_type, earlier)
+    )
+
+
+def _parameters(domain: str, op_type: str, opset: int) -> object:
+    """Return the names of inputs and outputs, and the defaults of attributes."""
+    schema = defs.get_schema(op_type, opset, domain)
+    defaults = {
+        name: (entry.type, entry.default_value.SerializeToString(deterministic=True))
+        for name, entry in schema.attributes.items()
+    }
+    names = [[formal.name for formal in formals] for formals in (schema.inputs, schema.outputs)]
+    return names, defaults
 
 
 def implementation_names(kind: str, trials: Sequence[NodeTrial]) -> Sequence[str]:

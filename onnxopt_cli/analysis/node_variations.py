@@ -22,17 +22,14 @@ from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, choices
+from onnxopt_cli.mutation.proofs import SIGNED_ATTRIBUTES
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
+from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import draw_seeded, generator, schemas
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
-# Integer attributes that may be negative. Others are numbers, sizes or flags.
-_SIGNED_ATTRIBUTES = frozenset({
-    "axis", "batch_axis", "default_int64", "end", "ignore_index", "k", "left_window_size",
-    "replaced_value_int64", "right_window_size", "start", "time_axis", "value_int",
-})  # fmt: skip
 # Inputs that must be finite and positive, or not negative.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
 _NONNEGATIVE_INPUTS = frozenset({"input_var", "var"})
@@ -154,7 +151,9 @@ def _with_further_values(
     for _ in range(_FURTHER_VALUES):
         node = variation.bound
         values = _values(random, node)
-        if not _is_in_domain(values):
+        (message,) = variation.model.graph.node
+        is_excluded = excluded_input(message, values.operands, is_model=True)
+        if is_excluded or not _is_in_domain(values):
             continue
         # The model's own names, since operands that are changed get new ones.
         named = {
@@ -251,7 +250,7 @@ def _is_in_domain(node: BoundNode) -> bool:
         if isinstance(value, int) and (
             value not in (0, 1)
             if name in FLAGS
-            else value < (name == "p") and name not in _SIGNED_ATTRIBUTES
+            else value < (name == "p") and name not in SIGNED_ATTRIBUTES
         ):
             return False
     for index, formal in enumerate(node.schema.inputs):
@@ -270,7 +269,8 @@ def _computed(node: BoundNode) -> Variation | None:
     if _elements(node) > _MAX_ELEMENTS or not _is_in_domain(node):
         return None
     model, inputs = node.as_model()
-    if unsupported_reason(model.graph.node[0]):
+    (message,) = model.graph.node
+    if unsupported_reason(message) or excluded_input(message, node.operands, is_model=True):
         return None
     outputs = native_outputs(model, inputs)
     names = [output.name for output in model.graph.output]

@@ -24,6 +24,7 @@ from onnx import defs
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.code_mutants import CodeMutant, patched
+from onnxopt_cli.mutation.proofs import proof_of
 
 #: Computes the outputs of a model from its inputs.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value]]
@@ -62,6 +63,7 @@ class NodeMutant:
         change: changes the node that the correct operator computes.
         finish: changes the outputs of the correct operator; None if they stay.
         code: the changed function of the correct operator; None for other defects.
+        version: the earlier version in which the node is computed; None for other defects.
     """
 
     name: str
@@ -70,6 +72,7 @@ class NodeMutant:
     change: Change = lambda node: node
     finish: Finish | None = None
     code: CodeMutant | None = None
+    version: int | None = None
 
     @property
     def at_preparation(self) -> bool:
@@ -125,13 +128,16 @@ class NodeMutant:
 
 
 @cache
-def node_mutants(domain: str, op_type: str, opset: int) -> tuple[NodeMutant, ...]:
+def node_mutants(
+    domain: str, op_type: str, opset: int, *, with_equivalent: bool = False
+) -> tuple[NodeMutant, ...]:
     """Return the mutants of an operator that follow from its schema, each with a unique name.
 
     Args:
         domain: the operator's domain; empty for the default domain.
         op_type: the operator's name.
         opset: the version of the domain.
+        with_equivalent: whether to return those that are proven to equal the operator, too.
 
     Raises:
         onnx.defs.SchemaError: if there is no such operator.
@@ -145,7 +151,8 @@ def node_mutants(domain: str, op_type: str, opset: int) -> tuple[NodeMutant, ...
         *_output_mutants(schema),
         *_version_mutants(schema),
     ):
-        mutants.setdefault(mutant.name, mutant)
+        if with_equivalent or proof_of(schema, mutant.name) is None:
+            mutants.setdefault(mutant.name, mutant)
     return tuple(mutants.values())
 
 
@@ -724,6 +731,7 @@ def _version_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
             f"The node is computed as in opset version {version}, with the defaults of that "
             "version.",
             partial(_in_version, version),
+            version=version,
         )
 
 

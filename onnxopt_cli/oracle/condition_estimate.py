@@ -692,7 +692,8 @@ class _FirstRun:
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], _index: int
     ) -> tuple[Any, ...]:
-        if why := excluded_input(node, operands, is_model=self.is_node):
+        is_complete = not node.has_linked_attribute
+        if is_complete and (why := excluded_input(node.onnx_node, operands, is_model=self.is_node)):
             raise NoReferenceError(why)
         self.shared.encountered.update(questions_at(node, operands))
         self.shared.encountered.update([_INTEGERS] * _interpolates_integers(node, operands))

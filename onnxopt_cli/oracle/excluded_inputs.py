@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, NumberKind, kind_of
@@ -29,11 +30,11 @@ _Attributes = Mapping[str, Any]
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
 
-def excluded_input(node: Any, operands: Sequence[Any], *, is_model: bool) -> str:
+def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: bool) -> str:
     """Return why the specification defines no result for the operands of a node.
 
     Args:
-        node: a node of onnx's reference.
+        node: a node whose attributes have values of their own.
         operands: its operands; None for an omitted one.
         is_model: whether the node is a whole model. Elements without a defined value count only
             then, because the outputs of a larger model need not depend on them.
@@ -41,13 +42,12 @@ def excluded_input(node: Any, operands: Sequence[Any], *, is_model: bool) -> str
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if they have one.
     """
-    key = plain_domain(node.onnx_node.domain), node.op_type
+    key = plain_domain(node.domain), node.op_type
     rule = _RULES.get(key) or (_RULES_OF_ELEMENTS.get(key) if is_model else None)
-    if rule is None or node.has_linked_attribute:
+    if rule is None:
         return ""
     attributes = {
-        attribute.name: helper.get_attribute_value(attribute)
-        for attribute in node.onnx_node.attribute
+        attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
     }
     try:
         fault = rule(attributes, (*operands, *_OMITTED))

@@ -208,8 +208,8 @@ def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
 def leaky_search(leaky_trials):
     """Return varied nodes, their evaluators and the forms of all mutants."""
     nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
-    batch = list(islice(variations(nodes, 2.0), 24))
-    names = implementation_names("automatic", leaky_trials)
+    batch = list(islice(variations(nodes, 2.0), 12))
+    names = implementation_names("automatic", leaky_trials)[::2]
     evaluators = prepared(variation.model for variation in batch)
     return batch, evaluators, mutant_forms(names, leaky_trials[0].operator, batch)
 

@@ -24,6 +24,8 @@ from onnxopt_cli.suites.operators.node_draft import (
 _SPECIAL = ("plain", "halves", "wide", "special")
 _FINITE = ("plain", "halves", "wide", "negative", "limits")
 _MAX_SHIFT = 7
+# From this version on, shifts by negative numbers and by all bits are defined.
+_ANY_SHIFT_VERSION = 28
 _SMALLEST_DIVISOR = 0.125
 
 
@@ -207,6 +209,11 @@ def _bit_shift(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, INTEGERS)
     first, second = operand_shapes(draft, 2)
     draft.attribute("direction", ("LEFT", "RIGHT"))
+    if draft.since(_ANY_SHIFT_VERSION):
+        draft.add(draft.tensor(dtype, first, styles=("wide", "plain", "negative")))
+        least = -3 if dtype.kind == "i" else 0
+        draft.add(draft.tensor(dtype, second, low=least, high=8 * dtype.itemsize + 2))
+        return
     draft.add(draft.tensor(dtype, first, low=0 if dtype.kind == "i" else None, high=99))
     draft.add(draft.tensor(dtype, second, low=0, high=_MAX_SHIFT))
 

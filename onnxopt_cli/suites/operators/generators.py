@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 
+import numpy as np
 from onnx import defs
 from onnx.defs import OpSchema
 
@@ -146,7 +147,9 @@ def _drawn(
     is_exceptional: bool = False,
 ) -> GeneratedNode:
     draft = NodeDraft(schema, choices, is_exceptional=is_exceptional)
-    generate(draft)
+    # Exceptional values may overflow where inputs are computed from others.
+    with np.errstate(all="ignore"):
+        generate(draft)
     while draft.inputs and draft.inputs[-1] is None and not schema.name.startswith("Optional"):
         draft.inputs.pop()
     return GeneratedNode(schema, draft.attributes, draft.inputs, draft.outputs)

@@ -147,17 +147,24 @@ def _non_max_suppression(draft: NodeDraft) -> None:
     draft.optional(lambda: np.array([draft.choice((0.3, 0.55))], np.float32))
 
 
+_ONE_SIDED_INVERSE_VERSION = 20
+
+
 def _dft(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, _FLOATS)
     onesided = draft.maybe()
-    # onnx's reference does not compute the inverse of a transform of one side.
-    inverse = not onesided and draft.maybe()
+    # Earlier versions do not define the inverse of a transform of one side.
+    inverse = (not onesided or draft.since(_ONE_SIDED_INVERSE_VERSION)) and draft.maybe()
     rank = draft.integer(1, 2)
     lengths = [draft.integer(1, 7) for _ in range(rank)]
     place = draft.integer(0, rank - 1) + 1
     axis = place - (rank + 2) if draft.maybe() else place
-    length = draft.integer(1, 9) if draft.maybe() else lengths[place - 1]
-    is_real = onesided or draft.maybe()
+    if onesided and inverse:
+        # The other half of the spectrum follows from this one, unless another length is given.
+        lengths[place - 1] += 1
+    is_resized = draft.maybe() and not (onesided and inverse)
+    length = draft.integer(1, 9) if is_resized else lengths[place - 1]
+    is_real = not inverse if onesided else draft.maybe()
     draft.set("onesided", 1 if onesided else draft.choice((None, 0)))
     draft.set("inverse", 1 if inverse else draft.choice((None, 0)))
     draft.add(draft.tensor(dtype, (draft.size(1, 2), *lengths, 1 if is_real else 2)))
@@ -173,12 +180,20 @@ def _stft(draft: NodeDraft) -> None:
     frame = draft.choice((4, 3, 5, 8))
     step = draft.size(1, 4)
     length = frame + step * draft.integer(0, 3) + draft.integer(0, 1)
-    draft.attribute("onesided", (None, 0, 1))
-    draft.add(draft.tensor(dtype, (draft.size(1, 2), length, 1)))
+    is_complex = draft.maybe(3)
+    if is_complex:
+        draft.set("onesided", 0)
+    else:
+        draft.attribute("onesided", (None, 0, 1))
+    draft.add(draft.tensor(dtype, (draft.size(1, 2), length, 2 if is_complex else 1)))
     draft.add(np.array(step, np.int64))
     if draft.maybe():
-        draft.add(draft.tensor(dtype, (frame,), low=0.125, high=1.0))
+        # Flat top windows have negative values, and some exceed 1.
+        draft.add(draft.tensor(dtype, (frame,), low=-0.25, high=draft.choice((1.0, 9.0))))
         draft.optional(lambda: np.array(frame, np.int64))
+    elif draft.maybe(4):
+        # The frame is the whole signal.
+        draft.omit()
     else:
         draft.omit()
         draft.add(np.array(frame, np.int64))

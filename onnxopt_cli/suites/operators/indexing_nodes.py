@@ -109,15 +109,17 @@ def _scatter_nd(draft: NodeDraft) -> None:
 
 
 def _one_hot(draft: NodeDraft) -> None:
-    depth = draft.integer(1, 5)
+    depth = draft.choice((3, 1, 2, 4, 5, 9, 200))
     index = draft.dtype(0, ("int64", "int32", "float32", "uint8"))
     shape = draft.shape(1, 3)
     low = 0 if index.kind == "u" else -depth
     indices = draft.state().randint(low, depth + draft.choice((0, 2)), shape)
-    draft.add(indices.astype(index))
+    # Fractions are dropped.
+    fraction = draft.choice((0.0, 0.75)) if index.kind == "f" else 0.0
+    draft.add((indices + np.copysign(fraction, indices)).astype(index))
     depth_type = draft.dtype(1, ("int64", "int32", "float32"))
     draft.add(np.array(depth if draft.maybe() else [depth], depth_type))
-    draft.add(draft.tensor(draft.dtype(2, NUMBERS), (2,), styles=("plain", "halves")))
+    draft.add(draft.tensor(draft.dtype(2, (*NUMBERS, "bool")), (2,), styles=("plain", "halves")))
     draft.attribute("axis", (None, *range(-len(shape) - 1, len(shape) + 1)))
 
 

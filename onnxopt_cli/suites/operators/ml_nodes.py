@@ -130,7 +130,8 @@ def _linear_classifier(draft: NodeDraft) -> None:
 def _normalizer(draft: NodeDraft) -> None:
     draft.attribute("norm", (None, "L1", "L2", "MAX"))
     rows, features = draft.size(1, 4), draft.size(1, 4)
-    draft.add(draft.tensor(draft.dtype(0, ("float32",)), (rows, features), low=1, high=9))
+    low, high = draft.choice(((1.0, 9.0), (0.0625, 0.25)))
+    draft.add(draft.tensor(draft.dtype(0, ("float32",)), (rows, features), low=low, high=high))
 
 
 def _one_hot_encoder(draft: NodeDraft) -> None:
@@ -156,7 +157,7 @@ def _scaler(draft: NodeDraft) -> None:
 
 
 def _kernel(draft: NodeDraft) -> None:
-    draft.set("kernel_type", draft.choice(("LINEAR", "RBF", "POLY", "SIGMOID")))
+    draft.attribute("kernel_type", ("LINEAR", "RBF", "POLY", "SIGMOID", None))
     draft.set("kernel_params", [0.25, 0.5, float(draft.choice((2, 3)))])
 
 
@@ -171,6 +172,9 @@ def _svm_regressor(draft: NodeDraft) -> None:
     draft.add(_rows(draft, features))
 
 
+_TWO = 2
+
+
 def _svm_classifier(draft: NodeDraft) -> None:
     features, classes = draft.size(1, 3), draft.choice((3, 2))
     counts = [draft.size(1, 3) for _ in range(classes)]
@@ -180,8 +184,10 @@ def _svm_classifier(draft: NodeDraft) -> None:
     draft.set("coefficients", _floats(draft, (classes - 1) * vectors))
     draft.set("vectors_per_class", counts)
     draft.set("rho", _floats(draft, pairs))
-    draft.set("classlabels_ints", [place * 3 + 1 for place in range(classes)])
-    draft.attribute("post_transform", (None, "NONE"))
+    labels = [place * 3 + 1 for place in range(classes)]
+    draft.set("classlabels_ints", labels[::-1] if draft.maybe() else labels)
+    # Runtimes disagree on how two scores are transformed.
+    draft.attribute("post_transform", _POST_TRANSFORMS if classes > _TWO else (None, "NONE"))
     draft.add(_rows(draft, features))
 
 
@@ -190,36 +196,52 @@ _EXTREMES = (2, 3)
 
 
 def _tree_ensemble(draft: NodeDraft) -> None:
-    """Draw trees of one root, whose leaves are numbered through."""
-    features, targets = draft.size(1, 3), draft.size(1, 2)
+    """Draw trees of one or two levels, whose nodes and leaves are numbered in any order."""
+    features, targets = draft.size(1, 3), draft.size(1, 3)
     dtype = draft.dtype(0, ("float32", "float64"))
-    count = draft.choice((2, 1, 3))
-    modes = [draft.integer(0, 5) for _ in range(count)]
-    numbers = list(range(count))
-    draft.set("tree_roots", numbers)
+    depths = [draft.integer(1, 2) for _ in range(draft.choice((2, 1, 3)))]
+    # A tree of two levels has a root and two further nodes.
+    count = sum(2 * depth - 1 for depth in depths)
+    leaves = sum(2 * depth for depth in depths)
+    nodes = draft.state().permutation(count).tolist()
+    free_leaves = draft.state().permutation(leaves).tolist()
+    roots: list[int] = []
+    branches: dict[int, list[tuple[int, int]]] = {}
+    for depth in depths:
+        root = nodes.pop()
+        roots.append(root)
+        branches[root] = []
+        for _ in range(2):
+            if depth == 1:
+                branches[root].append((free_leaves.pop(), 1))
+                continue
+            child = nodes.pop()
+            branches[root].append((child, 0))
+            branches[child] = [(free_leaves.pop(), 1), (free_leaves.pop(), 1)]
+    numbers = range(count)
+    draft.set("tree_roots", roots)
     draft.set("nodes_featureids", [draft.integer(0, features - 1) for _ in numbers])
     splits = np.array([draft.integer(-4, 4) / 2 for _ in numbers], dtype)
     draft.set("nodes_splits", tensor_of(splits))
+    modes = [draft.integer(0, 5) for _ in numbers]
     draft.set("nodes_modes", tensor_of(np.array(modes, np.uint8)))
-    draft.set("nodes_truenodeids", [2 * number for number in numbers])
-    draft.set("nodes_falsenodeids", [2 * number + 1 for number in numbers])
-    draft.set("nodes_trueleafs", [1] * count)
-    draft.set("nodes_falseleafs", [1] * count)
+    for place, side in enumerate(("true", "false")):
+        draft.set(f"nodes_{side}nodeids", [branches[number][place][0] for number in numbers])
+        draft.set(f"nodes_{side}leafs", [branches[number][place][1] for number in numbers])
     draft.set(
         "nodes_missing_value_tracks_true",
         [int(draft.maybe()) for _ in numbers] if draft.maybe() else None,
     )
-    leaves = 2 * count
     target_ids = [draft.integer(0, targets - 1) for _ in range(leaves)]
     weights = draft.tensor(dtype, (leaves,), styles=("plain", "halves"))
     draft.set("leaf_weights", tensor_of(weights))
-    if draft.attribute("aggregate_function", (1, 0, 2, 3)) in _EXTREMES:
+    if draft.attribute("aggregate_function", (1, 0, 2, 3, None)) in _EXTREMES:
         targets, target_ids = 1, [0] * leaves
     draft.set("leaf_targetids", target_ids)
     draft.set("n_targets", targets)
     draft.set("post_transform", 0)
-    x = draft.tensor(dtype, (draft.size(1, 4), features), styles=("halves", "plain"))
-    draft.add(x)
+    styles = ("halves", "plain", "nan")
+    draft.add(draft.tensor(dtype, (draft.size(1, 4), features), styles=styles))
 
 
 _BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")

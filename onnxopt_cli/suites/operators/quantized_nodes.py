@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxopt_cli.core.values import DTYPES, Array, dtype_name
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
@@ -78,6 +79,8 @@ def _quantize_linear(draft: NodeDraft) -> None:
     draft.add(scale.astype(scale_type))
     if has_zero_point:
         draft.add(draft.tensor(target, scale_shape, styles=("plain", "wide")))
+    if x_type.kind == "f" and draft.maybe():
+        draft.attribute("precision", (TensorProto.FLOAT, TensorProto.FLOAT16))
 
 
 def _dequantize_linear(draft: NodeDraft) -> None:
@@ -90,6 +93,8 @@ def _dequantize_linear(draft: NodeDraft) -> None:
     draft.add(quantized_scale(draft, scale_shape).astype(scale_type))
     if x_type.itemsize < 4 and draft.maybe():  # noqa: PLR2004 - no zero point for int32
         draft.add(draft.tensor(x_type, scale_shape, styles=("plain", "wide")))
+    if draft.maybe():
+        draft.attribute("output_dtype", (TensorProto.FLOAT, TensorProto.FLOAT16))
 
 
 def _dynamic_quantize(draft: NodeDraft) -> None:

@@ -184,7 +184,8 @@ def _det(draft: NodeDraft) -> None:
 def _range(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, ("float32", "int64", "float64", "int32", "int16"))
     step = draft.choice((1, 2, -1, 3, -3)) / (2 if dtype.kind == "f" else 1)
-    start = draft.integer(-5, 5)
+    # Narrower types do not hold these numbers.
+    start = draft.integer(-5, 5) + draft.choice((0, 0, 1003 if dtype == np.int16 else 100_003))
     count = draft.integer(0, 6)
     partial_step = draft.choice((0.0, 0.5)) if dtype.kind == "f" else 0.0
     limit = start + step * count - step * partial_step

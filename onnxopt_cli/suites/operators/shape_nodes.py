@@ -199,8 +199,8 @@ def _blocks(draft: NodeDraft, *, to_depth: bool) -> None:
         shape = (batch, channels, height * block, width * block)
     else:
         shape = (batch, channels * block * block, height, width)
-        draft.attribute("mode", (None, "CRD", "DCR"))
-    _add(draft, shape, ("float32", "float64", "int64", "int32", "float16", "uint8"))
+    draft.attribute("mode", (None, "CRD", "DCR"))
+    _add(draft, shape, ("float32", "float64", "int64", "int32", "float16", "uint8", "bool"))
 
 
 def _center_crop_pad(draft: NodeDraft) -> None:

@@ -165,8 +165,8 @@ def _conv_integer(draft: NodeDraft) -> None:
 def quantized_scale(draft: NodeDraft, shape: Shape = ()) -> np.ndarray:
     """Choose scales, among them powers of two, with which quotients have ties."""
     if draft.maybe():
-        return 2.0 ** draft.state().randint(-3, 1, shape).astype(np.float32)
-    return draft.tensor(np.dtype(np.float32), shape, low=0.0625, high=0.5)
+        return 2.0 ** draft.state().randint(-3, 4, shape).astype(np.float32)
+    return draft.tensor(np.dtype(np.float32), shape, low=0.0625, high=draft.choice((0.5, 8.0)))
 
 
 def _qlinear_conv(draft: NodeDraft) -> None:
@@ -245,14 +245,19 @@ def _max_unpool(draft: NodeDraft) -> None:
     full = [
         (n - 1) * stride + size for n, stride, size in zip(lengths, strides, sizes, strict=True)
     ]
-    shape = (1, draft.size(1, 2), *lengths)
+    pads = [draft.integer(0, (size - 1) // 2) for size in 2 * sizes]
+    if any(pads):
+        draft.set("pads", pads)
+        full = [n - pads[axis] - pads[axis + rank] for axis, n in enumerate(full)]
+    shape = (draft.size(1, 2), draft.size(1, 2), *lengths)
     count, space = prod(lengths), prod(full)
     draft.require(count <= space)
     random = draft.state()
-    offsets = range(shape[1])
-    picked = [random.permutation(space)[:count] + space * channel for channel in offsets]
+    # Indices count through all batches and channels.
+    offsets = range(shape[0] * shape[1])
+    picked = [random.permutation(space)[:count] + space * place for place in offsets]
     draft.set("kernel_shape", sizes)
-    draft.set("strides", strides)
+    draft.set("strides", strides if max(strides) > 1 or draft.maybe() else None)
     draft.add(draft.tensor(dtype, shape, styles=_STYLES))
     draft.add(np.stack(picked).reshape(shape).astype(np.int64))
 
@@ -318,7 +323,7 @@ def _roi_align(draft: NodeDraft) -> None:
     draft.attribute("output_height", (2, 1, 3, None))
     draft.attribute("output_width", (2, 1, 3, None))
     draft.attribute("sampling_ratio", (2, 1, 3, None))
-    draft.attribute("mode", (None, "avg"))
+    draft.attribute("mode", (None, "avg", "max"))
     draft.attribute("coordinate_transformation_mode", (None, "output_half_pixel", "half_pixel"))
 
 

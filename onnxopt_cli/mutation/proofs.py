@@ -1,0 +1,109 @@
+"""Proofs that mutants of a node equal their operator on every valid input.
+
+A proof holds for all mutants whose name matches its pattern, on operators for which its condition
+holds. Such mutants are not made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnx import defs
+
+_Option = defs.OpSchema.FormalParameterOption
+#: Integer attributes that may be negative. Others are numbers, sizes or flags.
+SIGNED_ATTRIBUTES = frozenset({
+    "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
+    "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "k", "keys_int64s",
+    "left_window_size", "nodes_truenodeids", "pads", "pool_int64s", "replaced_value_int64",
+    "right_window_size", "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
+})  # fmt: skip
+# Operators that do not depend on the order of their two inputs.
+_COMMUTATIVE = frozenset({
+    "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Mul", "Or", "Xor",
+})  # fmt: skip
+# Operators whose axes are a set.
+_SETS_OF_AXES = ("MeanVarianceNormalization", "Reduce", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A proof of equivalence.
+
+    Attributes:
+        reason: the proof, in a sentence.
+        pattern: matches the names of the mutants.
+        condition: whether the proof holds for an operator and a name that matches.
+    """
+
+    reason: str
+    pattern: re.Pattern[str]
+    condition: Callable[[defs.OpSchema, re.Match[str]], bool]
+
+
+def _has_one_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
+    return len(schema.inputs) == 1 and schema.inputs[0].option != _Option.Variadic
+
+
+def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
+    return match[1] in schema.attributes and match[1] not in SIGNED_ATTRIBUTES
+
+
+def _has_axes_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
+    return any(formal.name == "axes" for formal in schema.inputs)
+
+
+def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
+    return schema.name.startswith(_SETS_OF_AXES)
+
+
+def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
+    return schema.name in _COMMUTATIVE
+
+
+PROOFS: Sequence[Proof] = (
+    Proof(
+        "A vector is aligned with another input, and the operator has none.",
+        re.compile(r"\w+ aligned to the first axis"),
+        _has_one_input,
+    ),
+    Proof(
+        "The specification allows no negative value of this attribute.",
+        re.compile(r"(\w+) without its sign"),
+        _is_unsigned_attribute,
+    ),
+    Proof(
+        "The input axes is a vector: it has no batches, and no two axes.",
+        re.compile(r"axes (first batch for all|last axes exchanged)"),
+        _has_axes_input,
+    ),
+    Proof(
+        "Axes lie between minus the rank and the rank, which every type of integers holds.",
+        re.compile(r"axes in (float32|32 bits|8 bits)"),
+        _has_axes_input,
+    ),
+    Proof(
+        "The axes are a set, in which there is no order.",
+        re.compile(
+            r"axes (reversed|sorted|rotated by one|halves exchanged|halves interleaved|"
+            r"reversed along the (first|last) axis)"
+        ),
+        _reads_a_set,
+    ),
+    Proof(
+        "The operator is commutative.",
+        re.compile(r"A and B exchanged"),
+        _is_commutative,
+    ),
+)
+
+
+def proof_of(schema: defs.OpSchema, name: str) -> Proof | None:
+    """Return the proof that a mutant equals its operator; None if there is none."""
+    for proof in PROOFS:
+        match = proof.pattern.fullmatch(name)
+        if match is not None and proof.condition(schema, match):
+            return proof
+    return None

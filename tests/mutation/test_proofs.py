@@ -1,0 +1,53 @@
+"""Proofs that mutants equal their operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import defs
+
+from onnxopt_cli.mutation.node_mutants import node_mutants
+from onnxopt_cli.mutation.proofs import PROOFS, proof_of
+from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.suites.operators.generators import draw_seeded
+from onnxopt_cli.suites.operators.node_draft import Unsuitable
+
+OPERATORS = ("Abs", "Add", "Equal", "MaxPool", "ReduceSum", "ReduceMax", "Squeeze", "Xor")
+SEEDS = range(2000, 2012)
+
+
+def proven_mutants(schema):
+    """Return the mutants of an operator that a proof covers, with the proofs."""
+    mutants = node_mutants(schema.domain, schema.name, schema.since_version, with_equivalent=True)
+    proofs = {mutant: proof_of(schema, mutant.name) for mutant in mutants}
+    return {mutant: proof for mutant, proof in proofs.items() if proof is not None}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
+    schema = defs.get_schema(operator)
+    proven = proven_mutants(schema)
+    assert proven
+    for seed in SEEDS:
+        try:
+            problem = draw_seeded(schema, seed).problem
+        except Unsuitable:
+            continue
+        for mutant in proven:
+            outputs = mutant.outputs(problem.model, problem.inputs, native_outputs)
+            for output, stored in zip(outputs or (), problem.stored.values(), strict=False):
+                np.testing.assert_allclose(output, stored, rtol=1e-2, atol=1e-6)
+
+
+def test_every_proof_is_examined():
+    examined = {
+        proof for name in OPERATORS for proof in proven_mutants(defs.get_schema(name)).values()
+    }
+    assert examined == {*PROOFS}
+
+
+def test_mutants_that_are_proven_equivalent_are_not_made():
+    names = {mutant.name for mutant in node_mutants("", "Add", 14)}
+    assert "A and B exchanged" not in names
+    assert "A aligned to the first axis" in names
+    assert "A and B exchanged" in {mutant.name for mutant in node_mutants("", "Sub", 14)}
