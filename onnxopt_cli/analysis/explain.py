@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import combinations, islice, pairwise, product
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from random import Random
 from time import monotonic, process_time
 
@@ -49,14 +50,17 @@ from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.reproduce import (
     WITHOUT_FORMULA,
     Observation,
     agrees_with,
     conforms,
+    differ,
     observe,
     refuses,
     reproduces,
+    reproduces_wrong_elements,
     returned_arrays,
     returns,
 )
@@ -84,6 +88,14 @@ MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 MAX_EQUIVALENT = 12
 #: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
 MAX_RESTRICTED, RESTRICTED_CASES = 2, 6
+#: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
+SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
+#: Failing cases that are run twice to see whether the outputs depend on earlier runs, and the
+#: statement if they do.
+REPEATED_CASES = 4
+CHANGES_WHEN_REPEATED = (
+    "the same node with the same inputs returns other outputs when it runs again"
+)
 
 
 def least_seconds(run: float) -> float:
@@ -147,8 +159,8 @@ class SearchClock:
     """
 
     def __init__(self) -> None:
-        # Seconds that the backends took, minus the processor time of this process meanwhile, and
-        # the processor time of other processes.
+        # Seconds that the backends took, minus those in which this process was running or waited
+        # for a processor, and the processor time of other processes.
         self._waited = 0.0
 
     def now(self) -> float:
@@ -165,11 +177,12 @@ class SearchClock:
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
         ) -> Sequence[Array] | None:
-            start, busy = monotonic(), process_time()
+            start, busy = monotonic(), process_time() + _seconds_in_queue()
             try:
                 return ask(backend, model, inputs)
             finally:
-                self._waited += monotonic() - start - (process_time() - busy)
+                busy_seconds = process_time() + _seconds_in_queue() - busy
+                self._waited += max(0.0, monotonic() - start - busy_seconds)
 
         return run_model
 
@@ -198,6 +211,14 @@ class SearchClock:
                 if any(self.now() >= until for _ in task):
                     unfinished.append(task)
             tasks = unfinished
+
+
+def _seconds_in_queue() -> float:
+    """Return how long this process has waited for a processor; 0 if the system does not say."""
+    try:
+        return int(SCHEDULER_STATISTICS.read_text().split()[1]) / NANOSECONDS
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _searches(
@@ -277,7 +298,6 @@ class _Search:
         self._wrong_nodes: dict[WrongNode, list[str]] = {}
         self._reproducing: list[_Candidate] = []
         self._possible: list[_Candidate] = []
-        self._contradicted: list[Implementation] = []
         self._condition_cause: Cause | None = None
         self._condition_cases: frozenset[Observation] = frozenset()
         self._began = False
@@ -357,8 +377,6 @@ class _Search:
                 self._possible.append(_Candidate((mistake.name,), mistake))
                 first = FIRST_CASES_LIKELY if likely else FIRST_CASES
                 yield from self._try(self._possible[-1], self._all_wrong, first)
-            elif likely:
-                self._contradicted.append(mistake)
         if not likely:
             self._tried_single = True
             self._complete = not self._left(self._reproducing)
@@ -533,9 +551,6 @@ class _Search:
         submit = _submitting(partial(ask, self.backend)) if ask else None
         cover = self._supported_cover() if self._wrong else []
         while refuted := self._refuted(cover, submit):
-            self._contradicted += [
-                candidate.mistake for candidate in cover if candidate.names == (*refuted,)
-            ]
             # If a combination is refuted, its parts may still be right.
             self._reproducing = [
                 candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
@@ -553,6 +568,10 @@ class _Search:
                 return evaluate(call)
             return returned
 
+        if submit and self._changes_when_repeated(remaining, submit):
+            self._condition_cause = Cause(CHANGES_WHEN_REPEATED, _ids(remaining))
+            self._condition_cases = frozenset(remaining)
+            return
         explained = self._in_order(self._all_wrong.difference(remaining))
         passing = [*self._read_passing(), *explained]
         for mistake in [] if cover else self._restricted_mistakes(remaining):
@@ -586,18 +605,52 @@ class _Search:
         self._condition_cause = replace(cause, cases=_ids(met))
         self._condition_cases = frozenset(met)
 
+    def _changes_when_repeated(
+        self,
+        remaining: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> bool:
+        """Return whether most of a few failing nodes return other outputs if they run again.
+
+        A backend that keeps a state does so; no condition on the inputs describes it.
+        """
+        few = _spread(remaining, REPEATED_CASES)
+        differing = sum(self._differs_again(observation, submit) for observation in few)
+        return 2 * differing >= len(few)
+
+    @staticmethod
+    def _differs_again(
+        observation: Observation, submit: Callable[[Call[Array]], Sequence[Array] | None]
+    ) -> bool:
+        responses = [observation.returned, submit(observation.call), submit(observation.call)]
+        return any(
+            bool(earlier and later) and differ(observation.right, earlier or (), later or ())
+            for earlier, later in pairwise(responses)
+        )
+
     def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
-        """Return likely mistakes that reproduce the failing cases, but also fail passing ones."""
+        """Return mistakes that reproduce all wrong elements, but fail passing elements, too.
+
+        Those that fail the fewest passing cases come first: their condition is the simplest.
+        """
         few = _spread(remaining, RESTRICTED_CASES)
-        return [
+        mistakes = [
             mistake
-            for mistake in self._contradicted
+            for mistake in all_known_mistakes(self.operator)
             if not mistake.rounds
             and mistake.precision is None
-            and all(reproduces(mistake, observation, self.judging) for observation in few)
-            and sum(reproduces(mistake, observation, self.judging) for observation in remaining)
-            == len(remaining)
-        ][:MAX_RESTRICTED]
+            and all(reproduces_wrong_elements(mistake, observation) for observation in few)
+            and all(reproduces_wrong_elements(mistake, observation) for observation in remaining)
+        ]
+        passing = [*islice(self._read_passing(), FIRST_CASES_LIKELY)]
+        against = {
+            mistake.name: sum(
+                not agrees_with(mistake, observation, self.judging) for observation in passing
+            )
+            for mistake in mistakes
+        }
+        mistakes.sort(key=lambda mistake: (against[mistake.name], not self._is_likely(mistake)))
+        return mistakes[:MAX_RESTRICTED]
 
     def _refuted(
         self,
@@ -860,10 +913,10 @@ def _compared(
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:
         returned = submit(call)
-        if returned and _is_wrong(
-            [derived_output.branch for derived_output in bound(call)], returned
-        ):
-            outcomes[returns(mistake, call, returned)] += 1
+        right = [derived_output.branch for derived_output in bound(call)] if returned else []
+        if returned and _is_wrong(right, returned):
+            observation = Observation("", call, Expected({}, {}), returned)
+            outcomes[reproduces_wrong_elements(mistake, observation)] += 1
         return returned
 
     return compare

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter
 from os import getpid
 from time import process_time
@@ -25,7 +25,12 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain import SearchClock, least_seconds
+from onnxopt_cli.analysis.explain import (
+    CHANGES_WHEN_REPEATED,
+    REPEATED_CASES,
+    SearchClock,
+    least_seconds,
+)
 from onnxopt_cli.analysis.mistake_effects import (
     IGNORED,
     PROBES,
@@ -43,7 +48,7 @@ from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, NumberKind, Value, kind_of
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
@@ -78,6 +83,8 @@ MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
+#: Two outputs for the same inputs differ if they do by more than this share of the largest element.
+REPEATED_RTOL = 1e-3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
 # Costs of a mistake and of each failing case and generated node that is not explained, and the
@@ -269,7 +276,10 @@ class _NodeSearch:
     ) -> None:
         self._backend, self._operator, self._submit = backend, operator, submit
         self._clock, self._end = clock, clock.now() + seconds
-        self._failing = sum(result.outcome is Outcome.FAIL for result in results)
+        self._failing_cases = tuple(
+            result.case for result in results if result.outcome is Outcome.FAIL
+        )
+        self._failing = len(self._failing_cases)
         self._samples = _samples(results, cases)
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
@@ -288,6 +298,9 @@ class _NodeSearch:
         """Search, and return the explanation; None if no hypothesis is accepted."""
         if not any(sample.failed for sample in self._samples):
             return None
+        if self._changes_when_repeated():
+            cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
+            return Explanation(self._backend, self._operator, (cause,))
         self._examine_cases()
         if self._submit and self._samples:
             for _ in range(MAX_CAUSES):
@@ -301,6 +314,26 @@ class _NodeSearch:
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
         unexplained = {UNEXPLAINED: {"fail": remaining}} if remaining else {}
         return Explanation(self._backend, self._operator, causes, unexplained)
+
+    def _changes_when_repeated(self) -> bool:
+        """Return whether most of a few failing nodes return other outputs if they run again.
+
+        A backend that keeps a state does so; no condition on a node describes it.
+        """
+        failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
+        return 2 * sum(map(self._differs_again, failing)) >= len(failing)
+
+    def _differs_again(self, sample: NodeSample) -> bool:
+        if self._submit is None:
+            return False
+        first, second = (self._submit(sample.model, sample.inputs) for _ in range(2))
+        responses = [sample.returned, first, second]
+        return any(
+            earlier is not None
+            and later is not None
+            and (len(earlier) != len(later) or any(map(_far_apart, earlier, later)))
+            for earlier, later in pairwise(responses)
+        )
 
     # Statements ---------------------------------------------------------------------------------
 
@@ -632,6 +665,21 @@ class _NodeSearch:
 
 def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:
     return any(hypothesis.explains(sample) for hypothesis in hypotheses)
+
+
+def _far_apart(first: Value, second: Value) -> bool:
+    """Return whether two outputs differ by more than another order of operations explains."""
+    if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
+        return False
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return True
+    if kind_of(first.dtype) is not NumberKind.FLOAT:
+        return not np.array_equal(first, second)
+    earlier, later = first.astype(np.float64), second.astype(np.float64)
+    finite = np.isfinite(earlier) & np.isfinite(later)
+    largest = float(np.max(np.abs(earlier[finite]), initial=0.0))
+    close = np.isclose(earlier, later, rtol=0, atol=REPEATED_RTOL * largest, equal_nan=True)
+    return not close.all()
 
 
 def _total_cost(pair: tuple[float, Hypothesis]) -> float:

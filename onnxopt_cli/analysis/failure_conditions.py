@@ -68,6 +68,8 @@ NARROW_GAP = 0.01
 NEAR_THRESHOLD = 0.25
 #: First parts of a path that are continued with a second, and paths that are kept.
 BEAM_WIDTH, MAX_PATHS = 40, 200
+#: No pair of conditions costs less: each part costs at least 1, and the second 0.5 more.
+MIN_PAIR_COST = 2.5
 #: A path is an alternative to the plainest if neither its cost nor its share of elements that
 #: disagree is larger by more than this.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
@@ -154,7 +156,7 @@ class _Search:
         self._samples, self._submit, self._mistake = list(samples), submit, mistake
         self._given = sum(each.failed for each in samples)
         self._random = Random(0)  # noqa: S311 - not a secret
-        self._features = feature_list(samples[0].call)
+        self._features = feature_list(samples[0].call, samples[0].expected)
         self._fixed = [
             condition
             for index, feature in enumerate(self._features)
@@ -176,6 +178,9 @@ class _Search:
         for_all = self._attempt()
         if (for_all and for_all.conditions) or self._submit is None:
             return for_all
+        if self._mistake:
+            # "Only where" would be false if the mistake shows elsewhere, too.
+            return None
         self._partial = True
         for_part = self._attempt()
         if for_part and for_part.conditions:
@@ -226,6 +231,9 @@ class _Search:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
+        self._paths = self._ranked(found, failing)
+        if self._paths and self._paths[0].cost <= MIN_PAIR_COST:
+            return
         for at in first.promising(self._least(), partial=self._partial):
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
             found += [
@@ -331,7 +339,9 @@ class _Search:
     def _table(self, each: Sample) -> tuple[Array, Array]:
         """Return features and labels of the elements of a sample."""
         if each not in self._tables:
-            self._tables[each] = features(each.call, each.labels(self._effects, self._always))
+            self._tables[each] = features(
+                each.call, each.expected, each.labels(self._effects, self._always)
+            )
         return self._tables[each]
 
     def _joined(
@@ -640,7 +650,7 @@ class _Search:
             codes = np.ones(each.size, np.int16)
             for bit, elements in enumerate(applies.values(), start=1):
                 codes |= elements.astype(np.int16) << bit
-            table, codes = features(each.call, codes)
+            table, codes = features(each.call, each.expected, codes)
             meets = _holds(conditions, table).all(axis=0)
             for bit, reason in enumerate(reasons, start=1):
                 applicable[reason] |= bool(np.any(codes[meets] >> bit & 1))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.analysis.generated_inputs import (
+    with_expected,
     with_length,
     with_number,
     with_tensor_count,
@@ -34,6 +35,8 @@ FLOAT32_MAX = np.finfo(np.float32).max
 MAX_COUNT_CUTS = 5
 #: Decimal exponents up to which a power of ten is a normal double.
 MAX_EXPONENT = 300
+#: Cost of a condition on an expected output; one on an input is preferred.
+EXPECTED_COST = 1.35
 NO_ELEMENTS: Mapping[int, Array] = {0: np.empty(0, int)}
 
 
@@ -83,16 +86,19 @@ class Feature:
     vary: Callable[[Call[Array], float], Call[Array] | None] | None = None
 
 
-def feature_list(call: Call[Array]) -> list[Feature]:
+def feature_list(call: Call[Array], expected: Mapping[str, Array]) -> list[Feature]:
     """Return the features that every node of an operator has, without values of elements."""
-    return list(_features(call, NO_ELEMENTS))
+    return list(_features(call, expected, NO_ELEMENTS))
 
 
-def features(call: Call[Array], labels: Array) -> tuple[Array, Array]:
+def features(
+    call: Call[Array], expected: Mapping[str, Array], labels: Array
+) -> tuple[Array, Array]:
     """Return the features of a node's elements, and the labels of these elements.
 
     Args:
         call: the node.
+        expected: by output of the tensors' shapes, the expected elements of all tensors.
         labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element that
             counts, 0 for an element to leave out.
 
@@ -104,7 +110,7 @@ def features(call: Call[Array], labels: Array) -> tuple[Array, Array]:
     chosen = {*order[: MAX_GROUPS // 2], *range(MAX_GROUPS // 4), len(by_group) - 1}
     flat_indices = {group: _sampled(by_group[group]) for group in sorted(chosen & set(order))}
     with np.errstate(all="ignore"):
-        values = [feature.values for feature in _features(call, flat_indices)]
+        values = [feature.values for feature in _features(call, expected, flat_indices)]
     table = np.empty((len(values), sum(places.size for places in flat_indices.values())))
     for row, value in zip(table, values, strict=True):
         row[:] = value
@@ -219,7 +225,7 @@ def _count_conditions(
         if np.isfinite(below):
             yield _count(index, feature, _plain_count(int(below), k), np.less_equal, 1.0, below, k)
         if np.isfinite(above):
-            cut = k if above == k + 1 else _plain_count(k, int(above)) - 1
+            cut = k if above == k + 1 or _is_plain(k) else _plain_count(k, int(above)) - 1
             yield _count(index, feature, cut, np.greater_equal, 1.05 if k else 1.2, above, k)
 
 
@@ -269,7 +275,9 @@ def roundest(low: float, high: float) -> float:
     return high
 
 
-def _features(call: Call[Array], flat_indices: Mapping[int, Array]) -> Iterator[Feature]:
+def _features(
+    call: Call[Array], expected: Mapping[str, Array], flat_indices: Mapping[int, Array]
+) -> Iterator[Feature]:
     """Yield the features of the elements at some flat indices of tensors.
 
     The order is the same for all nodes of an operator.
@@ -289,15 +297,15 @@ def _features(call: Call[Array], flat_indices: Mapping[int, Array]) -> Iterator[
 
     size, rank = each(first.size for first, *_ in groups), each(first.ndim for first, *_ in groups)
     ends = [first.shape[-2:] if first.ndim > 1 else (np.nan, np.nan) for first, *_ in groups]
-    rows, columns = map(each, zip(*ends, strict=True))
+    row_counts, columns = map(each, zip(*ends, strict=True))
     yield Feature("there {are} {k} tensor{s}", len(call.groups), "count", vary=with_tensor_count)
     yield Feature("the tensor's number is {k}", each(flat_indices) + 1, "count")
     yield Feature(f"{x} has {{k}} element{{s}}", size, "count", vary=with_length)
     yield Feature(f"{x} has {{k}} dimension{{s}}", rank, "count")
-    yield Feature(f"{x} has {{k}} row{{s}}", rows, "count")
+    yield Feature(f"{x} has {{k}} row{{s}}", row_counts, "count")
     yield Feature(f"{x} has {{k}} column{{s}}", columns, "count")
     yield Feature("the element's index is {k}", index, "count")
-    yield Feature("the element's row is {k}", index // columns % rows, "count")
+    yield Feature("the element's row is {k}", index // columns % row_counts, "count")
     yield Feature("the element's column is {k}", index % columns, "count")
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         if "int64" in item.dtypes:
@@ -334,6 +342,16 @@ def _features(call: Call[Array], flat_indices: Mapping[int, Array]) -> Iterator[
         vary = partial(with_number, name=name)
         yield Feature(name, values, "number", vary=vary)
         yield Feature(f"the magnitude of {name}", np.abs(values), "magnitude", 1.05, vary)
+    starts = np.cumsum([0, *(first.size for first, *_ in call.groups)])
+    rows = np.concatenate(
+        [starts[at] + places for at, places in flat_indices.items()] or [np.empty(0, int)]
+    )
+    for name, outputs in expected.items():
+        values = outputs[rows].astype(np.float64)
+        vary = partial(with_expected, name=name)
+        yield Feature(f"the expected {name}", values, "number", EXPECTED_COST, vary)
+        magnitude = f"the magnitude of the expected {name}"
+        yield Feature(magnitude, np.abs(values), "magnitude", EXPECTED_COST + 0.05, vary)
     for (first, left), (second, right) in combinations(elements.items(), 2):
         yield Feature(f"{first} is above {second}", left > right, "flag", 1.3)
         yield Feature(f"{first} is below {second}", left < right, "flag", 1.3)

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.interpret.evaluate import nonnegative_tensors, undefined_at
+from onnxopt_cli.interpret.evaluate import evaluate, nonnegative_tensors, undefined_at
 from onnxopt_cli.operators.call import Call, bind
 from onnxopt_cli.operators.operator import AttributeValue
 
@@ -33,6 +33,8 @@ SPECIAL_VALUES = (0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e2
 SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
 MAX_INPUT_ELEMENTS = 1 << 18
 MAX_TENSORS = 512
+#: Steps of the search for a scale, and the relative accuracy that it must reach.
+MAX_SCALINGS, EXPECTED_ACCURACY = 8, 1e-3
 #: Doubles of at least this magnitude are not exact as int64.
 INT64_LIMIT = 2.0**63
 
@@ -124,6 +126,39 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
             ).groups
     changed_call = replace(call, scalars=tuple(scalars), attributes=attributes, groups=groups)
     return checked(replace(changed_call, omitted=omitted))
+
+
+def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
+    """Return a node of which all elements of an expected output have nearly a given value.
+
+    All tensors are filled with the operands of one element, and scaled until the output has the
+    value. The output must be proportional to a power of the scale, at least approximately.
+    """
+    place = [*call.operator.outputs].index(name) * len(call.groups)
+    output = evaluate(call)[place].reshape(-1).astype(np.float64)
+    usable = np.flatnonzero(np.isfinite(output) & (output != 0))
+    same_sign = usable[np.sign(output[usable]) == np.sign(number)]
+    if not same_sign.size or not np.isfinite(number):
+        return None
+    element, first = same_sign[0], call.groups[0][0]
+    operands = [
+        np.broadcast_to(tensor, first.shape).reshape(-1)[element] for tensor in call.groups[0]
+    ]
+    for power in (1, 2):
+        scale = 1.0
+        for _ in range(MAX_SCALINGS):
+            scaled = _mapped(
+                call,
+                lambda at, tensor: np.full_like(tensor, operands[at] * scale),  # noqa: B023
+            )
+            value = float(evaluate(scaled)[place].reshape(-1)[0])
+            if abs(value - number) <= EXPECTED_ACCURACY * abs(number):
+                return checked(scaled)
+            ratio = number / value if value else 0.0
+            if not ratio > 0 or not np.isfinite(ratio):
+                break
+            scale *= ratio ** (1 / power)
+    return None
 
 
 def with_length(call: Call[Array], number: float) -> Call[Array] | None:

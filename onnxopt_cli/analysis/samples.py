@@ -68,12 +68,14 @@ class Sample:
         wrong: by output, whether each element of all tensors, concatenated, is wrong.
         visible: by output, a row for each effect: whether it would be visible in each element.
         possible: by output that has wrong elements, whether each effect explains all of them.
+        expected: by output of the tensors' shapes, the expected elements of all tensors.
     """
 
     call: Call[Array]
     wrong: Mapping[str, Array]
     visible: Mapping[str, Array]
     possible: Mapping[str, Array]
+    expected: Mapping[str, Array]
 
     @property
     def failed(self) -> bool:
@@ -123,6 +125,7 @@ def sample(
     wrong: dict[str, Array] = {}
     visible: dict[str, Array] = {}
     possible: dict[str, Array] = {}
+    expected: dict[str, Array] = {}
     if returned is not None and len(returned) != len(right):
         returned = [np.array(None)] * len(right)
     for name, own, old in _outputs(call):
@@ -137,7 +140,7 @@ def sample(
         classes = np.stack([~finite, shows[0] & shows[1], shows[0], finite, everywhere])
         visible_rows: Array = np.stack([*shows, *(classes & single), everywhere])
         if mistaken is not None:
-            visible_rows[:] = judged.wrong(_row(mistaken[own]))
+            visible_rows[:] = _differs(judged, right[own], mistaken[own])
         bad: Array = np.zeros(finite.shape, bool)
         if returned is not None:
             expected_outputs = [branch.expected for branch in right[own]]
@@ -165,8 +168,10 @@ def sample(
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
+        else:
+            expected[name] = new
         wrong[name], visible[name] = bad, visible_rows
-    return Sample(call, wrong, visible, possible)
+    return Sample(call, wrong, visible, possible, expected)
 
 
 def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
@@ -187,6 +192,21 @@ def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
     names = {name for each in failing for name in each.possible}
     least = ALWAYS_SHARE * len(failing)
     return frozenset(n for n in names if sum(n in each.possible for each in failing) >= least)
+
+
+def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array]) -> Array:
+    """Return which elements of outputs a mistake changes: all, if it changes a type or shape.
+
+    Args:
+        judged: the expected elements of the outputs in a row.
+        right: the expected outputs.
+        mistaken: the outputs of the mistake.
+    """
+    if [(branch.expected.dtype, branch.expected.shape) for branch in right] != [
+        (output.dtype, output.shape) for output in mistaken
+    ]:
+        return np.ones(judged.expected.shape, bool)
+    return judged.wrong(_row(mistaken))
 
 
 def _single(judged: Branch) -> Array:

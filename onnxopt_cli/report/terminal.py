@@ -152,8 +152,11 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     yield table
     if hidden := [group for number, group in remaining if (number, group) not in frequent]:
         outcomes = Counter(result.outcome.value for group in hidden for result in group.results)
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
-        yield Text(f"{len(hidden)} more causes of {counts}; -q names all failures", "dim")
+        counts = ", ".join(
+            f"{number} case{'s' * (number > 1)} with outcome {outcome}"
+            for outcome, number in outcomes.items()
+        )
+        yield Text(f"{len(hidden)} more causes, in {counts}; -q names all failures", "dim")
 
 
 def _node_line(result: Result, about: str) -> str:

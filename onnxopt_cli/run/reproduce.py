@@ -211,6 +211,46 @@ def reproduces(implementation: Implementation, observation: Observation, judging
     return same or not conforms(outputs, observation, judging)
 
 
+def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
+    """Return whether an implementation returns all wrong elements of a backend.
+
+    The backend may be right in other elements in which the implementation is wrong.
+    """
+    outputs = implementation.run(observation.call)
+    if not len(outputs) == len(observation.right) == len(observation.returned):
+        return False
+    for output, branch, returned in zip(
+        outputs, observation.right, observation.returned, strict=True
+    ):
+        expected = branch.expected
+        misfit = (returned.dtype, returned.shape) != (expected.dtype, expected.shape)
+        wrong = np.ones(returned.shape, bool) if misfit else branch.wrong(returned)
+        if not wrong.any():
+            continue
+        if (output.dtype, output.shape) != (returned.dtype, returned.shape):
+            return False
+        limit = _rounding(output)
+        if not misfit:
+            limit = limit + branch.limit
+            if not branch.wrong(output)[wrong].all():
+                return False
+        if Branch(output, limit).wrong(returned)[wrong].any():
+            return False
+    return True
+
+
+def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
+    """Return whether two responses to the same inputs differ by more than roundings."""
+    structure = [(output.dtype, output.shape) for output in first]
+    expected = [(branch.expected.dtype, branch.expected.shape) for branch in right]
+    if structure != [(output.dtype, output.shape) for output in second]:
+        return True
+    return structure == expected and any(
+        Branch(output, branch.limit).wrong(again).any()
+        for branch, output, again in zip(right, first, second, strict=True)
+    )
+
+
 def returns(implementation: Implementation, call: Call[Array], returned: Sequence[Array]) -> bool:
     """Return whether an implementation returns a backend's outputs for a node."""
     observation = Observation("", call, Expected({}, {}), returned)

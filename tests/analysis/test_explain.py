@@ -147,6 +147,26 @@ def mistaken(name):
     return f"python:{MISTAKEN}:{name}"
 
 
+MOMENTUM = """\
+onnxopt: 1
+suite: other
+operator: Momentum
+cases:
+  - name: one
+    attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2]}
+"""
+SEVERAL_TENSORS = """\
+  - name: three
+    attributes: {alpha: 0.9, beta: 0.95, mode: nesterov, norm_coefficient: 0.1}
+    inputs: {R: 0.1, T: 1, X1: [1.0], X2: [2.0, 0.5], X3: 3.0, G1: [1.0], G2: [0.3, -2.0], G3: 0.5,
+             V1: [0.1], V2: [0.2, 0.3], V3: 0.4}
+  - name: nesterov
+    attributes: {alpha: 0.9, beta: 0.95, mode: nesterov, norm_coefficient: 0.1}
+    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2]}
+"""
+
+
 def steps(*counts, more=""):
     """Return a case file of Adam with a case for each T."""
     head = STEPS.partition("  - name")[0]
@@ -241,6 +261,24 @@ def test_merged_shards_count_the_cases_of_all(workplace, onnxopt):
 
 
 @pytest.mark.slow
+def test_mistake_in_some_tensors_is_named_with_the_condition(workplace, onnxopt):
+    (workplace / "other.yaml").write_text(MOMENTUM + SEVERAL_TENSORS)
+    run = ("run", "other.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
+    onnxopt(*run, "-b", mistaken("StandardAfterTheFirst"))
+    (found,) = explanations()
+    assert found["known_mistakes"] == ["mode taken as standard"]
+    assert "but only where the tensor's number is at least 2" in found["text"]
+
+
+def test_backend_that_keeps_a_state_is_said_to_change_its_outputs(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(steps(1, 5, 9))
+    run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
+    onnxopt(*run, "-b", mistaken("CountsRuns"))
+    (found,) = explanations()
+    assert found["text"].startswith("the same node with the same inputs returns other outputs")
+
+
+@pytest.mark.slow
 def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt):
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
     (workplace / "steps.yaml").write_text(steps(2))
@@ -311,17 +349,6 @@ class Ticks:
     def __call__(self):
         self.now += 1
         return self.now
-
-
-MOMENTUM = """\
-onnxopt: 1
-suite: other
-operator: Momentum
-cases:
-  - name: one
-    attributes: {alpha: 0.9, beta: 0.95, mode: standard, norm_coefficient: 0.1}
-    inputs: {R: 0.1, T: 1, X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2]}
-"""
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_run_marks_results_with_absolute_accuracy_only(name, stored, workplace, 
     folder, backend = stored(*MODELS[name]).name, "python:backend.py"
     result = onnxopt("run", folder, "-b", f"{backend}:ByTanh", "--report", "markdown=out.md")
     assert result.code == 0
-    assert f"passes 1 with {ABSOLUTE}" in result.out
+    assert f"passes 1 case with {ABSOLUTE}" in result.out
     accuracy = (workplace / "out.md").read_text().partition("Accuracy")[2]
     assert f"y, {ABSOLUTE}" in accuracy
     assert onnxopt("run", folder, "-b", f"{backend}:Inaccurate", "--no-explain").code == 1

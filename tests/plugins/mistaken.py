@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 from onnx import numpy_helper
 
 from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.rewrite import rewrite
@@ -65,6 +67,30 @@ class OnlyAtTwo(InsideTheRoot):
         if int(inputs["T"]) == 2:
             return self.wrong(model, inputs)
         return super(InsideTheRoot, self).run(model, inputs)
+
+
+class StandardAfterTheFirst(Right):
+    """Momentum that ignores the mode nesterov from the second tensor on."""
+
+    def run(self, model, inputs):
+        call = sole_call(model, inputs)
+        standard = replace(call, attributes={**call.attributes, "mode": "standard"})
+        pairs = zip(evaluate(call), evaluate(standard), strict=True)
+        count = len(call.groups)
+        return [
+            right if place % count == 0 else wrong for place, (right, wrong) in enumerate(pairs)
+        ]
+
+
+class CountsRuns(Right):
+    """Uses the number of its runs as T."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def run(self, model, inputs):
+        self.runs += 1
+        return super().run(model, {**inputs, "T": np.array(self.runs)})
 
 
 class RefusesBroadcasting(InsideTheRoot):

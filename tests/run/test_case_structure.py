@@ -53,7 +53,7 @@ def test_case_whose_stored_output_has_another_shape_is_invalid(run):
         y=np.arange(4, dtype=np.float32),
     )
     assert result.code == 2
-    assert "y  float32[3]  is float32[4]" in result.out
+    assert "y  float32[3]  expected, but is float32[4]" in result.out
 
 
 def test_case_whose_stored_output_has_another_rank_is_invalid(run):

@@ -152,7 +152,7 @@ def test_passing_cases_are_counted_and_not_named(screen):
 def test_outputs_of_several_backends_are_labelled(screen):
     lines = screen(1, "ThreeFaults", "-b", "numpy", "-v").out.splitlines()
     heading = lines.index("  on python:vendor.py:ThreeFaults")
-    assert lines[heading + 1].startswith("  X_new  float32[2]  is float64[2]")
+    assert lines[heading + 1].startswith("  X_new  float32[2]  expected, but is float64[2]")
     assert lines[lines.index("  on numpy") + 1].startswith("  X_new  float32[2]  as expected")
     assert "  on numpy" not in screen(1, "Right", "-v").out
 
@@ -163,7 +163,7 @@ def test_first_causes_have_an_example_and_further_causes_are_counted(screen):
     assert answer.out.count("─ ERROR ") == 3
     example = "cannot eeeee with eeeeeee for eeeeeeeee, as demo/demo/plain4"
     assert example in " ".join(answer.out.split())
-    assert "14 more causes of 28 error; -q names all failures" in answer.out
+    assert "14 more causes, in 28 cases with outcome error; -q names all failures" in answer.out
 
 
 def test_messages_that_differ_in_names_are_one_cause(screen):

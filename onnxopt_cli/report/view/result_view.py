@@ -40,7 +40,8 @@ class OutputView:
         name: the output, with the path into it.
         kind: expected type and shape.
         agrees: whether the output is as expected.
-        finding: the result in words: ``is float64[2]``, ``3 of 4 off``, ``as expected``.
+        finding: the result in words: ``expected, but is float64[2]``, ``3 of 4 off``,
+            ``as expected``.
         errors: the largest error, and error / tolerance; empty if the elements must be equal.
         tolerance: the tolerance and its provenance; empty if the elements must be equal.
         provenance: where the tolerance came from, in a word or two; empty without one.
@@ -223,7 +224,7 @@ def failure_text(result: Result, where: str = "") -> str:
 
 def _finding(diff: Diff) -> str:
     if diff.structure is not None:
-        return diff.structure
+        return f"expected, but {diff.structure}"
     if not diff.mismatches:
         return "as expected"
     return f"{diff.mismatches} of {diff.elements} {'off' if diff.tolerance else 'differ'}"

@@ -47,7 +47,7 @@ _MAX_REASON_CHARS = 200
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
-    "with elements that the cases cannot judge": INCONCLUSIVE,
+    "in which a tolerance is as large as the value of an element": INCONCLUSIVE,
 }
 # Outcomes without a wrong result; their reasons are listed apart from failures.
 _WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
@@ -323,7 +323,10 @@ class RunView:
         ]
         for words, mark in _QUALIFICATIONS.items():
             counts = Counter(result.backend for result in passes if mark in result.note)
-            parts += [f"{name} passes {number} {words}" for name, number in counts.items()]
+            parts += [
+                f"{name} passes {number} case{'s' * (number > 1)} {words}"
+                for name, number in counts.items()
+            ]
         return printable("; ".join(filter(None, parts)))
 
     @cached_property
