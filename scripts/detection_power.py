@@ -1,7 +1,9 @@
-"""Count the outputs in which the conditioned tolerance detects a relative error of 1e-5.
+"""Count the outputs in which the conditioned tolerance detects an injected error.
 
     python scripts/detection_power.py [CORPUS] [OPERATOR ...]
+    python scripts/detection_power.py forms [OPERATOR ...]
 
+The first command injects a relative error of 1e-5.
 The cases are those of a corpus that are a single node with float32 outputs, which have moderate
 inputs. An element counts if it is finite and not zero, and the error is detected if it exceeds the
 tolerance of the element. The second share is that of the elements that are at least a tenth of the
@@ -10,27 +12,43 @@ largest element of their output: others may be small because terms cancel.
 The last column is the smallest ratio of tolerance and error that a right implementation in float32
 has in an element in which 1e-5 is not detected. The implementations are those of
 ``right_forms.py``, ONNX Runtime, and onnx's reference, whose sums are pairwise or sequential.
+
+The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16, with means
+of up to 3e6 deviations, terms that cancel, and terms that are subnormal. It injects ten times the
+largest error that a right implementation has in an output, and at least ten roundings of the type.
+An element is judged if its tolerance is below half of its magnitude. For the elements that are
+judged, the command counts those in which the error is detected, and those in which a result that is
+NaN, negated, halved or zero passes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from right_forms import FORMS, outputs_by
+from right_forms import FORMS, model_of, outputs_by, typed_cases
 
 import onnxopt_cli as onnxopt
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, NoReferenceError, condition
 from onnxopt_cli.oracle.evaluator import native_outputs, sequential_sums
+from onnxopt_cli.oracle.widen import ROUNDOFF
 
 RELATIVE_ERROR = 1e-5
 LEAST_SHARE = 0.95
+# Injected errors, in largest right errors.
+INJECTED = 10.0
+FALSIFICATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "NaN": lambda exact: exact * np.nan,
+    "negated": lambda exact: -exact,
+    "halved": lambda exact: exact / 2,
+    "zero": lambda exact: exact * 0,
+}
 
 
 class Counts:
@@ -65,7 +83,85 @@ class Counts:
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
 
+class FormCounts:
+    """The elements of an operator's outputs in a type, and how many of them are detected."""
+
+    def __init__(self) -> None:
+        self.elements = self.judged = self.detected = 0
+        self.ratios: list[float] = []
+        #: The judged elements in which a false result passes, by its name.
+        self.passing: Counter[str] = Counter()
+
+    def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:
+        """Count the elements of an output."""
+        expected, limit = output.right[0]
+        exact = expected.astype(np.float64)
+        size = np.abs(exact)
+        counts = np.isfinite(size) & (size > 0)
+        judged = counts & (limit < size / 2)
+        self.elements += int(counts.sum())
+        self.judged += int(judged.sum())
+        if not judged.any():
+            return
+        largest = ROUNDOFF[expected.dtype] * size[judged].max()
+        for value in right_values:
+            if value.shape == exact.shape:
+                error = np.abs(value.astype(np.float64) - exact)[judged]
+                largest = max(largest, error[error <= limit[judged]].max(initial=0.0))
+        self.detected += int((judged & (INJECTED * largest > limit)).sum())
+        self.ratios.append(float(np.median(limit[judged]) / largest))
+        for name, falsified in FALSIFICATIONS.items():
+            passes = judged & accepts(output, falsified(exact))
+            self.passing[name] += int(passes.sum())
+
+
+def accepts(output: ConditionedOutput, value: Array) -> Array:
+    """Return which elements of a value are right."""
+    accepted = np.zeros(value.shape, bool)
+    for expected, limit in (*output.right, *output.reformulated):
+        exact = expected.astype(np.float64)
+        same = (exact == value) | (np.isnan(exact) & np.isnan(value))
+        accepted |= same | (np.abs(exact - value) <= limit)
+    return accepted
+
+
+def count_forms(operators: tuple[str, ...]) -> None:
+    """Print the shares of each operator and type in the cases of ``right_forms.py``."""
+    counts: defaultdict[tuple[str, str], FormCounts] = defaultdict(FormCounts)
+    for _, case in typed_cases(operators):
+        model, inputs = model_of(case)
+        (output, *_) = condition(model, inputs)
+        if output.right:
+            values = [outputs[0] for outputs in right_outputs(model, inputs)]
+            with np.errstate(all="ignore"):
+                counts[case[0], output.right[0][0].dtype.name].add(output, values)
+    for (operator, dtype), count in sorted(counts.items()):
+        passing = ", ".join(f"{name} {number}" for name, number in count.passing.items() if number)
+        judged = max(1, count.judged)
+        print(
+            f"{operator:24} {dtype:9} {count.elements:6} elements, "
+            f"{count.judged / max(1, count.elements):6.1%} judged, "
+            f"{count.detected / judged:6.1%} detected, "
+            f"tolerance / error {np.median(count.ratios or [0]):5.1f}"
+            + (f"; passing: {passing}" if passing else "")
+        )
+    for dtypes in (("float32",), ("float16", "bfloat16")):
+        rows = [count for (_, dtype), count in counts.items() if dtype in dtypes and count.judged]
+        reached = sum(count.detected >= LEAST_SHARE * count.judged for count in rows)
+        print(
+            f"{LEAST_SHARE:.0%} are reached by {reached} of {len(rows)} in {' and '.join(dtypes)}"
+        )
+
+
 def main(corpus: str = "onnx-node", *operators: str) -> None:
+    """Count the elements of a corpus, or of the cases of ``right_forms.py``."""
+    if corpus == "forms":
+        count_forms(operators)
+    else:
+        count_corpus(corpus, operators)
+
+
+def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
     """Print the shares of each operator, the smallest first, and the number at the goal."""
     counts: defaultdict[str, Counts] = defaultdict(Counts)
     for case in onnxopt.load_cases(corpus):
@@ -108,7 +204,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Iterat
     for form in FORMS.get(node.op_type, []):
         try:
             yield outputs_by(form, node, operands)
-        except (Unsupported, IndexError, TypeError, ValueError):
+        except (Unsupported, AttributeError, IndexError, KeyError, TypeError, ValueError):
             # The form does not support the attributes or inputs of the node.
             continue
     for run in (native_outputs, in_sequence, from_the_last_term, with_onnxruntime):

@@ -8,8 +8,9 @@ operator by its first form. Prints the results that are rejected, and exits with
 
 The forms are those of numerical libraries and textbooks: sums in several orders, one-pass and
 two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,
-factorizations, and identities of activations. All compute in float32; 16-bit operands are converted
-first, and results are rounded at the end. ``FORMS`` has the forms of each operator.
+factorizations, identities of activations, and the forms of ``kernel_forms.py``. All compute in
+float32; 16-bit operands are converted first, and results are rounded at the end. ``FORMS`` has the
+forms of each operator.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+from kernel_forms import KERNELS, function_cases, layer_cases, reduction_cases, rows_of
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.errors import Unsupported
+from onnxopt_cli.oracle.condition_estimate import reference_values
 
 Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
 #: Computes the outputs of a node from its attributes and operands.
 NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
-OPSET = 22
+OPSET, IR_VERSION = 22, 10
+# Later operators.
+LATEST_OPSET, LATEST_IR_VERSION = 24, 12
+RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+LATER = frozenset({"Attention", "RMSNormalization", "RotaryEmbedding", "Swish"})
 # Lanes of a vector unit, and elements of a part whose statistics are merged with those of others.
 LANES, PART_LENGTH = 16, 48
 # Winograd's algorithm is used for kernels of this length along at most this number of axes.
@@ -97,16 +104,12 @@ def matrix_product(total: Sum, _: Attributes, a: Array, b: Array) -> list[Array]
 
 
 def reduced(
-    total: Sum, power: int, root: bool, attributes: Attributes, x: Array, axes: Array
+    total: Sum, power: int, root: bool, attributes: Attributes, x: Array, axes: Any = None
 ) -> list[Array]:
     """Compute ReduceSum, or a sum of powers and its root."""
-    along = tuple(int(axis) % x.ndim for axis in axes)
-    rows = np.moveaxis(x, along, range(-len(along), 0)).reshape(
-        *(size for axis, size in enumerate(x.shape) if axis not in along), -1
-    )
+    rows, restored = rows_of(x, axes, attributes)
     result = total(rows**power if power > 1 else rows)
-    result = np.sqrt(result) if root else result
-    return [np.expand_dims(result, along) if attributes.get("keepdims", 1) else result]
+    return [restored(np.sqrt(result) if root else result)]
 
 
 # Statistics of rows: means and variances.
@@ -200,7 +203,7 @@ def layer(
     axis = attributes.get("axis", -1) % x.ndim
     rows = x.reshape(*x.shape[:axis], -1)
     mean, variance = statistics(rows)
-    variance = variance + x.dtype.type(attributes.get("epsilon", 1e-5))
+    variance = variance + x.dtype.type(np.float32(attributes.get("epsilon", 1e-5)))
     return [applied(rows, mean, variance, scale.ravel(), bias.ravel()).reshape(x.shape)]
 
 
@@ -211,7 +214,7 @@ def group(
     statistics, applied = algorithms
     groups = attributes.get("num_groups", x.shape[1])
     mean, variance = statistics(x.reshape(len(x), groups, -1))
-    variance = variance + x.dtype.type(attributes.get("epsilon", 1e-5))
+    variance = variance + x.dtype.type(np.float32(attributes.get("epsilon", 1e-5)))
     shape = (len(x), x.shape[1], *[1] * (x.ndim - 2))
     mean, variance = (
         np.repeat(array, x.shape[1] // groups, 1).reshape(shape) for array in (mean, variance)
@@ -225,7 +228,9 @@ def batch(
     """Compute BatchNormalization by given statistics."""
     if attributes.get("training_mode"):
         raise Unsupported("training")
-    epsilon = x.dtype.type(attributes.get("epsilon", 1e-5))
+    if len(given) != len(("mean", "variance")):
+        raise Unsupported("statistics")
+    epsilon = x.dtype.type(np.float32(attributes.get("epsilon", 1e-5)))
     mean, variance = (by_channel(array, x) for array in given)
     return [applied(x, mean, variance + epsilon, by_channel(scale, x), by_channel(bias, x))]
 
@@ -382,8 +387,9 @@ def transposed(
     if not {"output_shape", "auto_pad"}.isdisjoint(attributes):
         raise Unsupported("generated pads")
     strides = attributes.get("strides", [1] * rank)
-    if max(strides) > 1 and getattr(form, "func", None) is by_winograd:
-        raise Unsupported("no known implementation tiles an input with zeros between its elements")
+    spaced = max(*strides, *attributes.get("dilations", [1])) > 1
+    if spaced and getattr(form, "func", None) is by_winograd:
+        raise Unsupported("no known implementation tiles operands with zeros between elements")
     w = dilated(w, attributes.get("dilations", [1] * rank))
     spread = dilated(x, strides)
     pads = np.reshape(attributes.get("pads", [0] * 2 * rank), (2, rank))
@@ -573,18 +579,14 @@ def online(logarithm: bool, attributes: Attributes, x: Array) -> list[Array]:
     return [np.moveaxis(y, -1, attributes.get("axis", -1))]
 
 
-def log_sum(form: str, attributes: Attributes, x: Array, axes: Array) -> list[Array]:
+def log_sum(form: str, attributes: Attributes, x: Array, axes: Any = None) -> list[Array]:
     """Compute ReduceLogSumExp."""
-    along_axes = tuple(int(axis) % x.ndim for axis in axes)
-    rows = np.moveaxis(x, along_axes, range(-len(axes), 0))
-    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    rows, restored = rows_of(x, axes, attributes)
     if form == "logaddexp":
-        y = np.logaddexp.accumulate(rows, axis=-1)[..., -1]
-    else:
-        largest = rows.max(-1)
-        total = sequential if form == "sequential" else in_pairs
-        y = largest + np.log(total(np.exp(rows - largest[..., None])))
-    return [np.expand_dims(y, along_axes) if attributes.get("keepdims", 1) else y]
+        return [restored(np.logaddexp.accumulate(rows, axis=-1)[..., -1])]
+    largest = rows.max(-1)
+    total = sequential if form == "sequential" else in_pairs
+    return [restored(largest + np.log(total(np.exp(rows - largest[..., None]))))]
 
 
 # Activations.
@@ -677,6 +679,8 @@ def window(
     form: str, coefficients: Sequence[float], attributes: Attributes, size: Array
 ) -> list[Array]:
     """Compute a window from cosines of angles in float32."""
+    if attributes.get("output_datatype", 1) != 1:
+        raise Unsupported("a type other than float32")
     real, count = np.float32, int(size)
     period = real(max(1, count - (not attributes.get("periodic", 1))))
     places = np.arange(count).astype(real)
@@ -834,13 +838,15 @@ FORMS: dict[str, list[NodeForm]] = {
         partial(online, False),
     ],
 }
+for _operator, _kernels in KERNELS.items():
+    FORMS[_operator] = [*FORMS.get(_operator, []), *_kernels]
 MOST_FORMS = max(map(len, FORMS.values()))
 
 
 def outputs_by(form: NodeForm, node: onnx.NodeProto, operands: Sequence[Any]) -> list[Array]:
     """Return the outputs of a node by a form; 16-bit operands are converted to float32."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
-    dtype = operands[0].dtype if operands[0].dtype.kind != "i" else np.dtype(np.float32)
+    dtype = operands[0].dtype if operands[0].dtype.kind not in "iu" else np.dtype(np.float32)
     wide = [
         value.astype(np.float32)
         if value is not None and value.dtype in (np.float16, ml_dtypes.bfloat16)
@@ -889,6 +895,11 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
             return x + float(mean)
         case ["scale", scale]:
             return x * float(scale)
+        case ["alternating"]:
+            # Neighbours cancel but for a small difference.
+            return (1 + 1e-4 * x) * (-1) ** np.arange(shape[-1])
+        case ["wide"]:
+            return x * 10 ** (12 * random.random(shape) - 6)
     return x
 
 
@@ -991,6 +1002,9 @@ def cases() -> Iterator[Case]:
         transform_cases,
         exponential_cases,
         matrix_cases,
+        function_cases,
+        reduction_cases,
+        layer_cases,
     ):
         yield from kind(draw)
 
@@ -999,59 +1013,58 @@ def cases() -> Iterator[Case]:
 SINGLE_ONLY = frozenset({"DFT", "STFT", "Det"})
 
 
-def write_case(
-    folder: Path, operator: str, operands: Sequence[Any], attributes: Attributes
-) -> None:
-    """Write a case whose stored outputs are computed in double by the first form."""
-    names = [f"x{place}" if value is not None else "" for place, value in enumerate(operands)]
-    outputs = ["y", "h"] if operator == "GRU" else ["y"]
-    node = helper.make_node(operator, names, outputs, **attributes)
-    dtype = operands[0].dtype
-    doubles = [
-        value if value is None or value.dtype.kind == "i" else value.astype(float)
-        for value in operands
-    ]
-    results = outputs_by(FORMS[operator][0], node, doubles)
-    arrays = {name: value for name, value in zip(names, operands, strict=True) if name}
-    stored = {name: value.astype(dtype) for name, value in zip(outputs, results, strict=True)}
-
-    def infos(values: dict[str, Array]) -> list[onnx.ValueInfoProto]:
-        return [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for name, value in values.items()
-        ]
-
-    graph = helper.make_graph([node], operator, infos(arrays), infos(stored))
-    imports = [helper.make_opsetid("", OPSET)]
-    data_set = folder / "test_data_set_0"
-    data_set.mkdir(parents=True)
-    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), folder / "model.onnx")
-    for kind, values in (("input", arrays), ("output", stored)):
-        for place, (name, value) in enumerate(values.items()):
-            tensor = numpy_helper.from_array(np.asarray(value, order="C"), name)
-            (data_set / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())
-
-
-@np.errstate(over="ignore")
-def write_cases(folder: Path, operators: Sequence[str]) -> None:
-    """Write all cases of some operators, or of all operators if none is given."""
+def typed_cases(operators: Sequence[str] = ()) -> Iterator[tuple[str, Case]]:
+    """Yield name and content of each case of some operators, or of all, in each type."""
     for place, (operator, operands, attributes) in enumerate(cases()):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
             if operators and operator not in operators:
                 continue
             if dtype is not np.float32 and (operator in SINGLE_ONLY or place % 3):
                 continue
-            typed = [
-                value if value is None or value.dtype.kind == "i" else value.astype(dtype)
-                for value in operands
-            ]
+            with np.errstate(over="ignore"):
+                typed = [
+                    value if value is None or value.dtype.kind == "i" else value.astype(dtype)
+                    for value in operands
+                ]
             floats = [value.astype(float) for value in typed if value is not None]
-            if not all(np.isfinite(value).all() for value in floats):
-                continue
-            name = f"test_{operator.lower()}_{place:03}_{np.dtype(dtype).name}"
-            write_case(folder / name, operator, typed, attributes)
+            if all(np.isfinite(value).all() for value in floats):
+                name = f"test_{operator.lower()}_{place:03}_{np.dtype(dtype).name}"
+                yield name, (operator, typed, attributes)
+
+
+def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return the model of a case, and its inputs."""
+    operator, operands, attributes = case
+    names = [f"x{place}" if value is not None else "" for place, value in enumerate(operands)]
+    outputs = ["y", "h"] if operator in RECURRENT else ["y"]
+    node = helper.make_node(operator, names, outputs, **attributes)
+    inputs = {name: value for name, value in zip(names, operands, strict=True) if name}
+
+    def info(name: str, dtype: Any, shape: Any = None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+
+    dtype = operands[0].dtype if operands[0].dtype.kind != "i" else np.dtype(np.float32)
+    infos = [info(name, value.dtype, value.shape) for name, value in inputs.items()]
+    graph = helper.make_graph([node], operator, infos, [info(name, dtype) for name in outputs])
+    is_later = operator in LATER
+    imports = [helper.make_opsetid("", LATEST_OPSET if is_later else OPSET)]
+    version = LATEST_IR_VERSION if is_later else IR_VERSION
+    return helper.make_model(graph, opset_imports=imports, ir_version=version), inputs
+
+
+def write_cases(folder: Path, operators: Sequence[str]) -> None:
+    """Write all cases of some operators, or of all operators if none is given."""
+    for case_name, case in typed_cases(operators):
+        model, inputs = model_of(case)
+        names = [output.name for output in model.graph.output]
+        stored = dict(zip(names, reference_values(model, inputs), strict=True))
+        data_set = folder / case_name / "test_data_set_0"
+        data_set.mkdir(parents=True)
+        onnx.save(model, folder / case_name / "model.onnx")
+        for kind, values in (("input", inputs), ("output", stored)):
+            for place, (name, value) in enumerate(values.items()):
+                tensor = numpy_helper.from_array(np.asarray(value, order="C"), name)
+                (data_set / f"{kind}_{place}.pb").write_bytes(tensor.SerializeToString())
 
 
 def form_name(form: Any) -> str:

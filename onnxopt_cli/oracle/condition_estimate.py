@@ -6,7 +6,7 @@ value y of each element, and eight times in double with roundings of the model's
 reformulations compute it, which gives z: in its own types, by the function bodies that ONNX
 publishes, and with sequential sums. For each element
 
-    unit      = max_r |y_r - y|, at least u |y|, and at least |z - y| unless that is over 64 units
+    unit      = max_r |y_r - y|, at least u |y|, and |z - y| / 4 unless |z - y| is over 64 units
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
 
 where u is the unit roundoff, and lambda the smallest normal number of the type if the element may
@@ -125,6 +125,8 @@ from onnxopt_cli.oracle.widen import (
 # A reformulation that differs by more units does not measure the condition. Where it overflows, it
 # is an alternative.
 _REFORMULATION_UNITS = 64.0
+# 16 units of this share of a reformulation's error are four times its error.
+_REFORMULATION_SHARE = 1 / 4
 # Sequential sums may round equal terms in the same direction, up to 2^14 roundings. Twice their
 # error is accepted; beyond 1/16 of the largest output their result is an alternative.
 _MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
@@ -577,6 +579,8 @@ class _Evaluation:
         elementwise: whether the model is a single node that rounds each element of its outputs
             once.
         units: the tolerance in units.
+        direct_bound: the largest error of direct evaluations of a single node; None if it is not
+            bounded.
     """
 
     native: Any
@@ -591,6 +595,7 @@ class _Evaluation:
     accumulation: tuple[str, NodeKind] | None = None
     elementwise: bool = False
     units: float = UNITS
+    direct_bound: Array | None = None
 
     @cached_property
     def movements(self) -> list[tuple[Array, Array]]:
@@ -763,6 +768,9 @@ def _evaluate(
     for key, algorithm in _sequential_algorithms(recorder.sites).items():
         with algorithm:
             sequential.append(run(key, native_model, inputs, lambda: compute_only)[0])
+    if recorder.direct_bound is not None:
+        roundoff = recorder.sites[0].roundoff
+        evaluations[0].direct_bound = roundoff * recorder.direct_bound
     events = range_events | first_run.special_events
     out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
     if _REORDERED in events:
@@ -795,8 +803,11 @@ def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) ->
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    # Positions may be computed in the type of the grid that states them.
-    position_roundoff = max(before, after) if node.op_type in GRIDS else roundoff
+    # Positions may be computed in the type of the grid that states them. Others follow from scales,
+    # which are float32.
+    position_roundoff = (
+        max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)
+    )
     return VisitedNode(node.op_type, roundoff, position_roundoff, narrows=after > before > 0)
 
 
@@ -842,6 +853,7 @@ def _sequential_algorithms(
     }
     if not operators.isdisjoint(MEANS):
         algorithms["of scaled terms"] = sequential_sums(scaled=True)
+        algorithms["updated"] = sequential_sums(updated=True)
     if not operators.isdisjoint(OPERATORS):
         blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
         algorithms |= {f"in one pass, {place}": block for place, block in enumerate(blocks)}
@@ -995,15 +1007,11 @@ def _float_output(
     rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
     units = evaluations[0].units
     alternatives: list[tuple[Array, str]] = []
-    unit = np.zeros(exact.shape)
-    rounds = False
-    for evaluation in evaluations:
-        moved, jumps = _unit(evaluation, exact)
-        rounds |= evaluation.elementwise or bool((moved > 0).any())
-        unit = np.maximum(unit, moved)
-        alternatives += [(value, "") for value in jumps]
-    if rounds:
-        unit = np.maximum(unit, rounding)
+    unit, jumps = _largest_unit(evaluations, exact, rounding)
+    alternatives += [(value, "") for value in jumps]
+    if unit is None:
+        unit = np.zeros(exact.shape)
+    else:
         overflows = any(evaluation.overflows for evaluation in evaluations)
         underflows = any(evaluation.underflows for evaluation in evaluations)
         for distance, value in _distances(
@@ -1013,11 +1021,12 @@ def _float_output(
             if underflows:
                 # Few digits of subnormal intermediate results are left.
                 close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
-            unit = np.where(close, np.maximum(unit, distance), unit)
+            unit = np.where(close, np.maximum(unit, distance * _REFORMULATION_SHARE), unit)
             infinite = ~np.isfinite(value) & overflows
             lost = np.isfinite(exact) & (infinite | ((value == 0) & (exact != 0)))
             if lost.any():
                 alternatives.append((np.where(lost, value, exact), _OUT_OF_RANGE))
+        unit = _bounded(unit, evaluations[0])
         for distance, value in _distances(
             [v for evaluation in evaluations for v in evaluation.out_of_range], exact
         ):
@@ -1046,6 +1055,36 @@ def _float_output(
     has_tolerance = any(limit.any() for _, limit in right)
     labels = ("", *(label for _, label in alternatives))
     return ConditionedOutput(right, units=units if has_tolerance else 0.0, labels=labels)
+
+
+def _largest_unit(
+    evaluations: Sequence[_Evaluation], exact: Array, rounding: Array
+) -> tuple[Array | None, list[Array]]:
+    """Return how one rounding moves each element, and the values beyond discontinuities.
+
+    Args:
+        evaluations: the evaluations of an output by several reformulations.
+        exact: the output in double.
+        rounding: the size of a rounding of each element.
+
+    Returns:
+        The unit, or None if the output does not round; and the values.
+    """
+    unit, values, rounds = np.zeros(exact.shape), [], False
+    for evaluation in evaluations:
+        moved, jumps = _unit(evaluation, exact)
+        rounds |= evaluation.elementwise or bool((moved > 0).any())
+        unit = np.maximum(unit, moved)
+        values += jumps
+    return np.maximum(unit, rounding) if rounds else None, values
+
+
+def _bounded(unit: Array, evaluation: _Evaluation) -> Array:
+    """Return units of which 16 do not exceed the error of direct evaluations."""
+    bound = evaluation.direct_bound
+    if bound is None or bound.shape != unit.shape:
+        return unit
+    return np.where(np.isfinite(bound), np.minimum(unit, bound / evaluation.units), unit)
 
 
 def _unit(evaluation: _Evaluation, exact: Array) -> tuple[Array, list[Array]]:

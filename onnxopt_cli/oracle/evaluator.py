@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.functions import with_bound_functions
 from onnxopt_cli.operators.nodes import nodes_within, used_names
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
@@ -36,6 +36,8 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
 # More elements of initializers are converted to double at each use, which saves memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
+# Terms of a mean that is updated at each of them.
+_MAX_UPDATED_TERMS = 4096
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -342,7 +344,7 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
 
 
 def sequential_sums(
-    *, scaled: bool = False, from_last: bool = False
+    *, scaled: bool = False, from_last: bool = False, updated: bool = False
 ) -> AbstractContextManager[None]:
     """Let NumPy's sums and products of float32 and float64 be sequential in a block.
 
@@ -353,6 +355,7 @@ def sequential_sums(
         scaled: whether each term of a mean is multiplied by the reciprocal of their number, instead
             of dividing the sum.
         from_last: whether sums begin with the last term.
+        updated: whether a mean of at most 4096 terms is updated at each of them (Welford).
     """
     step = -1 if from_last else 1
 
@@ -368,6 +371,9 @@ def sequential_sums(
         count = numbers.dtype.type(terms.shape[-1])
         if pairwise in means and scaled:
             terms = terms * (1 / count)
+        if pairwise in means and updated and count <= _MAX_UPDATED_TERMS:
+            result = _updated_mean(terms)
+            return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
         result = cumulate(terms[..., ::step], axis=-1)[..., -1]
         result = result / count if pairwise in means and not scaled else result
         return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
@@ -396,6 +402,14 @@ def sequential_sums(
         (np, "dot", partial(multiplied, np.dot)),
         (np, "matmul", partial(multiplied, matmul)),
     )
+
+
+def _updated_mean(terms: Array) -> Array:
+    """Return the mean along the last axis, updated at each term."""
+    mean = terms[..., 0]
+    for place in range(1, terms.shape[-1]):
+        mean = mean + (terms[..., place] - mean) / terms.dtype.type(place + 1)
+    return mean
 
 
 def _array(value: Any) -> Any:

@@ -1074,3 +1074,43 @@ def test_cubic_weights_may_be_rounded(form, seed):
     inputs = {"x": pixels[None, None], "roi": np.zeros(0, "f"), "scales": f32(1, 1, *scales)}
     assert node_passes("Resize", inputs, right, mode="cubic")
     assert not node_passes("Resize", inputs, right * (1 + 3e-5), mode="cubic")
+
+
+@pytest.mark.parametrize("terms", [2, 4, 9])
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_short_sum_is_off_by_a_rounding_for_each_term(terms, cancels):
+    random = np.random.default_rng(terms)
+    a, b = (random.standard_normal((40, terms)).astype(np.float32) for _ in range(2))
+    if cancels:
+        a[:, -1] = -(a[:, :-1] * b[:, :-1]).sum(1) / b[:, -1]
+    inputs = {"a": a[:, None, :], "b": b[:, :, None]}
+    model = model_of([("MatMul", ["a", "b"], {})], inputs)
+    products = a * b
+    for order in (slice(None), slice(None, None, -1)):
+        total = np.add.accumulate(products[:, order], axis=1)[:, -1]
+        assert passes_estimate(model, inputs, total[:, None, None])
+    exact = np.sum(a.astype(float) * b, axis=1)
+    bound = np.abs(products.astype(float)).sum(1) * 2.0**-24 * (terms + 4)
+    (output,) = condition(model, inputs)
+    expected, limit = output.right[0]
+    wrong = (exact + bound).astype(np.float32)
+    assert (np.abs(wrong - expected.ravel().astype(float)) > limit.ravel()).all()
+
+
+def test_coordinates_of_16_bit_images_are_those_of_float32():
+    """The scales of Resize are float32; float16 could not tell two pixels of a wide image apart."""
+    x = np.arange(2000).reshape(1, 1, -1).astype(np.float16) % 2
+    inputs = {"x": x, "none": np.array([], np.float32), "scales": np.array([1, 1, 1.5], np.float32)}
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    model = model_of(
+        [("Resize", ["x", "none", "scales"], attributes)], inputs, types=[TensorProto.FLOAT16]
+    )
+    places = np.arange(3000, dtype=np.float32) / np.float32(1.5)
+    low = np.minimum(places.astype(int), 1999)
+    share = places - low
+    high = np.minimum(low + 1, 1999)
+    row = x[0, 0].astype(np.float32)
+    y = (1 - share) * row[low] + share * row[high]
+    assert passes_estimate(model, inputs, y[None, None].astype(np.float16))
+    moved = (1 - share - 0.1) * row[low] + (share + 0.1) * row[high]
+    assert not passes_estimate(model, inputs, moved[None, None].astype(np.float16))

@@ -213,3 +213,47 @@ def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype
     least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
     largest = max(least, *map(case.error, values.values()))
     assert case.branch.wrong(expected + 10 * largest).mean() >= 0.95
+
+
+def by_given_statistics(dtype, ratio):
+    """Return operands of a BatchNormalization with a mean of that many deviations."""
+    random = np.random.default_rng(39)
+    mean = ratio * (1 + random.random(6))
+    x = mean[:, None] + random.standard_normal((2, 6, 150))
+    operands = [x, 0.5 + random.random(6), random.standard_normal(6), mean, 0.2 + random.random(6)]
+    return [operand.astype(dtype) for operand in operands]
+
+
+def shares_of_given_statistics(operands, value):
+    """Return error / tolerance of each element of a BatchNormalization by given statistics."""
+    names = ["x", "scale", "bias", "mean", "variance"]
+    kind = helper.np_dtype_to_tensor_dtype(operands[0].dtype)
+    infos = [
+        helper.make_tensor_value_info(name, kind, operand.shape)
+        for name, operand in zip(names, operands, strict=True)
+    ]
+    node = helper.make_node("BatchNormalization", names, ["y"])
+    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", kind, None)])
+    imports = [helper.make_opsetid("", 15)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    (output,) = condition(model, dict(zip(names, operands, strict=True)))
+    expected, limit = output.right[0]
+    return np.abs(value.astype(float) - expected.astype(float)) / limit
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("ratio", [0, 10, 300])
+def test_given_statistics_are_applied_in_float32(dtype, ratio):
+    """Folded scales and shifts pass; ten times their largest error fails."""
+    operands = by_given_statistics(dtype, ratio)
+    x, *parameters = (operand.astype(F) for operand in operands)
+    scale, bias, mean, variance = (parameter[:, None] for parameter in parameters)
+    factor = scale / np.sqrt(variance + F(EPSILON))
+    exact = (x.astype(float) - mean) * scale / np.sqrt(variance.astype(float) + EPSILON) + bias
+    forms = [x * factor + (bias - mean * factor), (x - mean) * factor + bias]
+    results = [form.astype(dtype) for form in forms]
+    largest = max(np.abs(result.astype(float) - exact).max() for result in results)
+    for result in results:
+        assert shares_of_given_statistics(operands, result).max() <= 1
+    wrong = (exact + 10 * largest).astype(dtype)
+    assert (shares_of_given_statistics(operands, wrong) > 1).mean() >= 0.95

@@ -31,6 +31,7 @@ from onnxopt_cli.oracle.rounding.coordinates import (
     moved_coordinates,
 )
 from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
+from onnxopt_cli.oracle.rounding.direct_bounds import direct_bound
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
 from onnxopt_cli.oracle.rounding.flushed_terms import flushed_error
 from onnxopt_cli.oracle.rounding.gates import moved_activations
@@ -76,6 +77,9 @@ _DOUBLE_STEP = 2.0**27
 # Statistics have smaller errors than their terms. The errors of all observed reformulations are
 # below 4 roundings, so 8 are allowed.
 _STATISTICS_SHARE = 1 / 2
+# A coordinate is computed in at most 6 steps, a value that is interpolated between two terms along
+# each axis in at most 8. 16 units of this share of a rounding are 8 roundings.
+_COORDINATES_SHARE = 1 / 2
 # With this share of an activation's range as the unit, 16 units are 4 roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
@@ -95,6 +99,8 @@ _SMALLEST_NORMAL = {
 }
 # A subnormal rounding error is negligible for a number that is this many times as large.
 _VISIBLE = 2.0**60
+# Operands of normalizations. Statistics follow in BatchNormalization.
+_SCALE_AND_BIAS = (1, 2)
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
@@ -169,6 +175,9 @@ class SiteRecorder:
         #: The size of an injected rounding, in roundings of the model's types.
         self.step = _DOUBLE_STEP if self._coarsest == DOUBLE_ROUNDOFF else 1.0
         self.sites: list[RoundingSite] = []
+        #: The largest error of direct evaluations of a single float32 or double node, in units of
+        #: its unit roundoff; None if it is not bounded.
+        self.direct_bound: Array | None = None
         #: Whether any node makes choices, so that outputs may jump.
         self.may_jump = False
         self._classes = {} if classes is None else classes
@@ -213,7 +222,12 @@ class SiteRecorder:
         """Compute a node and record its rounding site."""
         outputs = compute(*operands)
         self.may_jump = self.may_jump or may_jump(node, operands, outputs)
-        self.sites.append(self._site(node, compute, operands, outputs, index))
+        site = self._site(node, compute, operands, outputs, index)
+        self.sites.append(site)
+        if len(self._visited) == 1 and not self._math and 0 < site.roundoff <= SINGLE_ROUNDOFF:
+            flushes = not all(map(_is_zero, site.flushed))
+            bound = direct_bound(node, site.node_class, compute, operands, outputs[0])
+            self.direct_bound = None if flushes else bound
         return outputs
 
     def state(self) -> Any:
@@ -289,7 +303,7 @@ class SiteRecorder:
         """Return the scale of each output's error; empty if perturbed runs derive it."""
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
-            return [np.abs(output) for output in outputs_of_magnitudes]
+            return [_COORDINATES_SHARE * np.abs(output) for output in outputs_of_magnitudes]
         if self._math in DEVICE_FUNCTIONS and roundoff == SINGLE_ROUNDOFF:
             error = device_error(self._math, node.op_type, [*operands], outputs[0])
             if error is not None:
@@ -345,7 +359,8 @@ class Injector:
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
             selects = kind is NodeKind.SELECT
-            position_error = site.position_roundoff * self._step
+            share = 1.0 if selects else _COORDINATES_SHARE
+            position_error = share * site.position_roundoff * self._step
             with moved_coordinates(
                 lambda size: position_error * self._roundings(size) * size, selects=selects
             ):
@@ -396,7 +411,7 @@ class Injector:
             operand = operands[place]
             # 16-bit scales and biases are perturbed by a rounding of their own type, operands that
             # are accumulated in float32 by less.
-            parameter = kind is NodeKind.NORMALIZE and place > 0
+            parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step
             elif place == GRIDS.get(node.op_type):
@@ -438,7 +453,8 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
     """Return the relative perturbation of a node's operands."""
     if node_class.kind is NodeKind.NORMALIZE:
         # 16-bit tensors are normalized in float32, so implementations differ by its roundings.
-        computed = SINGLE_ROUNDOFF * UNITS if roundoff > SINGLE_ROUNDOFF else roundoff
+        wider = SINGLE_ROUNDOFF * UNITS / SHORT_UNITS
+        computed = wider if roundoff > SINGLE_ROUNDOFF else roundoff
         in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
         declared = MATH[math] if in_short else 0.0
         # If the statistics are inputs of the node, nothing is averaged.
@@ -448,6 +464,8 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
         return max(roundoff, MATH[math]) * _accumulated(node_class, SINGLE_ROUNDOFF)
     if roundoff > SINGLE_ROUNDOFF and takes_exact_operands(op_type, node_class.kind):
         return SINGLE_ROUNDOFF * _accumulated(node_class, SINGLE_ROUNDOFF) * UNITS / SHORT_UNITS
+    if node_class.kind is NodeKind.COORDINATES:
+        return roundoff * _COORDINATES_SHARE
     # Operands of exponentials round once, when they are scaled for a power of two. The exponentials
     # are positive: their sum cancels nothing.
     sums = node_class.kind is not NodeKind.EXPONENTIALS

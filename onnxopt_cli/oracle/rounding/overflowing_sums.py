@@ -36,8 +36,9 @@ def may_overflow(operands: Sequence[Any]) -> bool:
     for tensor in tensors:
         real = np.abs(tensor) if tensor.dtype.kind == "c" else tensor
         largest = max(float(real.max()), -float(real.min()))
-        # The order of terms does not matter to operands that are infinite or NaN.
-        bound *= max(1.0, largest) if largest < inf else 1.0
+        if not largest < inf:
+            largest = float(np.abs(real[np.isfinite(real)]).max(initial=0))
+        bound *= max(1.0, largest)
     return bound > _limit(tensors)
 
 
@@ -81,8 +82,10 @@ def with_overflow(
         may_be = positive if special > 0 else negative if special < 0 else positive & negative
     else:
         return output
-    finite_operands = all(np.isfinite(v).all() for v in magnitudes if is_wide(v))
-    may_be = may_be & (finite_operands | np.isfinite(output))
+    if not np.isnan(special):
+        # An infinite operand yields the infinity of its sign.
+        finite_operands = all(np.isfinite(v).all() for v in magnitudes if is_wide(v))
+        may_be = may_be & (finite_operands | np.isfinite(output))
     return np.where(may_be, np.asarray(special, output.dtype), output)
 
 
