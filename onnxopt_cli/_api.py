@@ -483,7 +483,7 @@ def audit(
         judging: how outputs are judged.
         operators: names of the operators to audit without a formula; empty for all in the cases.
         jobs: number of processes.
-        thorough: whether to find redundant cases, too, which takes many times as long.
+        thorough: whether to find redundant cases as well, which takes many times as long.
         progress: called with the number of finished implementations and of all.
         preparing: called with the numbers of prepared and of all cases, before that.
         invalid: called with the faults of cases, which are left out.

@@ -49,7 +49,7 @@ class ModelRunner:
     Attributes:
         backend: the backend.
         lowering: when to lower models to primitive operators.
-        older_opsets: whether to offer an unsupported model in older opsets, too.
+        older_opsets: whether to offer an unsupported model also in older opsets.
         lowered: whether the last model was lowered.
         opset: the older opset of the last model; 0 for the model's own.
     """

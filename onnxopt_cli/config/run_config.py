@@ -352,12 +352,11 @@ class Judging(Settings):
 
     Attributes:
         tolerance: the rule that yields the tolerance of all cases; None for those of the cases.
-        rtol: relative tolerance; None for those of the cases.
-        atol: absolute tolerance; None for those of the cases.
-        ulp: distance in ulp; None for the tolerances of the cases.
-        error_bound: multiple of the error bound that a derived tolerance allows.
-        signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether to count what cases cannot judge among equal elements, too; it has no
+        rtol: relative tolerance; None for those of the cases. atol: absolute tolerance; None for
+        those of the cases. ulp: distance in ulp; None for the tolerances of the cases. error_bound:
+        multiple of the error bound that a derived tolerance allows. signed_zeros: whether 0.0 and
+        -0.0 differ. examine: whether to count the elements that cases cannot judge even among equal
+        elements; it has no
             option of its own, as ``--verbose`` implies it.
     """
 

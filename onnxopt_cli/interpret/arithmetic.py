@@ -2,7 +2,7 @@
 
 An operand takes part through NumPy's dispatch and passes each operation to an arithmetic, which
 performs it on arrays of machine types. Types combine as in NumPy: attributes are plain numbers and
-take the type of the other operand. ONNX Runtime can compute the formula, too, as its lowered graph.
+take the type of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def check_model(model: _Model, *, full: bool = False) -> None:
 
     Args:
         model: the model, or its bytes.
-        full: whether to infer types and shapes, too.
+        full: whether to infer types and shapes as well.
 
     Raises:
         OnnxRefusal: if the checker finds a fault, or crashes.

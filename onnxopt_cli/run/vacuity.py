@@ -137,7 +137,7 @@ class VacuityCheck:
             executor: the backend.
             node: the node.
             types: the element types of the case's inputs; None for a rejection case, for which the
-                node cases of onnx are probes, too.
+                node cases of onnx are also probes.
         """
         operator = registry().find(node.domain, node.op_type)
         if operator is not None:

@@ -295,7 +295,7 @@ def _with_larger_errors(
     """Return accepted results with the errors of a less accurate reformulation, if larger.
 
     NaN errors, as of the root of a surely negative value, are ignored. Where the formula divides by
-    zero, the reformulation may subtract infinity from itself; then NaN is accepted, too.
+    zero, the reformulation may subtract infinity from itself; then NaN is also accepted.
     """
     covered = [
         replace(

@@ -254,7 +254,7 @@ def _moves_data(
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
     """Return the magnitudes of elements that may come from anywhere in the inputs.
 
-    These are the finite elements that are neither rounded to integers, which is exact, too, nor
+    These are the finite elements that are neither rounded to integers, which is also exact, nor
     equal to the element of an input at the same place.
     """
     size = np.abs(result)

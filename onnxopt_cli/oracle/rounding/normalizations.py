@@ -226,7 +226,7 @@ def standardized(
 def layer_normalization(
     _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Normalize from an axis on; return the mean and the inverse deviation, too."""
+    """Normalize from an axis on; also return the mean and the inverse deviation."""
     normal, mean, variance = standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))
@@ -252,7 +252,7 @@ def batch_normalization(
     momentum: float,
     epsilon: float,
 ) -> tuple[Array, ...]:
-    """Normalize each channel of all batches; return the batch's and the running statistics, too.
+    """Normalize each channel of all batches; also return the batch's and the running statistics.
 
     The order of the results is that of the reference's own function.
     """

@@ -50,7 +50,7 @@ def unbounded_sum_roundings(terms: float) -> float:
 def _signs() -> Array:
     """Return the signs of consecutive places, one row per run.
 
-    Places whose distance is a multiple of the number of columns have different columns, too.
+    Even places whose distance is a multiple of the number of columns have different columns.
     """
     count = len(_TRIPLES)
     places = np.arange(count**3)

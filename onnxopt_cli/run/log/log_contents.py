@@ -105,7 +105,7 @@ class FileSnapshot:
         """Return the digest of a file as it was at the first call.
 
         Args:
-            path: the file; an unreadable file has a digest, too.
+            path: the file; an unreadable file also has a digest.
             seen: signature of the file when it was read before; empty if it was not read.
 
         Raises:

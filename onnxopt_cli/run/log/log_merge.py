@@ -176,7 +176,7 @@ def _explanations(
 
     Args:
         records: the records of the shards.
-        results: the results of the run; failures in shards without explanations count, too.
+        results: the results of the run; failures in shards without explanations are also counted.
     """
     by_operator: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:
