@@ -127,7 +127,6 @@ def test_unknown_symbol_is_invalid(tmp_path):
         load(save_sum(tmp_path / "m.onnx", ["n"]), dims=("m=3",))
 
 
-@pytest.mark.slow
 def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zeros.py").write_text(

@@ -122,7 +122,7 @@ def use_part(monkeypatch):
 
 @pytest.mark.slow
 def test_written_directories_contain_every_case_of_the_suite(workplace, onnxopt, use_part):
-    names = use_part("trajectories", 6), use_part("pruning", 20)
+    names = use_part("trajectories", 12), use_part("pruning", 40)
     answer = onnxopt("generate", *names, "--format", "onnx", "-o", "out")
     assert answer.code == 0
     assert " refusals, which" in answer.out

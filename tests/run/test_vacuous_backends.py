@@ -61,8 +61,7 @@ def outcomes(results):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ("spec", (*SILENT, *CONSTANT)),
-        ("conformance --shard 1/10", (*SILENT, *CONSTANT)),
+        ("conformance --shard 1/20", (*SILENT, *CONSTANT)),
         ("conformance/momentum --lower always --shard 1/8", (*SILENT, *CONSTANT)),
         ("pruning --shard 1/10", SOMETIMES_RIGHT),
         (
@@ -76,7 +75,8 @@ def outcomes(results):
 def test_backend_that_computes_nothing_passes_hardly_any_case(onnxopt, tmp_path, options, names):
     backends = [word for name in names for word in ("-b", backend(name))]
     results, answer = run(onnxopt, tmp_path, *options.split(), *backends)
-    assert answer.code == 1
+    # The specification defines no result for some cases of onnx: they are invalid.
+    assert answer.code in {1, 2}
     for name in names:
         counts = outcomes(results[name])
         allowed = 0 if name in SILENT else counts.total() / 100

@@ -100,7 +100,7 @@ def test_missing_isolation_is_reported_or_a_usage_error(demo):
 @pytest.mark.slow
 def test_suites_conform_without_a_type_wider_than_double(tmp_path):
     suites = ("spec", "conformance", "pruning")
-    run = run_elsewhere("ARM", tmp_path, "run", *suites, "--shard", "1/4", "-q")
+    run = run_elsewhere("ARM", tmp_path, "run", *suites, "--shard", "1/12", "-q")
     assert run.returncode == 0, run.stderr
 
 
@@ -109,7 +109,7 @@ def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace)
     """The outputs have errors of some ulps each, so that some are within their tolerance."""
     Path("rough.py").write_text(ROUGH)
     command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
-    command += ["--shard", "1/3", "--isolation", "none", "--no-explain", "--report"]
+    command += ["--shard", "1/9", "--isolation", "none", "--no-explain", "--report"]
     assert onnxopt(*command, "json=here.json").code == 1
     run = run_elsewhere("ARM", workplace, *command, "json=there.json")
     assert run.returncode == 1, run.stderr
