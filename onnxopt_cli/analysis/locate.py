@@ -31,6 +31,7 @@ from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value
+from onnxopt_cli.errors import BeyondLimit, UsageError
 from onnxopt_cli.interpret.single_node import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
@@ -200,8 +201,12 @@ def locate(case: Case, plan: Plan, memory: int = 0, telling: Telling = silently)
 
     Raises:
         InvalidCase: if the case cannot be loaded.
+        UsageError: if it exceeds a limit of onnxopt.
     """
-    problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
+    try:
+        problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
+    except BeyondLimit as error:
+        raise UsageError(f"{LIMIT}{error.message}") from error
     with ValueStore(memory or _USUAL_BYTES) as store:
         return _Search(case, problem, plan, store, telling).locate()
 

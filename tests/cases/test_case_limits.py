@@ -62,6 +62,8 @@ def test_bare_model_and_case_file_over_a_limit_are_skipped(workplace, onnxopt, m
     for target in ("model.onnx", "case.yaml"):
         answer = onnxopt("run", target, "-b", "onnx-reference", "--isolation", "none")
         assert (answer.code, "limit of onnxopt: " in answer.out) == (5, True), answer.text
+    located = onnxopt("locate", "model.onnx", "-b", "onnx-reference", "--isolation", "none")
+    assert (located.code, "limit of onnxopt: " in located.text) == (2, True), located.text
 
 
 def test_large_external_data_that_are_missing_make_a_case_invalid(workplace, onnxopt):

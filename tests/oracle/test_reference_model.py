@@ -1,0 +1,244 @@
+"""Runs of a model on onnx's reference: visitors, released values, and shared nodes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxopt_cli.oracle.condition_estimate import all_readings
+from onnxopt_cli.oracle.evaluator import (
+    ReferenceModel,
+    compute_only,
+    native_outputs,
+    sequential_sums,
+)
+from onnxopt_cli.oracle.patching import corrected
+from onnxopt_cli.oracle.shared_prefix import SharedPrefix
+
+_HEADER = '<ir_version: 8, opset_import: ["": 17]>'
+_MODELS = {
+    "chain": """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,8] y, float[8,1] mean) {
+            product = MatMul(x, w)
+            mean = ReduceMean <axes = [1]> (product)
+            centred = Sub(product, mean)
+            hard = HardSigmoid(centred)
+            scaled = Mul(hard, product)
+            y = Sigmoid(scaled)
+        }""",
+    "optional operand": """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,300] y) {
+            square = Mul(x, x)
+            same = Dropout(square)
+            hard = HardSigmoid(same)
+            y = LayerNormalization <axis = 0> (hard, x, square)
+        }""",
+    "branch": """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,8] y) {
+            product = MatMul(x, w)
+            total = ReduceSum <keepdims = 0> (product)
+            zero = Constant <value = float {0}> ()
+            positive = Greater(total, zero)
+            chosen = If (positive) <
+                then_branch = positive_total () => (float[8,8] a) { a = Tanh(product) },
+                else_branch = other_total () => (float[8,8] b) {
+                    square = Mul(product, product)
+                    b = HardSigmoid(square)
+                }
+            >
+            kept = Identity(chosen)
+            sum = Add(kept, product)
+            y = Sigmoid(sum)
+        }""",
+    "sequence": """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,8] y, float[8,4] first) {
+            product = MatMul(x, w)
+            parts = SplitToSequence <axis = 1> (product, four)
+            joined = ConcatFromSequence <axis = 1> (parts)
+            place = Constant <value = int64 {0}> ()
+            first = SequenceAt(parts, place)
+            y = Sigmoid(joined)
+        }""",
+}
+
+
+def _model(name: str) -> onnx.ModelProto:
+    model = parser.parse_model(_HEADER + _MODELS[name])
+    if name == "sequence":
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(4), "four"))
+    return model
+
+
+def _inputs(seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.standard_normal((8, 300)).astype("f4"),
+        "w": random.standard_normal((300, 8)).astype("f4"),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", _MODELS)
+def test_shared_nodes_do_not_change_an_estimate(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = _model(name), _inputs(seed)
+    shared = all_readings(model, inputs)
+    monkeypatch.setattr(SharedPrefix, "of", lambda *_: SharedPrefix({}))
+    separate = all_readings(model, inputs)
+    assert len(shared) == len(separate)
+    for reading, other in zip(shared, separate, strict=True):
+        for output, expected in zip(
+            reading.conditioned_outputs, other.conditioned_outputs, strict=True
+        ):
+            assert output.reason == expected.reason == ""
+            for pairs, expected_pairs in (
+                (output.right, expected.right),
+                (output.reformulated, expected.reformulated),
+            ):
+                for pair, expected_pair in zip(pairs, expected_pairs, strict=True):
+                    np.testing.assert_array_equal(pair, expected_pair)
+
+
+def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = _computed_products(monkeypatch)
+    monkeypatch.setattr(SharedPrefix, "of", lambda *_: SharedPrefix({}))
+    assert shared <= _computed_products(monkeypatch) / 2
+
+
+def _computed_products(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often an estimate of the chain computes its matrix product."""
+    run, products = ReferenceModel.run, 0
+
+    def counted(model: ReferenceModel, inputs: Any, visitor: Any = compute_only) -> Any:
+        def visit(node: Any, compute: Any, operands: Any, index: int) -> Any:
+            def computed(*values: Any) -> Any:
+                nonlocal products
+                products += node.op_type == "MatMul"
+                return compute(*values)
+
+            return visitor(node, computed, operands, index)
+
+        return run(model, inputs, visit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReferenceModel, "run", counted)
+        all_readings(_model("chain"), _inputs(0))
+    return products
+
+
+OPSET = [helper.make_opsetid("", 21)]
+
+
+def model_of(nodes, input_names, output_names, initializers=()):
+    def infos(names):
+        return [onnx.ValueInfoProto(name=name) for name in names]
+
+    graph = helper.make_graph(nodes, "g", infos(input_names), infos(output_names), [*initializers])
+    return helper.make_model(graph, opset_imports=OPSET)
+
+
+def test_values_are_released_after_their_last_reader():
+    nodes = [helper.make_node("Neg", [f"v{place}"], [f"v{place + 1}"]) for place in range(20)]
+    alive: list[int] = []
+    references: list[weakref.ref[np.ndarray]] = []
+
+    def visit(_node, compute, operands, _index):
+        outputs = compute(*operands)
+        references.extend(map(weakref.ref, outputs))
+        alive.append(sum(reference() is not None for reference in references))
+        return outputs
+
+    with corrected():
+        ReferenceModel(model_of(nodes, ["v0"], ["v20"])).run({"v0": np.ones(3, "f4")}, visit)
+    assert max(alive) <= 3
+
+
+def test_value_is_kept_for_a_branch_that_reads_it():
+    branches = {}
+    for name, operator in (("then_branch", "Abs"), ("else_branch", "Neg")):
+        node = helper.make_node(operator, ["a"], [name])
+        branches[name] = helper.make_graph([node], name, [], [onnx.ValueInfoProto(name=name)])
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Exp", ["a"], ["b"]),
+        helper.make_node("If", ["condition"], ["c"], **branches),
+        helper.make_node("Sub", ["b", "c"], ["y"]),
+    ]
+    model = model_of(nodes, ["x", "condition"], ["y"])
+    x = np.array([-1, 2], np.float32)
+    for condition, taken in ((True, np.abs), (False, np.negative)):
+        (y,) = native_outputs(model, {"x": x, "condition": np.array(condition)})
+        np.testing.assert_array_equal(y, np.exp(-x) - taken(-x))
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_products_are_summed_in_the_order_of_their_terms(columns):
+    a = np.array([[1, 1e8, -1e8]], np.float32)
+    b = np.ones((3, columns), np.float32)
+    model = model_of([helper.make_node("MatMul", ["a", "b"], ["y"])], ["a", "b"], ["y"])
+    for from_last, total in ((False, 0), (True, 1)):
+        with sequential_sums(from_last=from_last):
+            (y,) = native_outputs(model, {"a": a, "b": b})
+        np.testing.assert_array_equal(y, np.full((1, columns), total, np.float32))
+
+
+@pytest.mark.parametrize("size", [4, 1 << 12])
+def test_initializers_are_doubles_in_a_wide_run(size, monkeypatch):
+    """Large initializers are converted at each use, others once."""
+    monkeypatch.setattr("onnxopt_cli.oracle.evaluator._MAX_WIDENED_ELEMENTS", 1 << 10)
+    weights = numpy_helper.from_array(np.full(size, 0.1, np.float32), "w")
+    body = helper.make_graph(
+        [helper.make_node("Mul", ["w", "w"], ["p"])], "g", [], [onnx.ValueInfoProto(name="p")]
+    )
+    nodes = [
+        helper.make_node("Add", ["x", "w"], ["a"]),
+        helper.make_node("If", ["condition"], ["s"], then_branch=body, else_branch=body),
+        helper.make_node("Mul", ["a", "s"], ["y"]),
+    ]
+    model = model_of(nodes, ["x", "condition"], ["y", "a", "s"], [weights])
+    narrow = ReferenceModel(model)
+    wide = ReferenceModel(model, wide=True, like=narrow)
+    inputs = {"x": np.ones(size, np.float32), "condition": np.array(True)}
+    with corrected():
+        outputs = wide.run(inputs)
+        w = np.float64(np.float32(0.1))
+        for output, value in zip(outputs, ((1 + w) * (w * w), 1 + w, w * w), strict=True):
+            np.testing.assert_array_equal(output, np.full(size, value), strict=True)
+        assert [output.dtype for output in narrow.run(inputs)] == [np.float32] * 3
+
+
+def test_reformulation_shares_nodes_that_it_does_not_change():
+    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Elu", ["a"], ["y"])]
+    model = model_of(nodes, ["x"], ["y"])
+    graph_types = [("x", TensorProto.FLOAT), ("y", TensorProto.FLOAT)]
+    for info, (name, element) in zip(
+        (*model.graph.input, *model.graph.output), graph_types, strict=True
+    ):
+        info.CopyFrom(helper.make_tensor_value_info(name, element, [2]))
+    visited: dict[str, list[str]] = {}
+
+    def visitor_of(name):
+        def visit(node, compute, operands, _index):
+            visited.setdefault(name, []).append(node.op_type)
+            return compute(*operands)
+
+        return visit
+
+    unchanged = ReferenceModel(model)
+    expanded = ReferenceModel(model, ["Elu"], like=unchanged)
+    x = np.array([-1, 1], np.float32)
+    with corrected():
+        for name, evaluator in (("unchanged", unchanged), ("expanded", expanded)):
+            (y,) = evaluator.run({"x": x}, visitor_of(name))
+            np.testing.assert_allclose(y, np.exp(x), rtol=1e-6)
+    assert visited["unchanged"] == ["Exp", "Elu"]
+    assert visited["expanded"][0] == "Exp"
+    assert "Elu" not in visited["expanded"]
