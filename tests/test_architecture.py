@@ -57,7 +57,7 @@ MAY_USE_NATIVE = {
     "operators/native_onnx.py": {"checker", "inliner", "shape_inference"},
     "operators/schemas.py": {"shape_inference"},
     "oracle/function_body.py": {"get_context_dependent_function"},
-    "backends/onnxruntime/onnxruntime_backend.py": {"parser"},
+    "backends/onnxruntime_backend.py": {"parser"},
 }
 
 #: Packages that are imported on use, not when a module is loaded.

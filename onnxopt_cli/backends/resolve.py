@@ -137,7 +137,7 @@ def _backend(specification: Specification) -> Backend:
 
         return load_plugin(specification, installed.get(specification.name))
     if specification.name == "onnxruntime":
-        from onnxopt_cli.backends.onnxruntime.onnxruntime_backend import OnnxRuntimeBackend
+        from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
 
         return OnnxRuntimeBackend(specification)
     if specification.name == "onnx-reference":

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from onnxopt_cli.backends.onnxruntime.onnxruntime_backend import OnnxRuntimeBackend
+from onnxopt_cli.backends.onnxruntime_backend import OnnxRuntimeBackend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.values import Value
 

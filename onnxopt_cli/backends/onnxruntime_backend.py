@@ -1,22 +1,21 @@
-"""The backend ``onnxruntime``."""
+"""The backend ``onnxruntime``, and the conversion of values to and from ONNX Runtime.
+
+Its Python interface supports NumPy arrays of NumPy's own types. Tensors of other types (bfloat16,
+float8, int4, ...) are passed as OrtValue, whose bytes this module writes and reads.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
-from onnx import parser
+from onnx import helper, numpy_helper, parser
 
-from onnxopt_cli.backends.onnxruntime.onnxruntime_errors import unsupported_by_onnxruntime
-from onnxopt_cli.backends.onnxruntime.onnxruntime_values import (
-    argument,
-    array_of,
-    as_ort_values,
-    foreign_dtype,
-    restored,
-)
+from onnxopt_cli.backends.onnxruntime_errors import unsupported_by_onnxruntime
 from onnxopt_cli.backends.protocol import (
     Backend,
     Prepared,
@@ -25,7 +24,7 @@ from onnxopt_cli.backends.protocol import (
 )
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Array, Value, dtype_named, is_string
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +44,9 @@ _FATAL = 4
 _MAX_THREADS = 1024
 # A model without nodes, which every provider supports: the input is the output.
 _PROBE = '<ir_version: 7, opset_import: ["" : 13]> probe (float[1] x) => (float[1] x) {}'
+
+# The value of numpy.dtype.isbuiltin for a type that another package has registered.
+_REGISTERED = 2
 
 
 class OnnxRuntimeBackend(Backend):
@@ -106,15 +108,15 @@ class OnnxRuntimeBackend(Backend):
 
 def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> list[object]:
     types = [output.type for output in session.get_outputs()]
-    foreign = list(map(foreign_dtype, types))
-    arguments = {name: argument(value) for name, value in inputs.items()}
+    foreign = list(map(_foreign_dtype, types))
+    arguments = {name: _argument(value) for name, value in inputs.items()}
     # OrtValues support every element type except strings, and neither sequences nor maps. Arrays
     # support those, but only the element types of NumPy.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
-        values = as_ort_values(arguments)
+        values = _as_ort_values(arguments)
         if values is not None:
-            return list(map(array_of, session.run_with_ort_values(None, values)))
-    return list(map(restored, session.run(None, arguments), foreign))
+            return list(map(_array_of, session.run_with_ort_values(None, values)))
+    return list(map(_restored, session.run(None, arguments), foreign))
 
 
 def _import_runtime() -> Any:
@@ -173,3 +175,79 @@ def _thread_count(name: str, written: str) -> int:
             f"{name} is {printable(written)!r}; expected a number of threads up to {_MAX_THREADS}"
         )
     return int(written)
+
+
+def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
+    """Return the dtype of a type such as ``tensor(bfloat16)`` that NumPy lacks; else None."""
+    dtype = dtype_named(declared.removeprefix("tensor(").removesuffix(")"))
+    return dtype if dtype is not None and _is_foreign(dtype) else None
+
+
+def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
+    """Convert results of :func:`_argument` to OrtValues; None if one of them has no such form."""
+    from onnxruntime import OrtValue
+
+    values: dict[str, Any] = {}
+    for name, argument in arguments.items():
+        if isinstance(argument, OrtValue):
+            values[name] = argument
+        elif isinstance(argument, np.ndarray) and not is_string(argument.dtype):
+            values[name] = OrtValue.ortvalue_from_numpy(argument)
+        else:
+            return None
+    return values
+
+
+def _restored(returned: object, dtype: np.dtype[Any] | None) -> object:
+    """Return an output with its float8 dtype if ONNX Runtime returned its bytes as uint8."""
+    if dtype is None or not isinstance(returned, np.ndarray) or returned.dtype != np.uint8:
+        return returned
+    return returned.view(dtype)
+
+
+def _array_of(value: Any) -> Array:
+    """Return a tensor OrtValue in main memory as an independent array."""
+    element_type = value.element_type()
+    if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
+        return np.asarray(value.numpy())
+    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    tensor = onnx.TensorProto(data_type=element_type, dims=value.shape(), raw_data=data)
+    return numpy_helper.to_array(tensor)
+
+
+def _argument(value: Value) -> object:
+    """Return an input in the form of ``InferenceSession.run``, without a copy if possible."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [item if item is None else _plain(item) for item in value]  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        # ONNX Runtime expects the values of a map as numbers or strings, not as tensors.
+        return {key: np.asarray(item).item() for key, item in value.items()}
+    return _ort_value(value) if _is_foreign(value.dtype) else _plain(value)
+
+
+def _plain(array: Array) -> Array:
+    """Convert byte orders and ``U`` strings, which ONNX Runtime misreads."""
+    dtype = np.dtype(object) if is_string(array.dtype) else array.dtype.newbyteorder("=")
+    return np.asarray(array, dtype=dtype)
+
+
+def _ort_value(array: Array) -> Any:
+    from onnxruntime import OrtValue
+
+    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    array = np.asarray(array, order="C")
+    if array.dtype.itemsize == 1:
+        # ONNX Runtime takes the shape and the memory from one array, but expects elements of less
+        # than a byte to be packed. The packed bytes fill the beginning of the memory.
+        packed = np.frombuffer(numpy_helper.from_array(array).raw_data, dtype=np.uint8)
+        memory = np.zeros(array.shape, dtype=np.uint8)
+        memory.reshape(-1)[: packed.size] = packed
+        array = memory
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array, element_type)
+
+
+def _is_foreign(dtype: np.dtype[Any]) -> bool:
+    """Return whether a type is not NumPy's own, but registered by ml_dtypes."""
+    return dtype.isbuiltin == _REGISTERED
