@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,23 @@ def _sliced(
             if step < 0 and length:
                 starts[place] = max(start + length if start < 0 else start, 0)
     return np.asarray(original(data, starts, ends, axes, steps))
+
+
+@replaces("op_sequence_insert.sequence_insert_reference_implementation")
+def _inserted(
+    original: Any, sequence: Sequence[Any], tensor: Array, position: Any = None
+) -> list[Any]:
+    """Insert at the end of a sequence of n tensors if the position is n.
+
+    The reference takes the position modulo n, which inserts at the front, and divides by zero if
+    the sequence is empty.
+    """
+    if position is None:
+        return list(original(sequence, tensor))
+    inserted = list(sequence)
+    place = int(np.ravel(position)[0])
+    inserted.insert(place if place >= 0 else place + len(inserted), tensor)
+    return inserted
 
 
 @replaces("op_pad._pad_impl")
