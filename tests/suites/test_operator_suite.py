@@ -58,6 +58,25 @@ def test_nodes_at_boundaries_are_valid(family):
     assert {about: fault for about, fault in faults.items() if fault} == {}
 
 
+def test_a_tensor_is_inserted_at_every_position():
+    for name in boundaries("SequenceInsert"):
+        if not name.startswith(("position", "into_empty")):
+            continue
+        problem = draw_boundary("SequenceInsert", name).problem
+        expected = list(problem.inputs["input_sequence"])
+        position = int(problem.inputs["position"])
+        # list.insert counts negative positions as SequenceInsert does.
+        expected.insert(position, problem.inputs["tensor"])
+        np.testing.assert_equal(problem.stored["output_sequence"], expected)
+
+
+def test_nan_is_found_among_the_keys():
+    problem = draw_boundary("LabelEncoder", "repeated_floats").problem
+    missing = np.isnan(problem.inputs["X"])
+    # The second key is NaN.
+    assert problem.stored["Y"][missing].tolist() == ["q"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_seed_determines_the_node(family):
     for operator in FAMILIES[family]:

@@ -12,9 +12,11 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
+from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_limits
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
+from onnxopt_cli.suites.operators.boundaries.directed_draws import directed_draws
 from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
 from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
@@ -107,7 +109,11 @@ def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
 
 @cache
 def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft], None]]]:
-    sources = (boundary_values(), boundary_shapes(), boundary_grids(), boundary_types())
+    sources = (
+        *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
+        boundary_limits(),
+        directed_draws(FAMILIES),
+    )
     by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}
     for operator, name, generate in chain(*sources):
         by_operator.setdefault(operator, {})[name] = generate
@@ -118,7 +124,7 @@ def draw_boundary(operator: str, name: str) -> GeneratedNode:
     """Draw a node at a boundary of an operator."""
     schema = schemas(operator)[0]
     choices = SeededChoices(f"{operator}-{schema.since_version}-{name}")
-    return _drawn(schema, boundaries(operator)[name], choices)
+    return draw_with(schema, boundaries(operator)[name], choices)
 
 
 def draw(schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) -> GeneratedNode:
@@ -136,16 +142,17 @@ def draw(schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) ->
     generate = generator(schema.name)
     if generate is None:
         raise Unsuitable
-    return _drawn(schema, generate, choices, is_exceptional=is_exceptional)
+    return draw_with(schema, generate, choices, is_exceptional=is_exceptional)
 
 
-def _drawn(
+def draw_with(
     schema: OpSchema,
     generate: Callable[[NodeDraft], None],
     choices: Choices,
     *,
     is_exceptional: bool = False,
 ) -> GeneratedNode:
+    """Draw a node by a generator."""
     draft = NodeDraft(schema, choices, is_exceptional=is_exceptional)
     # Exceptional values may overflow where inputs are computed from others.
     with np.errstate(all="ignore"):

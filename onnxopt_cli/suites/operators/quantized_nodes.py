@@ -115,7 +115,9 @@ def _matmul_integer(draft: NodeDraft) -> None:
     draft.add(draft.tensor(a, first, styles=("wide", "plain")))
     draft.add(draft.tensor(b, second, styles=("wide", "plain")))
     draft.optional(lambda: draft.tensor(a, (), styles=("plain", "wide")))
-    shape: Shape = (second[-1],) if draft.maybe() else ()
+    # One zero point for each column: a vector, or with batches a tensor of B's rank.
+    columns = second[-1:] if len(second) == 2 else (*second[:-2], 1, second[-1])  # noqa: PLR2004
+    shape: Shape = columns if draft.maybe() else ()
     draft.optional(lambda: draft.tensor(b, shape, styles=("plain", "wide")))
 
 

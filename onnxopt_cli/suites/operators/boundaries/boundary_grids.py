@@ -23,6 +23,8 @@ from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
 #: Longer than a vector register, and not a multiple of its length.
 _LONG_AXIS = 67
+#: Longer than the blocks in which rows are reduced, and not a multiple of their length.
+_LONGER_AXIS = 1031
 
 
 def _wave(shape: Shape, low: float = -2.0, high: float = 2.0) -> Array:
@@ -209,6 +211,11 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar", fixed_node(np.float32(1.25))
         yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), _indices(1))
         yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
+        # A product of as many other factors overflows.
+        low, high = (0.99, 1.01) if name == "Prod" else (low, high)
+        longer = _wave((2, _LONGER_AXIS), low, high)
+        yield operator, "longer", fixed_node(longer, _indices(1))
+        yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), _indices(2))
 
 
 def _conversions() -> Iterator[tuple[str, str, Generator]]:
@@ -402,6 +409,7 @@ def _recurrent() -> Iterator[tuple[str, str, Generator]]:
                     stem += "" if lengths is None else "_lengths"
                     draw = partial(_cell, inputs=inputs, attributes=attributes)
                     yield operator, stem, draw
+        yield from _wide_cells(operator, gates)
         if operator == "LSTM":
             # The specification does not say whether the cell state is clipped before h.
             continue
@@ -410,6 +418,32 @@ def _recurrent() -> Iterator[tuple[str, str, Generator]]:
             attributes = {**attributes, "linear_before_reset": 1}
         clipped = partial(_cell, inputs=inputs, attributes={**attributes, "clip": 0.5})
         yield operator, "clipped", clipped
+
+
+# Activations that differ between the directions.
+_TWO_DIRECTIONS: Mapping[str, list[str]] = {
+    "RNN": ["Tanh", "Relu"],
+    "GRU": ["Sigmoid", "Tanh", "HardSigmoid", "Relu"],
+    "LSTM": ["Sigmoid", "Tanh", "Tanh", "HardSigmoid", "Softsign", "Relu"],
+}
+
+
+def _wide_cells(operator: str, gates: int) -> Iterator[tuple[str, str, Generator]]:
+    """Yield cells with more units and steps than a vector register has lanes."""
+    hidden, width, batch, length = 19, 5, 3, 11
+    inputs: list[Value] = [
+        _wave((length, batch, width)),
+        _wave((2, gates * hidden, width), -0.5, 0.5),
+        _wave((2, gates * hidden, hidden), -0.25, 0.25),
+        _wave((2, 2 * gates * hidden), -0.5, 0.5),
+        np.array([11, 4, 1], np.int32),
+        _wave((2, batch, hidden), -1.0, 1.0),
+    ]
+    attributes = {"hidden_size": hidden, "direction": "bidirectional"}
+    named = {**attributes, "activations": _TWO_DIRECTIONS[operator]}
+    yield operator, "wide_lengths", partial(_cell, inputs=inputs, attributes=attributes)
+    inputs = [*inputs[:4], None, inputs[5]]
+    yield operator, "wide_activations", partial(_cell, inputs=inputs, attributes=named)
 
 
 def _full_cell(
@@ -449,6 +483,11 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
         ("both", {"left_window_size": 1, "right_window_size": 0}),
     ):
         yield "Attention", f"window_{stem}", fixed_node(query, key, value, **windows)
+    batch_mask = np.array([[[True, False, True, True], [True] * 4, [False, True, True, False]]])
+    yield "Attention", "mask_of_three_axes", fixed_node(query, key, value, batch_mask)
+    wide = [_wave((1, 2, 3, 19)), _wave((1, 2, 35, 19)), _wave((1, 2, 35, 21), -1.0, 3.0)]
+    yield "Attention", "wide_heads", fixed_node(*wide)
+    yield "Attention", "wide_heads_masked", fixed_node(*wide, _wave((3, 35)), is_causal=1)
     lengths = _indices(2, 4)
     for causal in (0, 1):
         stem = "_causal" if causal else ""

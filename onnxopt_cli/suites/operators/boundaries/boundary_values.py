@@ -72,6 +72,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "IsInf": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
     "IsNaN": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
 }
+# Operators whose results are exact in every type.
+_EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
 #: A float attribute that the elements equal, by operator: its name, its value and other attributes.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
@@ -346,7 +348,8 @@ def boundary_values() -> Iterator[tuple[str, str, Generator]]:
 
 def _arguments() -> Iterator[tuple[str, str, Generator]]:
     for operator, arguments in EXCEPTIONAL.items():
-        for dtype in ("float32", "float64"):
+        dtypes = ("float32", "float64", "float16")
+        for dtype in (*dtypes, "bfloat16") if operator in _EXACT else dtypes:
             draw = partial(_exceptional, values=arguments, dtype=dtype)
             yield operator, f"exceptional_{dtype}", draw
     for operator, (name, value, further) in THRESHOLDS.items():
