@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
@@ -678,7 +679,27 @@ def attention(form: str, attributes: Attributes, *operands: Array) -> list[Array
     return [y * reciprocal(total)[..., None]]
 
 
-def recurrent(form: str, attributes: Attributes, *operands: Any) -> list[Array]:
+@dataclass(frozen=True)
+class Staged:
+    """A form that stores results of its stages in the type of the model.
+
+    Attributes:
+        form: computes the outputs, given the function that stores a result.
+    """
+
+    form: Callable[..., list[Array]]
+
+    def storing(self, dtype: np.dtype[Any]) -> Callable[..., list[Array]]:
+        """Return the form for a type."""
+        return partial(self.form, lambda x: x.astype(dtype).astype(x.dtype))
+
+
+def recurrent_by_float32(form: str, attributes: Attributes, *operands: Any) -> list[Array]:
+    """Compute LSTM or RNN without storing results in the type of the model."""
+    return recurrent(form, lambda x: x, attributes, *operands)
+
+
+def recurrent(form: str, store: Unary, attributes: Attributes, *operands: Any) -> list[Array]:
     """Compute LSTM or RNN, one direction, with all gates of a step multiplied together."""
     x, w, r, bias, lengths, state, *more = [*operands, *[None] * 5][:8]
     cell, peepholes = more[0], more[1]
@@ -695,15 +716,16 @@ def recurrent(form: str, attributes: Attributes, *operands: Any) -> list[Array]:
     outputs = []
     for step in x:
         joined = np.concatenate([step, h], -1)
-        gates = interleaved(4, joined[:, None, :] * weights) + addend
+        gates = store(interleaved(4, joined[:, None, :] * weights) + addend)
         if form == "RNN":
-            h = tanh_of(gates)
+            h = store(tanh_of(gates))
         else:
             if peepholes is not None:
                 raise Unsupported("peepholes")
             i, o, f, new = np.split(gates, 4, -1)
-            c = fused(sigmoid_of(f), c, sigmoid_of(i) * tanh_of(new))
-            h = sigmoid_by_reciprocal(o) * tanh_by_expm1(c)
+            forget, enter = store(sigmoid_of(f)), store(sigmoid_of(i))
+            c = store(fused(forget, c, enter * store(tanh_of(new))))
+            h = store(store(sigmoid_by_reciprocal(o)) * store(tanh_by_expm1(c)))
         outputs.append(h)
     y = np.stack(outputs)[:, None]
     return [y, h[None]] if form == "RNN" else [y, h[None], c[None] * real(1)]
@@ -813,6 +835,52 @@ def logarithmic_loss(attributes: Attributes, scores: Array, labels: Array, *weig
     return [np.asarray(y), np.moveaxis(logarithms, -1, 1)]
 
 
+def affine_grid(form: str, attributes: Attributes, theta: Array, size: Array) -> list[Array]:
+    """Compute AffineGrid from coordinates by multiples of a step, or by quotients."""
+    real = theta.dtype.type
+    axes = []
+    for length in size[2:].tolist():
+        places = np.arange(length).astype(theta.dtype)
+        if attributes.get("align_corners"):
+            if length == 1:
+                raise Unsupported("one pixel")
+            step = real(2) / real(length - 1)
+            axes.append(places * step - real(1))
+        elif form == "steps":
+            axes.append(places * (real(2) / real(length)) + (real(1) / real(length) - real(1)))
+        else:
+            axes.append((real(2) * places + real(1)) / real(length) - real(1))
+    mesh = np.meshgrid(*axes, indexing="ij")[::-1]
+    y = np.zeros((len(theta), *size[2:].tolist(), len(axes)), theta.dtype)
+    for row in range(len(axes)):
+        weights = theta[:, row].reshape(len(theta), -1, *[1] * len(axes))
+        total = np.broadcast_to(weights[:, -1], y.shape[:-1])
+        for column, coordinates in enumerate(mesh):
+            total = fused(weights[:, column], coordinates[None], total)
+        y[..., row] = total
+    return [y]
+
+
+def causal_convolution(
+    multiply: Callable[[Array, Array], Array],
+    attributes: Attributes,
+    x: Array,
+    w: Array,
+    *rest: Any,
+) -> list[Array]:
+    """Compute CausalConvWithState, with the bias added to the sum of products."""
+    bias, past = [*rest, None, None][:2]
+    length = w.shape[-1]
+    before = np.zeros((*x.shape[:2], length - 1), x.dtype) if past is None else past
+    joined = np.concatenate([before, x], -1)
+    windows = np.lib.stride_tricks.sliding_window_view(joined, length, -1)
+    y = multiply(windows, w)
+    y = y if bias is None else y + bias[:, None]
+    if attributes.get("activation", b"none") in {b"silu", b"swish"}:
+        y = y * sigmoid_of(y)
+    return [y, joined[..., joined.shape[-1] - length + 1 :]]
+
+
 def dequantized(_: Attributes, x: Array, scale: Array, *zero: Array) -> list[Array]:
     """Compute DequantizeLinear per tensor with fused multiply-add."""
     if scale.size != 1 or scale.dtype != np.float32 or x.dtype not in (np.int8, np.uint8):
@@ -840,11 +908,13 @@ def sums_of(operator: str, total: Sum) -> Callable[..., list[Array]]:
 
 ROOTS: list[Unary] = [partial(reciprocal_root, 1), lambda x: reciprocal(np.sqrt(x))]
 
-KERNELS: dict[str, list[Callable[..., list[Array]]]] = {
+KERNELS: dict[str, list[Any]] = {
+    "AffineGrid": [partial(affine_grid, form) for form in ("steps", "quotients")],
     "Atan": [elementwise(atan_of)],
     "Attention": [partial(attention, form) for form in ("scaled first", "scaled scores")],
     "AveragePool": [partial(pooled, form) for form in ("separable", "scaled terms", "lanes")],
     "BatchNormalization": [partial(batch, form) for form in ("fused", "centred")],
+    "CausalConvWithState": [partial(causal_convolution, form) for form in PRODUCTS],
     "Celu": [
         partial(scaled_exponential, "Celu", form) for form in (np.expm1, lambda x: exp_of(x) - 1)
     ],
@@ -863,7 +933,7 @@ KERNELS: dict[str, list[Callable[..., list[Array]]]] = {
     "HardSigmoid": [partial(hard, False)],
     "HardSwish": [partial(hard, True)],
     "LRN": [partial(response, form) for form in ("roots", "power")],
-    "LSTM": [partial(recurrent, "LSTM")],
+    "LSTM": [partial(recurrent_by_float32, "LSTM"), Staged(partial(recurrent, "LSTM"))],
     "LayerNormalization": [partial(normalized, *form) for form in product(SUMS, ROOTS)],
     "Log": [elementwise(log_of)],
     "LogSoftmax": [partial(shares, "logarithm")],
@@ -871,7 +941,7 @@ KERNELS: dict[str, list[Callable[..., list[Array]]]] = {
     "MatMul": [*(partial(matmul, form) for form in PRODUCTS), outer],
     "Mish": [elementwise(mish_by_quotient), elementwise(lambda x: x * tanh_of(softplus_of(x)))],
     "RMSNormalization": [partial(root_mean_square, *form) for form in product(SUMS, ROOTS)],
-    "RNN": [partial(recurrent, "RNN")],
+    "RNN": [partial(recurrent_by_float32, "RNN"), Staged(partial(recurrent, "RNN"))],
     "Reciprocal": [elementwise(reciprocal)],
     "ReduceL2": [scaled_norm, *(sums_of("ReduceL2", total) for total in SUMS)],
     "ReduceLogSumExp": [tiled_log_sum],
@@ -951,3 +1021,10 @@ def layer_cases(draw: Draw) -> Iterator[tuple[str, list[Any], Attributes]]:
             x = draw("normal", steps, 2, 3)
             w, r = draw("normal", 1, gates * hidden, 3), draw("normal", 1, gates * hidden, hidden)
             yield name, [x, w, r], {"hidden_size": hidden}
+    for kind in ("normal", "mean 20"):
+        x, w = draw(kind, 2, 5, 40), draw(kind, 5, 1, 4)
+        for activation in ("none", "silu"):
+            yield "CausalConvWithState", [x, w, draw("normal", 5)], {"activation": activation}
+        for corners in (0, 1):
+            sizes = np.array([3, 1, 7, 12])
+            yield "AffineGrid", [draw(kind, 3, 2, 3), sizes], {"align_corners": corners}

@@ -31,7 +31,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from kernel_forms import KERNELS, function_cases, layer_cases, reduction_cases, rows_of
+from kernel_forms import (
+    KERNELS,
+    Staged,
+    function_cases,
+    layer_cases,
+    reduction_cases,
+    rows_of,
+)
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.errors import Unsupported
@@ -44,9 +51,11 @@ NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
 OPSET, IR_VERSION = 22, 10
 # Later operators.
-LATEST_OPSET, LATEST_IR_VERSION = 24, 12
-RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-LATER = frozenset({"Attention", "RMSNormalization", "RotaryEmbedding", "Swish"})
+LATEST_OPSET, LATEST_IR_VERSION = 27, 13
+TWO_OUTPUTS = frozenset({"CausalConvWithState", "GRU", "LSTM", "RNN"})
+LATER = frozenset(
+    {"Attention", "CausalConvWithState", "RMSNormalization", "RotaryEmbedding", "Swish"}
+)
 # Lanes of a vector unit, and elements of a part whose statistics are merged with those of others.
 LANES, PART_LENGTH = 16, 48
 # Winograd's algorithm is used for kernels of this length along at most this number of axes.
@@ -843,7 +852,7 @@ for _operator, _kernels in KERNELS.items():
 MOST_FORMS = max(map(len, FORMS.values()))
 
 
-def outputs_by(form: NodeForm, node: onnx.NodeProto, operands: Sequence[Any]) -> list[Array]:
+def outputs_by(form: Any, node: onnx.NodeProto, operands: Sequence[Any]) -> list[Array]:
     """Return the outputs of a node by a form; 16-bit operands are converted to float32."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     dtype = operands[0].dtype if operands[0].dtype.kind not in "iu" else np.dtype(np.float32)
@@ -853,6 +862,8 @@ def outputs_by(form: NodeForm, node: onnx.NodeProto, operands: Sequence[Any]) ->
         else value
         for value in operands
     ]
+    if isinstance(form, Staged):
+        form = form.storing(dtype)
     with np.errstate(all="ignore"):
         return [np.asarray(value).astype(dtype) for value in form(attributes, *wide)]
 
@@ -1036,7 +1047,7 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return the model of a case, and its inputs."""
     operator, operands, attributes = case
     names = [f"x{place}" if value is not None else "" for place, value in enumerate(operands)]
-    outputs = ["y", "h"] if operator in RECURRENT else ["y"]
+    outputs = ["y", "h"] if operator in TWO_OUTPUTS else ["y"]
     node = helper.make_node(operator, names, outputs, **attributes)
     inputs = {name: value for name, value in zip(names, operands, strict=True) if name}
 

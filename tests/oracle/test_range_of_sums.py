@@ -192,3 +192,26 @@ def test_norms_of_doubles_are_judged_as_doubles():
     tiny = row(3e-30, 4e-30, dtype=D)
     results = [[[5e-30]], [[0]], [[7.07e-30]]]
     assert accepts("ReduceL2", {"x": tiny, **ALONG}, {}, results) == [True, False, False]
+
+
+def test_an_infinite_scale_may_be_folded_with_the_mean():
+    """x f + (b - m f) is NaN in the channel of an infinite factor f, and nowhere else."""
+    x = np.array([[[2, -2], [2, -2]]], F)
+    parameters = {"scale": [np.inf, 1], "bias": [0, 0], "mean": [1, 1], "variance": [1, 1]}
+    inputs = {"x": x} | {name: np.array(values, F) for name, values in parameters.items()}
+    exact = np.stack([[np.inf, -np.inf], [1, -3] / np.sqrt(F(1 + 1e-5))])[None]
+    folded, elsewhere, other_sign = exact.copy(), exact.copy(), exact.copy()
+    folded[0, 0], elsewhere[0, 1], other_sign[0, 0] = np.nan, np.nan, -exact[0, 0]
+    results = [exact, folded, elsewhere, other_sign]
+    accepted = accepts("BatchNormalization", inputs, {}, results)
+    assert accepted == [True, True, False, False]
+
+
+def test_batch_normalization_of_each_activation_is_estimated():
+    x = np.array([[[2, -2], [3, -5]]], F)
+    names = ["scale", "bias", "mean", "variance"]
+    inputs = {"x": x} | {name: np.ones((2, 2), F) for name in names}
+    model = model_of("BatchNormalization", inputs, opset=7, spatial=0)
+    exact = (x - 1) / np.sqrt(F(1 + 1e-5)) + 1
+    assert error_shares(model, inputs, exact).max() <= 1
+    assert error_shares(model, inputs, exact + F(1e-3)).min() > 1

@@ -22,6 +22,7 @@ from onnxopt_cli.oracle.widen import is_wide
 # product or scale of a term, of the division of a mean, of alpha, beta and C of Gemm.
 _SUMS = {
     "AveragePool": 3,
+    "CausalConvWithState": 2,
     "CumSum": 1,
     "Gemm": 6,
     "GlobalAveragePool": 3,
@@ -36,6 +37,7 @@ _SUMS = {
 # The errors of longer sums are closer to their square root, which the perturbed runs show.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
+_ACTIVATION_ROUNDINGS, _GRID_ROUNDINGS = 8.0, 8.0
 _DEFAULT_EPSILON = 1e-5
 
 
@@ -58,14 +60,21 @@ def direct_bound(
         return None
     if node.op_type == "BatchNormalization":
         given = node_class.terms <= 1 and len(operands) == _BATCH_OPERANDS
-        return _normalization_bound(node, operands, output) if given else None
+        by_channel = output.ndim > 1 and np.shape(operands[1]) == output.shape[1:2]
+        return _normalization_bound(node, operands, output) if given and by_channel else None
+    if node.op_type == "AffineGrid" and is_wide(operands[0]):
+        return _grid_bound(operands[0], output)
     if node.op_type not in _SUMS or not is_wide(operands[0]) or not output.size:
         return None
     terms = _most_terms(node, operands, output)
     if terms > _MAX_TERMS:
         return None
     (magnitudes, *_) = compute(*(np.abs(v) if is_wide(v) else v for v in operands))
-    return np.asarray((terms + _SUMS[node.op_type]) * np.abs(magnitudes))
+    bound = (terms + _SUMS[node.op_type]) * np.abs(magnitudes)
+    if node.op_type == "CausalConvWithState":
+        # SiLU of m >= 0 is at least m / 2, its derivative is at most 1.1, and it rounds, too.
+        bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
+    return np.asarray(bound)
 
 
 def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
@@ -79,11 +88,20 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
         return int(x.shape[0 if transposed else 1])
     if node.op_type == "AveragePool":
         return prod(attributes["kernel_shape"].ints)
+    if node.op_type == "CausalConvWithState":
+        return int(operands[1].shape[-1])
     if node.op_type == "CumSum":
         return int(x.shape[int(operands[1])]) if x.ndim else 1
     if node.op_type in {"Mean", "Sum"}:
         return len(operands)
     return -(-x.size // output.size)
+
+
+def _grid_bound(theta: Array, output: Array) -> Array:
+    """Return the bound of a grid: coordinates have errors of 5 roundings, and 3 terms are added."""
+    bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
+    shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
+    return np.broadcast_to(bound.reshape(shape), output.shape)
 
 
 def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> Array:

@@ -203,7 +203,12 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 
 
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a fast algorithm may spread NaN or infinity in a node's operands."""
+    """Return whether a fast algorithm may spread NaN or infinity in a node's operands.
+
+    An infinite scale of ``BatchNormalization`` is spread where it is folded with the mean.
+    """
+    if node.op_type == "BatchNormalization":
+        return bool(np.isinf(inputs[1].astype(np.float64)).any())
     count = {"Conv": 2, "ConvTranspose": 2, "DFT": 1, "STFT": 1}.get(node.op_type, 0)
     mixed = [operand for operand in inputs[:count] if operand.dtype.kind in "fV"]
     return not all(np.isfinite(operand).all() for operand in mixed)
@@ -219,6 +224,13 @@ def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> A
     if node.op_type in {"DFT", "STFT"}:
         axes = (transformed_axis(node, inputs), -1)
         mixed = ~np.isfinite(size).all(axes, keepdims=True) & ~np.isnan(size)
+    elif node.op_type == "BatchNormalization":
+        infinite = np.isinf(inputs[1].astype(np.float64))
+        by_channel = output.ndim > 1 and infinite.shape == output.shape[1:2]
+        shape = (-1, *[1] * (output.ndim - 2))
+        # x f + (b - m f) subtracts an infinity from another one.
+        mixed = np.isinf(size) & np.isnan(special) & by_channel
+        mixed = mixed & infinite.reshape(shape) if by_channel else mixed
     else:
         x, w = (~np.isfinite(operand.astype(np.float64)) for operand in inputs[:2])
         integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
