@@ -555,7 +555,7 @@ def in_frames(
 
 def exp2_of(x: Array) -> Array:
     """Compute an exponential as a power of two."""
-    return np.exp2(x * x.dtype.type(np.log2(np.e)))
+    return np.exp2(x * x.dtype.type(math.log2(math.e)))
 
 
 def shares(
