@@ -22,7 +22,7 @@ from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, choices
-from onnxopt_cli.mutation.proofs import SIGNED_ATTRIBUTES
+from onnxopt_cli.mutation.proofs import SIGNED_ATTRIBUTES, has_single_value
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
@@ -30,9 +30,9 @@ from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import draw_seeded, generator, schemas
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
-# Inputs that must be finite and positive, or not negative.
+# Inputs that must be finite and positive, or not negative: by operator and name, or by name alone.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
-_NONNEGATIVE_INPUTS = frozenset({"input_var", "var"})
+_NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 # A variation results from one of these numbers of changes.
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
@@ -148,21 +148,21 @@ def _with_further_values(
     The caller must have corrected the reference.
     """
     evaluator = ReferenceModel(variation.model)
+    (message,) = variation.model.graph.node
+    node = variation.bound
     for _ in range(_FURTHER_VALUES):
-        node = variation.bound
-        values = _values(random, node)
-        (message,) = variation.model.graph.node
-        is_excluded = excluded_input(message, values.operands, is_model=True)
-        if is_excluded or not _is_in_domain(values):
-            continue
-        # The model's own names, since operands that are changed get new ones.
-        named = {
-            name: values.values[new]
-            for name, new in zip(node.names, values.names, strict=True)
-            if name
-        }
-        inputs = {name: named.get(name, value) for name, value in variation.inputs.items()}
         try:
+            changed = _values(random, node)
+            is_excluded = excluded_input(message, changed.operands, is_model=True)
+            if is_excluded or not _is_in_domain(changed):
+                continue
+            # The model's own names, since operands that are changed get new ones.
+            named = {
+                name: changed.values[new]
+                for name, new in zip(node.names, changed.names, strict=True)
+                if name
+            }
+            inputs = {name: named.get(name, value) for name, value in variation.inputs.items()}
             with time_limit(seconds):
                 outputs = evaluator.run({name: copied(value) for name, value in inputs.items()})
         except (Exception, TimeLimitError):  # noqa: BLE001, S112 - the node is not valid
@@ -255,11 +255,16 @@ def _is_in_domain(node: BoundNode) -> bool:
             return False
     for index, formal in enumerate(node.schema.inputs):
         array = node.operand(index)
-        if array is None or array.dtype.kind not in "fV":
+        if array is None:
+            continue
+        if array.size != 1 and has_single_value(node.node.op_type, formal.name):
+            return False
+        if array.dtype.kind not in "fV":
             continue
         if formal.name in _POSITIVE_INPUTS and not (np.isfinite(array) & (array > 0)).all():
             return False
-        if formal.name in _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
+        names = {formal.name, f"{node.node.op_type}.{formal.name}"}
+        if names & _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
             return False
     return True
 

@@ -366,8 +366,6 @@ def _same(first: Any, second: Any) -> bool:
 # --- inputs ---
 
 
-# Inputs of integers that have a single value, in which there is no order.
-_SINGLE_VALUES = frozenset({"K", "axis", "depth", "dft_length", "frame_length", "frame_step"})
 # Types of inputs that are parameters, such as axes, rather than data.
 _INDEX_TYPES = frozenset({"tensor(int64)", "tensor(int32)"})
 
@@ -465,7 +463,7 @@ def _without(index: int, node: BoundNode) -> BoundNode | None:
 def _list_input_mutants(index: int, name: str) -> Iterator[NodeMutant]:
     """Yield mutants of an input of integers that is a parameter, such as axes or pads."""
     kind = MutantKind.AXIS if name in _AXES else MutantKind.LIST
-    for text, change_list in () if name in _SINGLE_VALUES else _LISTS.items():
+    for text, change_list in _LISTS.items():
         about = f"The values of the input {name} are used in the wrong order: {text}."
         change = partial(_with_parameters, index, change_list)
         yield NodeMutant(f"{name} {text}", kind, about, change)

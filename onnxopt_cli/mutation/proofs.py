@@ -20,6 +20,12 @@ SIGNED_ATTRIBUTES = frozenset({
     "left_window_size", "nodes_truenodeids", "pads", "pool_int64s", "replaced_value_int64",
     "right_window_size", "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
+#: Inputs that have a single value: by name, or by operator and name.
+SINGLE_VALUES = frozenset({
+    "K", "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
+    "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start",
+    "Trilu.k", "iou_threshold", "max_output_boxes_per_class", "score_threshold",
+})  # fmt: skip
 # Operators that do not depend on the order of their two inputs.
 _COMMUTATIVE = frozenset({
     "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Mul", "Or", "Xor",
@@ -51,6 +57,16 @@ def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
     return match[1] in schema.attributes and match[1] not in SIGNED_ATTRIBUTES
 
 
+def has_single_value(op_type: str, name: str) -> bool:
+    """Return whether an input of an operator has a single value."""
+    return name in SINGLE_VALUES or f"{op_type}.{name}" in SINGLE_VALUES
+
+
+def _is_single_value(schema: defs.OpSchema, match: re.Match[str]) -> bool:
+    is_input = any(formal.name == match[1] for formal in schema.inputs)
+    return is_input and has_single_value(schema.name, match[1])
+
+
 def _has_axes_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
     return any(formal.name == "axes" for formal in schema.inputs)
 
@@ -68,6 +84,15 @@ PROOFS: Sequence[Proof] = (
         "A vector is aligned with another input, and the operator has none.",
         re.compile(r"\w+ aligned to the first axis"),
         _has_one_input,
+    ),
+    Proof(
+        "The input has a single value, in which there is no order, no batch and no other element.",
+        re.compile(
+            r"(\w+) (first (batch|element|value) for all|last value for all|only the last value|"
+            r"reversed( along the (first|last) axis)?|last axes exchanged|sorted|rotated by one|"
+            r"halves (exchanged|interleaved)|first half for both)"
+        ),
+        _is_single_value,
     ),
     Proof(
         "The specification allows no negative value of this attribute.",

@@ -12,7 +12,7 @@ from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
-OPERATORS = ("Abs", "Add", "Equal", "MaxPool", "ReduceSum", "ReduceMax", "Squeeze", "Xor")
+OPERATORS = ("Abs", "Add", "CumSum", "Equal", "MaxPool", "ReduceSum", "ReduceMax", "Squeeze", "Xor")
 SEEDS = range(2000, 2012)
 
 

@@ -137,11 +137,17 @@ def _compress(draft: NodeDraft) -> None:
 
 def _nonzero(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, (*NUMBERS, "bool"))
-    draft.add(
-        draft.tensor(
-            dtype, draft.shape(1, 4), low=-1 if dtype.kind != "u" else 0, high=1, styles=("halves",)
-        )
+    shape = draft.shape(1, 4)
+    values = draft.tensor(
+        dtype, shape, low=-1 if dtype.kind != "u" else 0, high=1, styles=("halves",)
     )
+    if dtype.kind in "iu" and dtype.itemsize > 1 and draft.maybe():
+        # The lowest byte of these numbers is 0.
+        values = values * dtype.type(256)
+    if dtype.kind == "f" and draft.maybe(3):
+        # NaN is not zero.
+        values = draft.tensor(dtype, shape, styles=("nan",))
+    draft.add(values)
 
 
 def _unique(draft: NodeDraft) -> None:
