@@ -86,7 +86,6 @@ def _select(config: pytest.Config) -> _Selection:
 
 
 def _read_selection(config: pytest.Config) -> _Selection:
-
     expect = config.getoption("--onnxopt-expect")
     typed = config.getoption("--onnxopt-backend")
     written = typed or config.getini("onnxopt_backend") or ["numpy"]

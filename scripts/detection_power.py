@@ -89,7 +89,7 @@ class FormCounts:
     def __init__(self) -> None:
         self.elements = self.judged = self.detected = 0
         self.ratios: list[float] = []
-        #: The judged elements in which a false result passes, by its name.
+        #: For each kind of false result, the judged elements in which it passes.
         self.passing: Counter[str] = Counter()
 
     def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:

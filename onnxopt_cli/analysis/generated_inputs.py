@@ -254,7 +254,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Give all tensors one shape, or each group its own, with values like those that they have."""
+    """Draw one shape for all tensors or for each group, and values like the present ones."""
     draw, number = _draw(random), len(call.groups)
     near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
     shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))

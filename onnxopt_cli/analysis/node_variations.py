@@ -290,7 +290,6 @@ def _computed(node: BoundNode) -> Variation | None:
 
 
 def _declared(name: str, value: Array) -> onnx.ValueInfoProto:
-
     element = helper.np_dtype_to_tensor_dtype(value.dtype)
     return helper.make_tensor_value_info(name, element, value.shape)
 

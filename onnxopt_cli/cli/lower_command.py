@@ -88,7 +88,6 @@ def _check(model: onnx.ModelProto) -> None:
 
 
 def _summary(lowering: LoweredModel) -> str:
-
     counts = Counter(lowering.replaced)
     summary = "nothing to lower: no operator with a formula occurs; model written unchanged"
     if counts:

@@ -345,7 +345,6 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
 
 
 def _updated_expectations(path: Path, session: api.Session, view: RunView) -> str:
-
     record, ids = view.record, session.ids
     cases = {case.id: case for case in session.plan.cases}
     causes = causes_by_result(view.nonconforming, record.explanations)

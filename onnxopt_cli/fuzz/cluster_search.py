@@ -79,7 +79,6 @@ class ClusterSearch(Search):
     """A search by all workers of a cluster."""
 
     def _may_have_new(self, portions: Portions) -> Iterator[bool]:
-
         workers = cast("Remote", self._executor).workers
         sent = _Requests(self._task, self.findings, portions, self._end)
 

@@ -320,8 +320,8 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
     Args:
         base: the bases.
         exponent: the exponents, int64.
-        highest_bit_first: whether the bits of the exponent are used from the highest on, and not
-            from the lowest on, as ``powi`` of LLVM does.
+        highest_bit_first: whether the bits of the exponent are processed from the highest to the
+            lowest. LLVM's ``powi`` processes them from the lowest.
     """
     count = np.abs(exponent)
     bits = range(int(np.max(count, initial=0)).bit_length())

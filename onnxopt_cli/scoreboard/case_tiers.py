@@ -17,7 +17,7 @@ QUICK_CASES = 470
 SEVERAL_OPERATORS = "models of several operators"
 #: Row of the cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# onnx expands the function body of an operator in a case of its own.
+# For an operator with a function body, onnx has a second case with the nodes of the body.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 

@@ -165,10 +165,6 @@ def _max_pool(node: DifferentiatedNode) -> Sequence[str | None]:
     return [node.gathered(node.flat_outputs(), sources, windows.x)]
 
 
-def _spatial_axes(node: DifferentiatedNode) -> list[int]:
-    return [*range(2, len(node.shape(node.inputs[0])))]
-
-
 def _global_average_pool(node: DifferentiatedNode) -> Sequence[str | None]:
     x = node.inputs[0]
     shape = node.shape(x)

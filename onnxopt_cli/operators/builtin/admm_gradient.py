@@ -20,7 +20,6 @@ def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
 
     The gradient of (rho / 2) * ||W - Z + U||^2 with respect to W (Boyd et al. 2011, section 3.1.1),
     for training in which the loss's gradient is computed without the penalty::
-
         G_new = G + rho * (W - Z + U)
 
     Each layer is computed on its own, element by element.

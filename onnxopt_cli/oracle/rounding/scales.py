@@ -143,7 +143,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
             # The borders that are cut off are unknown here, so the largest error counts.
             error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
         scale = np.maximum(scale, error)
-    # The scales of a network are all in memory at once, and few digits matter.
+    # The scales of all nodes are in memory at once, and few of their digits matter.
     return np.broadcast_to(scale.astype(np.float32), output.shape)
 
 

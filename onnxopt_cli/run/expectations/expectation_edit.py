@@ -113,7 +113,7 @@ class Edit:
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return where to insert entries in a file without any, and lines to insert before."""
+        """Return the place for entries in a file without any, and lines that must precede them."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):

@@ -6,7 +6,6 @@ for failures, which shrinks an example by shrinking the answers. The first optio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -35,21 +34,3 @@ class SeededChoices:
         """Return an integer from least to most."""
         # The stream of random() is the only one that Python guarantees.
         return least + int(self._random.random() * (most - least + 1))
-
-
-class ScriptedChoices:
-    """Choices that repeat given answers, and the simplest ones afterwards.
-
-    Args:
-        answers: the answers, each of which is reduced into the range that is asked for.
-    """
-
-    def __init__(self, answers: Sequence[int] = ()) -> None:
-        self._answers = iter(answers)
-
-    def integer(self, least: int, most: int) -> int:
-        """Return the next answer within the range."""
-        answer = next(self._answers, None)
-        if answer is None:
-            return min(max(0, least), most)
-        return least + answer % (most - least + 1)

@@ -31,13 +31,7 @@ def _takes_tensors(draft: NodeDraft) -> bool:
 
 
 def _element_dtype(draft: NodeDraft) -> np.dtype[Any]:
-
     return DTYPES[draft.choice(_TYPES)]
-
-
-def _position(draft: NodeDraft, length: int, *, end: int = 0) -> Array:
-    dtype = draft.dtype(1, ("int64", "int32"))
-    return np.array(draft.integer(-length, length - 1 + end), dtype)
 
 
 def _sequence(draft: NodeDraft, count: int) -> list[Value]:
