@@ -351,13 +351,14 @@ class Judging(Settings):
     """How outputs are judged. A tolerance given here takes precedence over tolerances of cases.
 
     Attributes:
-        tolerance: the rule that yields the tolerance of all cases; None for those of the cases.
-        rtol: relative tolerance; None for those of the cases. atol: absolute tolerance; None for
-        those of the cases. ulp: distance in ulp; None for the tolerances of the cases. error_bound:
-        multiple of the error bound that a derived tolerance allows. signed_zeros: whether 0.0 and
-        -0.0 differ. examine: whether to count the elements that cases cannot judge even among equal
-        elements; it has no
-            option of its own, as ``--verbose`` implies it.
+        tolerance: the rule that yields the tolerance of all cases; None for their own tolerances.
+        rtol: relative tolerance; None for the tolerances of the cases.
+        atol: absolute tolerance; None for the tolerances of the cases.
+        ulp: distance in ulp; None for the tolerances of the cases.
+        error_bound: multiple of the error bound that a derived tolerance allows.
+        signed_zeros: whether 0.0 and -0.0 differ.
+        examine: whether to count the elements that cases cannot judge even among equal elements; it
+            has no option of its own, as ``--verbose`` implies it.
     """
 
     tolerance: ToleranceRule | None = setting(

@@ -26,7 +26,7 @@ maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,    
 
 Roundings are counted in unit roundoffs of abs(v): more than one if implementations do not round to
 nearest once. A quotient may be the product with a reciprocal. A root may be ``a * rsqrt(a)`` with a
-Newton step, which rounds four times. Libraries guarantee the same error for powers.
+Newton step, which rounds four times. Libraries guarantee no smaller error for powers.
 
 A power with an integral exponent n may be computed by repeated squaring, as ``powi`` of LLVM does
 (compiler-rt, lib/builtins/powisf2.c), and so the Adam of burn, by Rust's ``f32::powi``. Each

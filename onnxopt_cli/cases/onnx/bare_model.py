@@ -205,7 +205,7 @@ def _shapes(
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
     if unknown := [name for name in stated if name not in every]:
-        existing = f", only {', '.join(every)}" if every else ": the model has no such sizes"
+        existing = f", only {', '.join(every)}" if every else ": the model states all sizes"
         message = f"no symbolic dimension is called {unknown[0]}{existing}"
         raise InvalidCase(
             [Fault(where, message)],
