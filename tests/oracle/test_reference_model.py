@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.oracle.condition_estimate import all_readings
 from onnxopt_cli.oracle.evaluator import (
@@ -242,3 +243,58 @@ def test_reformulation_shares_nodes_that_it_does_not_change():
     assert visited["unchanged"] == ["Exp", "Elu"]
     assert visited["expanded"][0] == "Exp"
     assert "Elu" not in visited["expanded"]
+
+
+def random_trees(random, dtype):
+    """Return a TreeEnsemble of random trees, the first of which is a leaf, with missing values."""
+    splits, attributes, weights = [], {}, [random.standard_normal()]
+    names = ("featureids", "modes", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
+    nodes = {name: [] for name in names}
+
+    def add(depth):
+        place = len(splits)
+        splits.append(random.integers(-2, 3))
+        nodes["featureids"].append(random.integers(4))
+        nodes["modes"].append(random.integers(6))
+        for name in names[2:]:
+            nodes[name].append(0)
+        for side in ("true", "false"):
+            is_leaf = depth == 0 or random.random() < 0.3
+            nodes[f"{side}leafs"][place] = int(is_leaf)
+            if is_leaf:
+                weights.append(random.standard_normal())
+            nodes[f"{side}nodeids"][place] = len(weights) - 1 if is_leaf else add(depth - 1)
+        return place
+
+    # A node whose branches are the same leaf stands for that leaf.
+    add(0)
+    nodes["truenodeids"][0] = nodes["falsenodeids"][0] = 0
+    roots = [0, *(add(4) for _ in range(5))]
+    attributes = {f"nodes_{name}": [*map(int, values)] for name, values in nodes.items()}
+    for name, values in (("nodes_splits", splits), ("leaf_weights", weights)):
+        attributes[name] = numpy_helper.from_array(np.array(values, dtype))
+    modes = np.array(attributes["nodes_modes"], np.uint8)
+    missing = random.integers(2, size=len(splits)).tolist()
+    return attributes | {
+        "nodes_modes": numpy_helper.from_array(modes),
+        "nodes_missing_value_tracks_true": missing,
+        "leaf_targetids": random.integers(3, size=len(weights)).tolist(),
+        "tree_roots": roots,
+        "n_targets": 3,
+    }
+
+
+@pytest.mark.parametrize("aggregate", range(4))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_trees_that_are_walked_at_once_are_those_of_the_reference(aggregate, dtype):
+    random = np.random.default_rng(aggregate)
+    x = random.integers(-2, 3, (20, 4)).astype(dtype)
+    x[random.random(x.shape) < 0.2] = np.nan
+    for _ in range(5):
+        attributes = random_trees(random, dtype) | {"aggregate_function": aggregate}
+        node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+        model = model_of([node], ["x"], ["y"])
+        model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 5))
+        (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+        (y,) = native_outputs(model, {"x": x})
+        np.testing.assert_array_equal(y, expected, strict=True)

@@ -24,6 +24,7 @@ from onnxopt_cli.core.values import (
 from onnxopt_cli.oracle.corrections import (
     data_movement,
     quantized,
+    trees,
     windows,
 )
 from onnxopt_cli.oracle.corrections.categories import category_mapper
@@ -46,7 +47,7 @@ INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
-REGISTERED = (data_movement, quantized, windows)
+REGISTERED = (data_movement, quantized, trees, windows)
 
 # Softmax, LogSoftmax and Hardmax flatten all axes from one on before this version.
 _SINGLE_AXIS_VERSION = 13

@@ -1,0 +1,124 @@
+"""TreeEnsemble with all samples and trees walked at once.
+
+onnx's reference builds each tree of Python objects in each run, and walks it for each sample. The
+results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import replaces
+
+# Values of the attribute aggregate_function.
+_AVERAGE, _SUM, _MIN, _MAX = range(4)
+# The comparison of a feature with the split, by the value of nodes_modes.
+_COMPARISONS: dict[int, Callable[[Array, Array], Array]] = {
+    0: np.less_equal,
+    1: np.less,
+    2: np.greater_equal,
+    3: np.greater,
+    4: np.equal,
+    5: np.not_equal,
+}
+
+
+@dataclass(frozen=True)
+class _Trees:
+    """The nodes of all trees, as arrays.
+
+    Attributes:
+        splits: the numbers with which features are compared.
+        features: the indices of the features.
+        modes: the keys of the comparisons.
+        missing: whether NaN leads to the true branch.
+        branches: the indices of the false and of the true branch.
+        leaves: whether these are leaves.
+        roots: the indices of the roots, or of the leaf that is a whole tree.
+        is_leaf: whether a tree is a leaf.
+    """
+
+    splits: Array
+    features: Array
+    modes: Array
+    missing: Array
+    branches: Array
+    leaves: Array
+    roots: Array
+    is_leaf: Array
+
+    @classmethod
+    def of(cls, splits: Array, attributes: dict[str, Any], roots: Any) -> _Trees:
+        """Return the trees that the attributes of a node define."""
+        modes = np.asarray(attributes["nodes_modes"])
+        stated = attributes["nodes_missing_value_tracks_true"]
+        missing = np.zeros(modes.shape, bool) if stated is None else np.asarray(stated, bool)
+        branches, leaves = (
+            np.stack([np.asarray(attributes[f"nodes_{side}{name}"]) for side in ("false", "true")])
+            for name in ("nodeids", "leafs")
+        )
+        roots = np.asarray(roots)
+        is_leaf = leaves[:, roots].all(axis=0) & (branches[0, roots] == branches[1, roots])
+        features = np.asarray(attributes["nodes_featureids"])
+        return cls(splits, features, modes, missing, branches, leaves != 0, roots, is_leaf)
+
+    def reached(self, x: Array) -> Array:
+        """Return the index of the leaf of each tree that each sample reaches.
+
+        Raises:
+            ValueError: if a sample reaches no leaf, because the nodes form a cycle.
+        """
+        index = np.tile(self.roots, (len(x), 1))
+        samples, trees = np.nonzero(np.broadcast_to(~self.is_leaf, index.shape))
+        for _ in range(len(self.modes) + 1):
+            if not len(samples):
+                return index
+            nodes = index[samples, trees]
+            holds = self._holds(x[samples, self.features[nodes]], nodes).astype(np.intp)
+            index[samples, trees] = self.branches[holds, nodes]
+            inner = ~self.leaves[holds, nodes]
+            samples, trees = samples[inner], trees[inner]
+        raise ValueError("the nodes of a tree form a cycle")
+
+    def _holds(self, values: Array, nodes: Array) -> Array:
+        """Return whether the condition of each node holds for a value."""
+        modes, splits = self.modes[nodes], self.splits[nodes]
+        holds = np.zeros(len(nodes), bool)
+        for mode in np.unique(modes).tolist():
+            holds |= (modes == mode) & _COMPARISONS[mode](values, splits)
+        return holds | (self.missing[nodes] & np.isnan(values))
+
+
+@replaces("aionnxml.op_tree_ensemble.TreeEnsemble._run")
+def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
+    """Return the aggregated weights of the leaves. Membership in sets is left to the reference."""
+    combine = attributes["aggregate_function"]
+    known = combine in range(_MAX + 1) and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
+    if not known:
+        return original(node, x, **attributes)
+    trees = _Trees.of(np.asarray(attributes["nodes_splits"]), attributes, attributes["tree_roots"])
+    leaves = trees.reached(x)
+    weights = np.asarray(attributes["leaf_weights"])[leaves].astype(np.float64)
+    targets = np.asarray(attributes["leaf_targetids"])[leaves]
+    if combine == _AVERAGE:
+        weights = weights / leaves.shape[1]
+    limits = np.finfo(x.dtype)
+    initial = {_MIN: limits.max, _MAX: limits.min}.get(combine, 0)
+    result = np.full((len(x), attributes["n_targets"]), initial, x.dtype)
+    samples = np.arange(len(x))
+    # The weights are added in the order of the trees.
+    for weight, target in zip(weights.T, targets.T, strict=True):
+        before = result[samples, target]
+        if combine == _MIN:
+            after = np.where(weight < before, weight, before)
+        elif combine == _MAX:
+            after = np.where(weight > before, weight, before)
+        else:
+            after = before + weight
+        result[samples, target] = after
+    return (result,)
