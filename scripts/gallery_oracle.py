@@ -433,12 +433,47 @@ def batch_normalization(
 
 
 def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Slice leading axes with steps of 1."""
+    """Slice leading axes with steps of 1, or one axis backward from a position within it."""
     del attributes, version
-    source, starts, ends = operands
+    source, starts, ends, *further = operands
+    if further:
+        axes, steps = further
+        _require({"axes": axes.tolist(), "steps": steps.tolist()}, axes=[0], steps=[-1])
+        # The specification clamps the end to -1 and to the last position when stepping backward.
+        end = min(max(int(ends[0]), -1), len(source) - 1)
+        return [source[list(range(int(starts[0]), end, -1))]]
     return [
         source[tuple(slice(int(begin), int(end)) for begin, end in zip(starts, ends, strict=True))]
     ]
+
+
+def cosine_window(first: float, second: float, third: float = 0.0) -> Function:
+    """Return a periodic window that is a sum of cosines, for the weights of its terms."""
+
+    def window(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+        del version
+        _require({"periodic": 1, **attributes}, periodic=1)
+        size = int(operands[0])
+        angles = 2 * np.pi * np.arange(size) / size
+        return [first - second * np.cos(angles) + third * np.cos(2 * angles)]
+
+    return window
+
+
+def shrink(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Elements beyond lambd, moved toward zero by the bias."""
+    del version
+    source, limit, bias = _exact(operands[0]), attributes["lambd"], attributes["bias"]
+    return [np.where(source < -limit, source + bias, np.where(source > limit, source - bias, 0))]
+
+
+def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Of a scalar: "a zero sized tensor", with a column if the scalar is not zero."""
+    del attributes, version
+    (source,) = operands
+    if source.ndim:
+        raise NotImplementedError("NonZero of an axis")
+    return [np.zeros((0, int(source != 0)), np.int64)]
 
 
 def adagrad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
@@ -479,10 +514,12 @@ OPERATORS: Mapping[str, Function] = {
     "Einsum": lambda operands, attributes, _: [
         np.einsum(attributes["equation"], *map(_exact, operands))
     ],
+    "BlackmanWindow": cosine_window(0.42, 0.5, 0.08),
     "Erf": lambda operands, *_: [np.vectorize(math.erf)(_exact(operands[0]))],
     "Gemm": gemm,
     "GlobalMaxPool": global_max_pool,
     "GridSample": grid_sample,
+    "HammingWindow": cosine_window(25 / 46, 21 / 46),
     "Hardmax": _along_axis(_hardmax),
     "IsInf": is_inf,
     "LRN": lrn,
@@ -492,6 +529,7 @@ OPERATORS: Mapping[str, Function] = {
     "MatMul": lambda operands, *_: [_exact(operands[0]) @ _exact(operands[1])],
     "MaxPool": _pooled(lambda inside, *_: max(inside)),
     "Momentum": momentum,
+    "NonZero": non_zero,
     "Pad": pad,
     "QuantizeLinear": quantize_linear,
     "Range": integer_range,
@@ -499,6 +537,7 @@ OPERATORS: Mapping[str, Function] = {
     "ReduceLogSumExp": log_sum_exp,
     "Resize": resize,
     "Shape": shape,
+    "Shrink": shrink,
     "Slice": slice_,
     "Softmax": _along_axis(lambda rows: np.exp(_log_softmax(rows))),
     "Sqrt": lambda operands, *_: [np.sqrt(_exact(operands[0]))],

@@ -43,7 +43,7 @@ _MESSAGES = {
         r"(?:\S+\.(?:h|cc):\d+ (?:\w+ (?=')|.*? was false\. ))?"
         r"(?P<words>(?!.*onnxruntime_src)"
         r".*\b(?:(?:is|are) not supported|not supported (?:for|now)|does not support"
-        r"|only supports)\b.*)"
+        r"|only supports|Unsupported pooling size)\b.*)"
     ),
     "a node on the chosen provider, where session.disable_cpu_ep_fallback is 1": _FAIL
     + r"(?P<words>This session contains graph nodes that are assigned to the default CPU "

@@ -85,6 +85,12 @@ def cubic_resize():
     )
 
 
+def pooled_six_axes():
+    shape = [1, 1, 1, 1, 1, 1]
+    nodes = [helper.make_node("GlobalMaxPool", ["x"], ["y"])]
+    return model(nodes, [value("x", shape=shape)], [value("y", shape=shape)])
+
+
 def cell_inputs(dtype=np.float32):
     return {"x": np.ones((1, 1, 1), dtype), "w": np.ones((1, 3, 1), dtype)}
 
@@ -118,6 +124,7 @@ MESSAGES = {
             {"x": np.ones((1, 1, 5), np.float32), "w": np.ones((1, 1, 3), np.float32)},
             "",
         ),
+        (pooled_six_axes(), {"x": np.ones((1, 1, 1, 1, 1, 1), np.float32)}, ""),
         (
             cubic_resize(),
             {"x": np.ones((1, 1, 4), np.float32), "scales": np.array([1, 1, 2], np.float32)},
