@@ -68,7 +68,7 @@ from onnxopt_cli.suites.operators.generators import (
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
-# Seeds below this number were those of earlier versions of the suite, whose generators differ.
+# Earlier versions of the suite, whose generators differ, used the seeds below this number.
 FIRST_SEED = 1000
 # Nodes drawn for the newest version of an operator; a fifth of them for each older one.
 CANDIDATES, OLDER_SHARE = 300, 5

@@ -36,10 +36,10 @@ from onnxopt_cli.workers.interruption import interruptible
 
 #: Number of examples if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: Examples are small, and shrinking a hang waits for this time again and again.
+#: Examples are small, and each step of shrinking a hang waits for this time.
 _TIMEOUT = 10.0
-#: More than a finding takes. Failures with the same explanation are grouped, so the same seed gives
-#: the same findings only if the search for explanations is not cut short.
+#: Time limit of the search for explanations, longer than a finding needs. Failures with the same
+#: explanation are grouped, so a seed determines the findings only if the search is not cut short.
 _EXPLAIN_TIME = 60.0
 
 

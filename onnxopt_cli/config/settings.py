@@ -355,10 +355,11 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings with values given by name, groups' among them.
+        """Return the settings with these values, including settings of its groups.
 
         Args:
-            values: by the name of the setting; others, and those of None, keep their defaults.
+            values: values by the names of settings; a setting without a value, or with None, keeps
+                its default.
 
         Raises:
             UsageError: if a value is not one that its setting takes.

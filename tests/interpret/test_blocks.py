@@ -121,7 +121,7 @@ def test_elementwise_formulas_are_recognised():
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
     """Check that the fast comparison has the verdict of the complete one.
 
-    The output, whose complete comparison is given, and one just beyond its limits are compared.
+    Both compare the output, and an output just beyond its limits.
     """
     if not isinstance(error_bound, ErrorBound):
         return

@@ -21,7 +21,7 @@ from onnxopt_cli.oracle.widen import is_wide, smallest_normal
 _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
 # Operators that take the root of their sum.
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
-# Kinds that multiply each element by a coefficient of their own, not below this one.
+# Kinds that multiply each element by a coefficient that they compute, and its least value.
 _WEIGHTED = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
 _LEAST_WEIGHT = 2.0**-24
 _SUMS = _WEIGHTED | {NodeKind.COMBINE, NodeKind.CONVOLVE, NodeKind.GATES, NodeKind.MIX}
