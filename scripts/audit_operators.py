@@ -36,6 +36,8 @@ from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
 #: Operators with a lower mutation score are listed.
 LEAST_SHARE = 0.9
+#: Operators of whose mutants a larger share is equivalent are listed.
+MOST_EQUIVALENT = 0.1
 
 
 @cache
@@ -163,6 +165,16 @@ def main() -> None:
         name for name, counts in results if counts.share is not None and counts.share < LEAST_SHARE
     )
     print(f"{len(low)} operators below 90 %: {', '.join(low)}")
+    shares = {
+        name: counts.equivalent / max(1, counts.counted + counts.equivalent)
+        for name, counts in results
+    }
+    many = [
+        f"{name} ({percent(shares[name])}, {counts.inputs or 'no'} inputs)"
+        for name, counts in results
+        if shares[name] > MOST_EQUIVALENT
+    ]
+    print(f"{len(many)} operators with more than 10 % of equivalent mutants: {', '.join(many)}")
 
 
 if __name__ == "__main__":
