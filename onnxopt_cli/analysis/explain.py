@@ -87,7 +87,7 @@ MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 #: Equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
-MAX_RESTRICTED, RESTRICTED_CASES = 2, 6
+MAX_RESTRICTED, RESTRICTED_CASES = 4, 6
 #: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
 SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
 #: Failing cases that are run twice to see whether the outputs depend on earlier runs, and the

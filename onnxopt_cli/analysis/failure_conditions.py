@@ -232,7 +232,8 @@ class _Search:
             for at in first.consistent(self._least())
         ]
         self._paths = self._ranked(found, failing)
-        if self._paths and self._paths[0].cost <= MIN_PAIR_COST:
+        # The condition of a mistake has one part: the search tries several mistakes in that time.
+        if self._mistake or (self._paths and self._paths[0].cost <= MIN_PAIR_COST):
             return
         for at in first.promising(self._least(), partial=self._partial):
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
@@ -686,7 +687,12 @@ class _Search:
         )
         total = len({*self._wrong_owners.tolist()})
         passing = max(1, len({*self._right_owners.tolist()}))
-        usable = np.flatnonzero(level.reach >= total)
+        # Without an output that differs from 0, for instance, no fault is visible.
+        usable = [
+            at
+            for at in np.flatnonzero(level.reach >= total)
+            if not self._features[level.conditions[at].feature].of_output
+        ]
         order = sorted(
             usable, key=lambda at: (level.contradictions[at] / passing, level.conditions[at].cost)
         )

@@ -77,6 +77,7 @@ class Feature:
         cost: added to the cost of each condition.
         vary: returns a node with another value of the feature, or None; None if the feature does
             not have such a function.
+        of_output: whether it is a property of an expected output.
     """
 
     text: str
@@ -84,6 +85,7 @@ class Feature:
     kind: str
     cost: float = 1.0
     vary: Callable[[Call[Array], float], Call[Array] | None] | None = None
+    of_output: bool = False
 
 
 def feature_list(call: Call[Array], expected: Mapping[str, Array]) -> list[Feature]:
@@ -349,9 +351,10 @@ def _features(
     for name, outputs in expected.items():
         values = outputs[rows].astype(np.float64)
         vary = partial(with_expected, name=name)
-        yield Feature(f"the expected {name}", values, "number", EXPECTED_COST, vary)
-        magnitude = f"the magnitude of the expected {name}"
-        yield Feature(magnitude, np.abs(values), "magnitude", EXPECTED_COST + 0.05, vary)
+        text = f"the expected {name}"
+        yield Feature(text, values, "number", EXPECTED_COST, vary, True)
+        text, cost = f"the magnitude of {text}", EXPECTED_COST + 0.05
+        yield Feature(text, np.abs(values), "magnitude", cost, vary, True)
     for (first, left), (second, right) in combinations(elements.items(), 2):
         yield Feature(f"{first} is above {second}", left > right, "flag", 1.3)
         yield Feature(f"{first} is below {second}", left < right, "flag", 1.3)
@@ -396,7 +399,13 @@ def _tensor_flags(
     for attribute in call.operator.attributes:
         value = call.attributes[attribute.name]
         shares = value if isinstance(value, tuple) else (np.nan,)
-        ranks = (size - 1) * each(shares[at % len(shares)] for at in flat_indices) / 100
+        own_share = each(shares[at % len(shares)] for at in flat_indices)
+        if attribute.each:
+            whole = own_share == np.round(own_share)
+            text = f"the tensor's {attribute.name}"
+            yield Feature(f"{text} is an integer", whole, "flag", 1.3)
+            yield Feature(f"{text} is not an integer", ~whole, "flag", 1.3)
+        ranks = (size - 1) * own_share / 100
         yield Feature(f"{attribute.name} falls on a whole rank", ranks % 1 == 0, "flag", 1.5)
     yield Feature("the element is the last one", index == size - 1, "flag")
     yield Feature(f"{x} has an odd number of elements", size % 2 == 1, "flag", 1.15)

@@ -211,6 +211,10 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
         "broadcast operands refused": _refuse,
     }
     yield from _rows("Operands that are not broadcast are read correctly.", _filled, rows)
+    for position, name in enumerate(operator.tensors[1:], start=1):
+        about = f"The elements of {name} are read in a row and repeated; other operands are right."
+        rows = {f"broadcast {name} read without strides": np.resize}
+        yield from _rows(about, partial(_filled_operand, position), rows)
 
 
 def _wrong_loops(_: Operator) -> Iterator[Implementation]:
@@ -346,6 +350,7 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
 def _of_others(name: str) -> Rows:
     return {
         f"{name} of the first tensor used for all": lambda item: item[:1] * len(item),
+        f"{name} of the last tensor used for all": lambda item: item[-1:] * len(item),
         f"{name} of several tensors in reverse order": lambda item: item[::-1],
     }
 
@@ -456,6 +461,18 @@ def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
     return _each_beside(
         lambda tensor, first: tensor if tensor.shape == first.shape else fill(tensor, first.shape)
     )
+
+
+def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
+    """Fill one operand if it does not have the shape of its group's first tensor."""
+
+    def filled(group: tuple[Array, ...]) -> tuple[Array, ...]:
+        tensor, shape = group[position], group[0].shape
+        if tensor.shape == shape:
+            return group
+        return (*group[:position], fill(tensor, shape), *group[position + 1 :])
+
+    return regrouped(lambda groups: tuple(map(filled, groups)))
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:

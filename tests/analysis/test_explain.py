@@ -15,7 +15,7 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.analysis.explain import SearchClock, explain
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
@@ -349,6 +349,27 @@ class Ticks:
     def __call__(self):
         self.now += 1
         return self.now
+
+
+def test_time_in_the_queue_for_a_processor_does_not_count(tmp_path, monkeypatch):
+    statistics = tmp_path / "schedstat"
+    monkeypatch.setattr("onnxopt_cli.analysis.explain.SCHEDULER_STATISTICS", statistics)
+
+    def seconds(queued):
+        """Return the counted seconds of a backend that waits half a second."""
+        statistics.write_text("0 0 1")
+
+        def wait(*_):
+            sleep(0.5)
+            statistics.write_text(f"0 {queued} 1")
+
+        clock = SearchClock()
+        before = clock.now()
+        clock.timed(wait)("backend", None, {})
+        return clock.now() - before
+
+    assert seconds(queued=0) > 0.4
+    assert seconds(queued=450_000_000) < 0.4
 
 
 @pytest.mark.slow
