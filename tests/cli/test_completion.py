@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from commands import run_command
 from places import REPOSITORY
 
 # Bash calls this function when the user presses tab; compopt works only then.
@@ -24,15 +23,16 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture
-def completions(workplace):
+def completions(workplace, onnxopt, monkeypatch):
     """Return a function that completes the last word, as the completion function of bash does."""
 
     def completions(*words):
-        variables = {"COMP_WORDS": " ".join(("onnxopt", *words)), "COMP_CWORD": str(len(words))}
-        env = {**os.environ, **variables, "_ONNXOPT_COMPLETE": "bash_complete"}
-        done = run_command(cwd=workplace, env=env)
-        assert done.stderr == ""
-        lines = [line.partition(",") for line in done.stdout.split()]
+        monkeypatch.setenv("COMP_WORDS", " ".join(("onnxopt", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        monkeypatch.setenv("_ONNXOPT_COMPLETE", "bash_complete")
+        answer = onnxopt()
+        assert answer.err == ""
+        lines = [line.partition(",") for line in answer.out.split()]
         return [value if kind == "plain" else f"<{kind}>" for kind, _, value in lines]
 
     return completions
