@@ -22,11 +22,12 @@ MAX_ELEMENTS = 2000
 
 @cache
 def suite_calls(name):
-    """Return the small nodes of an operator's suite."""
+    """Return the small nodes of an operator's suite, and their expected results."""
     suite = registry().named(name).suite_name
     cases = [case for case in suite_cases(suite) if case.operators == (name,)]
     trials, _ = find_trials(cases, Judging())
-    return [trial.call for trial in trials[name] if trial.call.size < MAX_ELEMENTS]
+    calls = [trial.call for trial in trials[name] if trial.call.size < MAX_ELEMENTS]
+    return [(call, [derived_output.branch for derived_output in bound(call)]) for call in calls]
 
 
 def scaled_where(output, holds):
@@ -71,8 +72,7 @@ def condition_of(name, fault):
             return fault(call)
 
     samples = []
-    for call in suite_calls(name):
-        right = [derived_output.branch for derived_output in bound(call)]
+    for call, right in suite_calls(name):
         samples.append(sample(call, right, submit(call)))
     samples.sort(key=lambda each: not each.failed)
     return failure_condition(samples, submit), samples
@@ -202,8 +202,7 @@ def test_passing_cases_contradict_a_condition_on_whole_tensors():
 )
 def test_content_of_wrong_elements_is_stated(effect, replace):
     samples = []
-    for call in suite_calls("Momentum")[:80]:
-        right = [derived_output.branch for derived_output in bound(call)]
+    for call, right in suite_calls("Momentum")[:80]:
         outputs = evaluate(call)
         if call.scalars[1].item() % 2 == 1:
             for group, (_, _, velocity) in enumerate(call.groups, start=len(call.groups)):
@@ -219,8 +218,7 @@ def test_content_of_wrong_elements_is_stated(effect, replace):
 def test_condition_without_a_backend_needs_several_failing_cases():
     fault = scaled_where("V_new", lambda call, *_: call.scalars[1].item() == 3)
     samples = []
-    for call in suite_calls("Momentum")[:60]:
-        right = [derived_output.branch for derived_output in bound(call)]
+    for call, right in suite_calls("Momentum")[:60]:
         samples.append(sample(call, right, fault(call)))
     few = [each for each in samples if each.failed][:3]
     passing = [each for each in samples if not each.failed]
