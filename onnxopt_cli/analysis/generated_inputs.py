@@ -128,6 +128,7 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
     return checked(replace(changed_call, omitted=omitted))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
     """Return a node of which all elements of an expected output have nearly a given value.
 
