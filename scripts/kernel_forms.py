@@ -134,10 +134,10 @@ def exp_of(x: Array) -> Array:
         raise Unsupported("the polynomial is accurate to float32 only")
     bounded = np.clip(x, real(-104), real(89))
     power = np.floor(bounded * real(LOG2_E) + real(0.5))
-    rest = bounded - power * real(0.693359375) - power * real(-2.12194440e-4)
-    square = rest * rest
+    remainder = bounded - power * real(0.693359375) - power * real(-2.12194440e-4)
+    square = remainder * remainder
     y = horner(
-        rest,
+        remainder,
         1.9875691500e-4,
         1.3981999507e-3,
         8.3334519073e-3,
@@ -145,7 +145,7 @@ def exp_of(x: Array) -> Array:
         1.6666665459e-1,
         5.0000001201e-1,
     )
-    y = y * square + rest + real(1)
+    y = y * square + remainder + real(1)
     return np.where(np.isnan(x), x, np.ldexp(y, np.nan_to_num(power).astype(int)))
 
 
@@ -233,8 +233,8 @@ def reduced_angle(x: Array) -> tuple[Array, Array]:
     quarter = np.rint(x * x.dtype.type(2 / math.pi))
     if np.abs(quarter).max(initial=0) > 1 << 13:
         raise Unsupported("a large angle")
-    rest = x.astype(np.float64) - quarter.astype(np.float64) * (math.pi / 2)
-    return rest.astype(x.dtype), quarter.astype(int) % 4
+    remainder = x.astype(np.float64) - quarter.astype(np.float64) * (math.pi / 2)
+    return remainder.astype(x.dtype), quarter.astype(int) % 4
 
 
 def sine_series(x: Array) -> Array:
@@ -254,9 +254,9 @@ def cosine_series(x: Array) -> Array:
 
 def sin_of(x: Array, first: int = 0) -> Array:
     """Compute sin, or cos if the first quadrant is 1."""
-    rest, quadrant = reduced_angle(x)
+    remainder, quadrant = reduced_angle(x)
     quadrant = (quadrant + first) % 4
-    value = np.where(quadrant % 2, cosine_series(rest), sine_series(rest))
+    value = np.where(quadrant % 2, cosine_series(remainder), sine_series(remainder))
     return np.where(quadrant > 1, -value, value)
 
 
@@ -386,8 +386,8 @@ def rows_of(x: Array, axes: Any, attributes: Attributes) -> tuple[Array, Callabl
             raise Unsupported("no axes")
         axes = range(x.ndim)
     along = sorted(int(axis) % x.ndim for axis in np.ravel(axes))
-    kept = [size for axis, size in enumerate(x.shape) if axis not in along]
-    rows = np.moveaxis(x, along, range(-len(along), 0)).reshape(*kept, -1)
+    kept_sizes = [size for axis, size in enumerate(x.shape) if axis not in along]
+    rows = np.moveaxis(x, along, range(-len(along), 0)).reshape(*kept_sizes, -1)
     if not rows.shape[-1]:
         raise Unsupported("no terms")
 
@@ -530,9 +530,9 @@ def pooled(form: str, attributes: Attributes, x: Array) -> list[Array]:
         raise Unsupported("integers")
     size = attributes.get("kernel_shape", x.shape[2:])
     plain = {"kernel_shape", "strides", "count_include_pad", "auto_pad", "ceil_mode"}
-    known = {"auto_pad": b"NOTSET", "ceil_mode": 0}
+    defaults = {"auto_pad": b"NOTSET", "ceil_mode": 0}
     if not plain.issuperset(attributes) or any(
-        attributes.get(name, default) != default for name, default in known.items()
+        attributes.get(name, default) != default for name, default in defaults.items()
     ):
         raise Unsupported("padding or dilations")
     rank = x.ndim - 2
@@ -655,11 +655,11 @@ def response(form: str, attributes: Attributes, x: Array) -> list[Array]:
 
 def attention(form: str, attributes: Attributes, *operands: Array) -> list[Array]:
     """Compute Attention of four axes without mask or cache, by tiles of keys."""
-    q, k, v, *others = operands
+    q, k, v, *extras = operands
     plain = {"scale", "softcap", "q_num_heads", "kv_num_heads"}
     if not plain.issuperset(attributes) or attributes.get("softcap"):
         raise Unsupported("further attributes")
-    if any(value is not None for value in others) or q.ndim != 4 or q.shape[1] != k.shape[1]:  # noqa: PLR2004
+    if any(value is not None for value in extras) or q.ndim != 4 or q.shape[1] != k.shape[1]:  # noqa: PLR2004
         raise Unsupported("a mask, three axes or groups")
     real = q.dtype.type
     scale = real(attributes.get("scale", 1 / math.sqrt(q.shape[-1])))
@@ -703,8 +703,8 @@ def recurrent(form: str, store: Unary, attributes: Attributes, *operands: Any) -
     """Compute LSTM or RNN, one direction, with all gates of a step multiplied together."""
     x, w, r, bias, lengths, state, *more = [*operands, *[None] * 5][:8]
     cell, peepholes = more[0], more[1]
-    known = {"hidden_size", "layout", "direction"}
-    if not known.issuperset(attributes) or attributes.get("layout") or len(w) > 1:
+    supported = {"hidden_size", "layout", "direction"}
+    if not supported.issuperset(attributes) or attributes.get("layout") or len(w) > 1:
         raise Unsupported("several directions, layout or activations")
     if attributes.get("direction", b"forward") != b"forward" or lengths is not None:
         raise Unsupported("direction or lengths")
@@ -801,9 +801,9 @@ def rotated(attributes: Attributes, x: Array, cosines: Array, sines: Array, *pla
     """Compute RotaryEmbedding of four axes with fused multiply-add."""
     if places and places[0] is not None:
         cosines, sines = cosines[places[0]], sines[places[0]]
-    known = {"interleaved", "num_heads", "rotary_embedding_dim"}
+    supported = {"interleaved", "num_heads", "rotary_embedding_dim"}
     size = attributes.get("rotary_embedding_dim") or x.shape[-1]
-    if x.ndim != 4 or size != x.shape[-1] or not known.issuperset(attributes):  # noqa: PLR2004
+    if x.ndim != 4 or size != x.shape[-1] or not supported.issuperset(attributes):  # noqa: PLR2004
         raise Unsupported("three axes, or a part of the last one")
     cosines, sines = cosines[:, None], sines[:, None]
     if attributes.get("interleaved"):

@@ -53,7 +53,7 @@ OPSET, IR_VERSION = 22, 10
 # Later operators.
 LATEST_OPSET, LATEST_IR_VERSION = 27, 13
 TWO_OUTPUTS = frozenset({"CausalConvWithState", "GRU", "LSTM", "RNN"})
-LATER = frozenset(
+LATER_OPERATORS = frozenset(
     {"Attention", "CausalConvWithState", "RMSNormalization", "RotaryEmbedding", "Swish"}
 )
 # Lanes of a vector unit, and elements of a part whose statistics are merged with those of others.
@@ -1057,7 +1057,7 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     dtype = operands[0].dtype if operands[0].dtype.kind != "i" else np.dtype(np.float32)
     infos = [info(name, value.dtype, value.shape) for name, value in inputs.items()]
     graph = helper.make_graph([node], operator, infos, [info(name, dtype) for name in outputs])
-    is_later = operator in LATER
+    is_later = operator in LATER_OPERATORS
     imports = [helper.make_opsetid("", LATEST_OPSET if is_later else OPSET)]
     version = LATEST_IR_VERSION if is_later else IR_VERSION
     return helper.make_model(graph, opset_imports=imports, ir_version=version), inputs

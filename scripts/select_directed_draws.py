@@ -91,8 +91,8 @@ def select(operator: str) -> tuple[str, dict[str, int]]:
             for place in range(PLACES):
                 # One long axis suffices where each element is computed alone, or with "longer".
                 is_simple = operator in FAMILIES["elementwise"] or operator.startswith("Reduce")
-                wanted = 1 if is_simple else MAX_LONG_DRAWS
-                if sum(name.startswith("long") for name in selected) < wanted:
+                draw_limit = 1 if is_simple else MAX_LONG_DRAWS
+                if sum(name.startswith("long") for name in selected) < draw_limit:
                     add_seed(selected, operator, f"long:{length}:{place}", has_length(length))
             if any(name.startswith("long") for name in selected):
                 break
@@ -264,8 +264,8 @@ def element_types(formal: OpSchema.FormalParameter) -> set[str]:
 
 def dtypes_at(values: list[Value], place: int, count: int) -> set[str]:
     """Return the element types of a place; the last place may be variadic."""
-    own = values[place:] if place == count - 1 else values[place : place + 1]
-    return {dtype_name(value.dtype) for value in tensors(own)}
+    own_values = values[place:] if place == count - 1 else values[place : place + 1]
+    return {dtype_name(value.dtype) for value in tensors(own_values)}
 
 
 def tensors(values: Any) -> Iterator[Array]:

@@ -169,8 +169,8 @@ def select(
     warnings.simplefilter("ignore")
     seeds: dict[int, list[int]] = {schema.since_version: [] for schema in schemas(operator)}
     if not anew:
-        own = present.get(operator, {})
-        seeds |= {int(version): list(chosen) for version, chosen in own.items()}
+        own_seeds = present.get(operator, {})
+        seeds |= {int(version): list(chosen) for version, chosen in own_seeds.items()}
     candidates = list(valid_candidates(operator, count))
     if anew or operator not in present:
         for place, version in enumerate(seeds):

@@ -61,7 +61,7 @@ _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # The backend returned no outputs. A node may end so because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
-# Outcomes of models for which there is no tolerance or no error.
+# Outcomes of models without a tolerance or an error.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
 
 

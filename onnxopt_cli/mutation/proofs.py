@@ -86,7 +86,7 @@ PROOFS: Sequence[Proof] = (
         _has_one_input,
     ),
     Proof(
-        "The input has a single value, in which there is no order, no batch and no other element.",
+        "The input has a single value: it has neither an order nor a batch nor another element.",
         re.compile(
             r"(\w+) (first (batch|element|value) for all|last value for all|only the last value|"
             r"reversed( along the (first|last) axis)?|last axes exchanged|sorted|rotated by one|"
@@ -110,7 +110,7 @@ PROOFS: Sequence[Proof] = (
         _has_axes_input,
     ),
     Proof(
-        "The axes are a set, in which there is no order.",
+        "The axes are a set, so their order has no effect.",
         re.compile(
             r"axes (reversed|sorted|rotated by one|halves exchanged|halves interleaved|"
             r"reversed along the (first|last) axis)"
@@ -126,7 +126,7 @@ PROOFS: Sequence[Proof] = (
 
 
 def proof_of(schema: defs.OpSchema, name: str) -> Proof | None:
-    """Return the proof that a mutant equals its operator; None if there is none."""
+    """Return the proof that a mutant equals its operator; None without a proof."""
     for proof in PROOFS:
         match = proof.pattern.fullmatch(name)
         if match is not None and proof.condition(schema, match):

@@ -297,12 +297,12 @@ def _computed_in_double(run: Compute, *operands: Any, **settings: Any) -> tuple[
 
 def _released(nodes: Sequence[SimpleNamespace], returned: Collection[str]) -> list[list[str]]:
     """Return for each node the names of values that no later node reads."""
-    kept = {*returned, ""}
+    needed_names = {*returned, ""}
     released = []
     for node in reversed(nodes):
-        names = {*node.input, *node.output, *(node.outer_names or ())} - kept
+        names = {*node.input, *node.output, *(node.outer_names or ())} - needed_names
         released.append([*names])
-        kept |= names
+        needed_names |= names
     return released[::-1]
 
 

@@ -219,13 +219,13 @@ def leaky_search(leaky_trials):
 
 def test_nodes_that_do_not_infect_a_mutant_do_not_distinguish_it(leaky_search, monkeypatch):
     batch, evaluators, forms = leaky_search
-    found = search_nodes(forms, batch, evaluators, str, limit=len(batch))
-    assert any(result.nodes for result in found)
+    results = search_nodes(forms, batch, evaluators, str, limit=len(batch))
+    assert any(result.nodes for result in results)
     infected = node_search._infected_nodes(forms, batch, evaluators)
     assert any(len(infected[name]) < len(batch) for name in forms)
     everywhere = {name: range(len(batch)) for name in forms}
     monkeypatch.setattr(node_search, "_infected_nodes", lambda *_: everywhere)
-    assert search_nodes(forms, batch, evaluators, str, limit=len(batch)) == found
+    assert search_nodes(forms, batch, evaluators, str, limit=len(batch)) == results
 
 
 def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trials, monkeypatch):
@@ -235,9 +235,11 @@ def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trial
     assert len({id(variation.model) for variation in first}) < 10
     for variation, again in zip(first, second, strict=True):
         outputs = native_outputs(variation.model, variation.inputs)
-        for output, *others in zip(outputs, variation.outputs, again.outputs, strict=True):
-            for other in others:
-                np.testing.assert_array_equal(output, other)
+        for output, *repeated_outputs in zip(
+            outputs, variation.outputs, again.outputs, strict=True
+        ):
+            for repeated_output in repeated_outputs:
+                np.testing.assert_array_equal(output, repeated_output)
 
 
 def test_search_ends_after_its_time(leaky_trials):

@@ -98,8 +98,10 @@ class _Trees:
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
     """Return the aggregated weights of the leaves. Membership in sets is left to the reference."""
     combine = attributes["aggregate_function"]
-    known = combine in range(_MAX + 1) and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
-    if not known:
+    is_defined = (
+        combine in range(_MAX + 1) and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
+    )
+    if not is_defined:
         return original(node, x, **attributes)
     trees = _Trees.of(np.asarray(attributes["nodes_splits"]), attributes, attributes["tree_roots"])
     leaves = trees.reached(x)

@@ -1,7 +1,7 @@
 """Error bounds of nodes that round few times.
 
 A tolerance of 16 movements by one rounding is more than a short sum can be off: each of n terms is
-rounded at most n times, whatever the order. The error of such a node is bounded by the roundings of
+rounded at most n times, in any order. The error of such a node is bounded by the roundings of
 its most inaccurate direct evaluation, and its tolerance is not larger than that bound.
 """
 
@@ -59,9 +59,11 @@ def direct_bound(
     if not is_wide(output):
         return None
     if node.op_type == "BatchNormalization":
-        given = node_class.terms <= 1 and len(operands) == _BATCH_OPERANDS
+        has_statistics = node_class.terms <= 1 and len(operands) == _BATCH_OPERANDS
         by_channel = output.ndim > 1 and np.shape(operands[1]) == output.shape[1:2]
-        return _normalization_bound(node, operands, output) if given and by_channel else None
+        return (
+            _normalization_bound(node, operands, output) if has_statistics and by_channel else None
+        )
     if node.op_type == "AffineGrid" and is_wide(operands[0]):
         return _grid_bound(operands[0], output)
     if node.op_type not in _SUMS or not is_wide(operands[0]) or not output.size:

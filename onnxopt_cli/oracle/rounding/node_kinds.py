@@ -107,7 +107,7 @@ _LISTED = {
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
     # Triangles of differences: zero only relative to the scale.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
-    # Computing coordinates rounds, whatever the data are.
+    # Computing coordinates rounds for all data.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
     # Their integers result from rounding a quotient that the node computes itself.
     **dict.fromkeys(

@@ -24,7 +24,7 @@ from onnxopt_cli.suites.operators.node_draft import ANY, NodeDraft, Shape
 
 SEEDS = "directed_seeds.json"
 # The largest length of the other axes of a draft with a long axis or a high rank.
-_SHORT = 3
+_SHORT_LENGTH = 3
 _HIGH_RANKS = (5, 6)
 # A generator that draws shapes of this rank draws them of any rank.
 _ANY_RANK = 4
@@ -85,12 +85,12 @@ class LongDraft(NodeDraft):
         super().__init__(draft.schema, SeededChoices(seed))
         self._length, self._remaining = length, place
 
-    def size(self, smallest: int = 1, largest: int = _SHORT) -> int:
+    def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
         """Choose the length of a dimension."""
         self._remaining -= 1
         if self._remaining == -1:
             return self._length
-        return super().size(smallest, max(smallest, min(largest, _SHORT)))
+        return super().size(smallest, max(smallest, min(largest, _SHORT_LENGTH)))
 
 
 class DeepDraft(NodeDraft):
@@ -108,7 +108,7 @@ class DeepDraft(NodeDraft):
         """Choose a shape."""
         if most < _ANY_RANK:
             return super().shape(least, most, smallest=smallest)
-        largest = max(smallest, _SHORT)
+        largest = max(smallest, _SHORT_LENGTH)
         return tuple(self.size(smallest, largest) for _ in range(self.choice(_HIGH_RANKS)))
 
 
@@ -124,12 +124,12 @@ class EmptyDraft(NodeDraft):
         super().__init__(draft.schema, SeededChoices(seed))
         self._is_first = True
 
-    def size(self, smallest: int = 1, largest: int = _SHORT) -> int:
+    def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
         """Choose the length of a dimension."""
         if self._is_first:
             self._is_first = False
             return 0
-        return super().size(smallest, max(smallest, min(largest, _SHORT)))
+        return super().size(smallest, max(smallest, min(largest, _SHORT_LENGTH)))
 
 
 #: The drafts by the kind of the draw, with the names of their parameters.
@@ -151,8 +151,8 @@ def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
     """
     kind, *texts = name.split(":")
     draft_class, parameters = DRAFTS[kind]
-    given = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
-    return partial(_directed, generate=generate, make=draft_class, seed=f"{name}-{seed}", **given)
+    choices = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
+    return partial(_directed, generate=generate, make=draft_class, seed=f"{name}-{seed}", **choices)
 
 
 def _directed(
