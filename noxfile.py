@@ -136,8 +136,10 @@ def newest(session: nox.Session) -> None:
     if session.python is None:
         session.skip("no supported Python newer than the one that runs nox")
     session.install("-e", ".[dev]")
-    # The tests in the main environment have already tried the larger number of examples.
-    session.run("python", "-m", "pytest", "-m", "quick", *PARALLEL, env={"CI": None})
+    # The tests in the main environment have already tried the larger number of examples, and the
+    # numbers of the oracle do not depend on Python.
+    arguments = ("-m", "quick", "--ignore", "tests/oracle", *PARALLEL)
+    session.run("python", "-m", "pytest", *arguments, env={"CI": None})
 
 
 @nox.session(python=find_python(PLUGIN_PYTHON))

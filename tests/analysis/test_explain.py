@@ -426,31 +426,6 @@ def test_time_in_which_other_programs_run_does_not_count():
     assert "no bias correction" in found.text
 
 
-# AdmmPenalty has half as many mistakes as Adam, and a quarter as many pairs.
-PENALTY = """\
-onnxopt: 1
-suite: penalty
-operator: AdmmPenalty
-cases:
-  - name: one
-    attributes: {rho: 0.5}
-    inputs: {loss: 1.0, W: [1.0, 0.3], Z: [0.5, -0.2], U: [0.25, 2.0]}
-  - name: two
-    attributes: {rho: 0.25}
-    inputs: {loss: 0.5, W: [0.7, 1.5], Z: [0.4, 0.1], U: [1.25, -0.5]}
-"""
-
-
-@pytest.mark.slow
-def test_unknown_mistake_is_not_explained(workplace, onnxopt):
-    (workplace / "penalty.yaml").write_text(PENALTY)
-    answer = onnxopt(
-        "run", "penalty.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS, *LONG_EXPLAIN
-    )
-    assert "consistent" not in answer.out
-    assert "no known mistake and no pair of them reproduces 2 of 2" in answer.out
-
-
 @pytest.mark.parametrize("form", ["log", "report"])
 def test_saved_run_is_explained_later(workplace, onnxopt, form):
     (workplace / "steps.yaml").write_text(STEPS)
