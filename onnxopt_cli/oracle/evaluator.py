@@ -348,8 +348,7 @@ def sequential_sums(
 ) -> AbstractContextManager[None]:
     """Let NumPy's sums and products of float32 and float64 be sequential in a block.
 
-    NumPy sums pairwise, which is far more accurate than the sums of most runtimes. A
-    :class:`ReferenceModel` must be created within the block.
+    NumPy sums pairwise, which is far more accurate than the sums of most runtimes.
 
     Args:
         scaled: whether each term of a mean is multiplied by the reciprocal of their number, instead

@@ -432,3 +432,28 @@ def test_line_with_infinity_must_not_be_finite():
     value[0] = 0
     # The imaginary part of an element may be a sum of zeros.
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernels", "attributes"),
+    [
+        ((2, 4, 20), (6, 2, 5), {"group": 2, "dilations": [2]}),
+        ((1, 3, 9, 8), (4, 3, 3, 2), {"strides": [2, 1], "pads": [1, 0, 1, 1]}),
+        ((1, 4, 5, 6, 4), (4, 1, 2, 3, 2), {"group": 4}),
+    ],
+)
+def test_large_convolutions_have_the_same_tolerances(shape, kernels, attributes, monkeypatch):
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal(sizes).astype(np.float32)
+              for name, sizes in (("x", shape), ("w", kernels))}  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], **attributes)],
+        "g",
+        [helper.make_tensor_value_info(name, 1, value.shape) for name, value in inputs.items()],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+    (usual,) = condition(model, inputs)
+    monkeypatch.setattr("onnxopt_cli.oracle.rounding.scales._MAX_COLUMNS", 0)
+    (large,) = condition(model, inputs)
+    np.testing.assert_allclose(usual.right[0][1], large.right[0][1], rtol=1e-9)

@@ -51,6 +51,8 @@ _WINDOW_SHARE = 2 / 16
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
 _MAX_CHANNELS = 16
+# Larger convolutions are summed over the places of their kernels, without copies of all windows.
+_MAX_COLUMNS = 1 << 21
 # Tiles extend along the last axes; elements along other axes are summed as channels are.
 _TILED_AXES = 2
 # Times that the rows and columns of a matrix are balanced. If zeros leave no product, balancing
@@ -295,6 +297,21 @@ class _Convolution:
         return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
 
     def _output(self) -> Array:
+        if len(self.x) * self.x.shape[1] * prod(self.sizes) * prod(self.w.shape[2:]) > _MAX_COLUMNS:
+            return self._output_of_places()
+        rank = self.x.ndim - 2
+        axes = zip(self.w.shape[2:], self.dilations, strict=True)
+        reach = [(kernel - 1) * dilation + 1 for kernel, dilation in axes]
+        windows = sliding_window_view(self.x, reach, tuple(range(2, self.x.ndim)))
+        dilated: Any = (..., *(slice(None, None, dilation) for dilation in self.dilations))
+        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+        columns = windows[dilated].transpose(order)
+        columns = columns.reshape(len(self.x), self.group, -1, prod(self.sizes))
+        kernels = self.w.reshape(self.group, len(self.w) // self.group, -1)
+        return (kernels @ columns).reshape(len(self.x), len(self.w), *self.sizes)
+
+    def _output_of_places(self) -> Array:
+        """Return the output as a sum over the places of the kernels, which needs little memory."""
         output = np.zeros((len(self.x), len(self.w), *self.sizes))
         for place in np.ndindex(*self.w.shape[2:]):
             terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)
