@@ -214,6 +214,8 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         # A product of as many other factors overflows.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
+        # The extremes are the last elements of a row.
+        longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
         yield operator, "longer", fixed_node(longer, _indices(1))
         yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), _indices(2))
 

@@ -327,6 +327,21 @@ def _double_tree(x: Array) -> Generator:
 
 def _doubles() -> Iterator[tuple[str, str, Generator]]:
     """Yield results that a computation in float32 changes."""
+    tiny = np.array([6.2e-5, -9e-5, 7e-5], np.float16)
+    yield "Mul", "precise_float16", fixed_node(tiny, np.array([[1000], [-3000]], np.float16))
+    yield "Div", "precise_float16", fixed_node(tiny, np.array([[0.001], [-0.0002]], np.float16))
+    yield "Clip", "precise_float16", fixed_node(tiny, np.float16(-8e-5), np.float16(1))
+    # Zero scores stay zero with SOFTMAX_ZERO.
+    rows = np.array([[1.0, 2.0], [2.0, 1.0]], np.float32)
+    classifier = fixed_node(
+        rows,
+        coefficients=[1.0, -0.5, 0.5, 0.25, -1.0, 1.0],
+        intercepts=[0.0, 0.0, 0.5],
+        classlabels_ints=[4, 7, 1],
+        post_transform="SOFTMAX_ZERO",
+        outputs=2,
+    )
+    yield "LinearClassifier", "zero_scores", classifier
     thirds = np.array([1 / 3, 1.578, -2.1, 0.1, -0.2])
     yield "Shrink", "precise_float64", fixed_node(thirds, lambd=0.25, bias=0.125)
     for operator in ("BlackmanWindow", "HammingWindow", "HannWindow"):
