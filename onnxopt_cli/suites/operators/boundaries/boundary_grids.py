@@ -49,7 +49,7 @@ def _unary(draft: NodeDraft, *, shape: Shape) -> None:
 def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
     """Yield operators, the names of their boundaries, and generators."""
     for operator in UNARY:
-        for stem, shape in (("empty", (2, 0, 3)), ("scalar", ()), ("long", (_LONG_AXIS,))):
+        for stem, shape in (("empty", (2, 0, 3)), ("scalar", ())):
             yield operator, stem, partial(_unary, shape=shape)
     yield from _empty()
     yield from _long()
