@@ -229,6 +229,7 @@ def explain_nodes(
     if not failing:
         return []
     # Loaded here once, instead of in each forked process.
+    from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
 
     if seconds is None:
         total = sum(result.seconds for result in results)

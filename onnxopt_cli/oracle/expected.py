@@ -200,8 +200,6 @@ def _evaluated(
     """
     derive: Callable[[], list[DerivedOutput]]
     if (trajectory := problem.trajectory) is not None:
-        # Importing it would delay runs without trajectories.
-
         names, outputs = _output_names(problem), evaluate_trajectory(trajectory)
         derive = lambda: [*bound_trajectory(trajectory, factor).values()]  # noqa: E731
     elif (call := problem.call) is not None:

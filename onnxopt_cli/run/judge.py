@@ -111,8 +111,6 @@ def judge(
         if response.changed:
             messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
-            # Importing it would delay runs without trajectories.
-
             curve, summary = course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
         # The message of a trajectory that ended early is more specific than its outputs' shapes.

@@ -262,8 +262,6 @@ def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) ->
     for executor in plan.backends:
         started = partial(plan.started, case.id, executor.name)
         if problem.stepwise:
-            # Importing it would delay runs without trajectories.
-
             yield partial(stepwise, executor, problem, started)
         else:
             yield executor.submit(_request(problem, started, expected_bytes))

@@ -135,8 +135,6 @@ def open_session(
     )
     snapshot = listed = None
     if config.log_file:
-        # Importing these would delay runs without a log.
-
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
