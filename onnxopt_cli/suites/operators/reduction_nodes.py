@@ -183,11 +183,15 @@ def _det(draft: NodeDraft) -> None:
 
 def _range(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, ("float32", "int64", "float64", "int32", "int16"))
-    step = draft.choice((1, 2, -1, 3, -3)) / (2 if dtype.kind == "f" else 1)
+    step: float = draft.choice((1, 2, -1, 3, -3, 9)) / (2 if dtype.kind == "f" else 1)
     # Narrower types do not hold these numbers.
-    start = draft.integer(-5, 5) + draft.choice((0, 0, 1003 if dtype == np.int16 else 100_003))
+    offset = draft.choice((0, 0, 1003 if dtype == np.int16 else 100_003))
+    start: float = draft.integer(-5, 5) + offset
     count = draft.integer(0, 6)
     partial_step = draft.choice((0.0, 0.5)) if dtype.kind == "f" else 0.0
+    if dtype.kind == "f" and draft.maybe():
+        # The limit is not near to an element, whose rounding would decide whether it is the last.
+        start, step, partial_step = start + 0.3, step * 1.1, 0.5
     limit = start + step * count - step * partial_step
     for value in (start, limit, step):
         draft.add(np.array(value, dtype))
