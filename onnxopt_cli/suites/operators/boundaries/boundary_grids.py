@@ -118,14 +118,17 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes whose axes are longer than a vector register, and end within one."""
-    row, column = _wave((2, _LONG_AXIS)), _wave((_LONG_AXIS, 3))
+    """Yield nodes whose axes are longer than blocks of vectorized loops, and end within one."""
+    row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
+    # The extremes come last.
+    row[0, -1], row[1, -1] = 2.5, -2.5
+    column[-1] = 2.5, -2.5, 2.75
     for operator in ("Add", "Sub", "Mul", "Div"):
-        yield operator, "long", fixed_node(row, _wave((_LONG_AXIS,), 0.5, 3.0))
+        yield operator, "long", fixed_node(row, _wave((_LONGER_AXIS,), 0.5, 3.0))
     for operator in ("Equal", "Greater", "Less"):
         yield operator, "long", fixed_node(row, _wave((2, 1)))
     for operator in ("Max", "Min", "Mean", "Sum"):
-        yield operator, "long", fixed_node(row, _wave((_LONG_AXIS,)), _wave((2, 1)))
+        yield operator, "long", fixed_node(row, _wave((_LONGER_AXIS,)), _wave((2, 1)))
     for operator in ("Softmax", "LogSoftmax", "Hardmax"):
         for stem, x, axis in (("row", row, 1), ("column", column, 0)):
             yield operator, f"long_{stem}", fixed_node(x, axis=axis)
@@ -134,15 +137,15 @@ def _long() -> Iterator[tuple[str, str, Generator]]:
             yield operator, f"long_{stem}", fixed_node(x, axis=axis)
     yield "TopK", "long", fixed_node(row, _indices(9), axis=1)
     yield "TopK", "long_smallest", fixed_node(column, _indices(9), axis=0, largest=0)
-    for operator, x in (("CumSum", row), ("CumProd", _wave((2, _LONG_AXIS), 0.5, 1.5))):
+    for operator, x in (("CumSum", row), ("CumProd", _wave((2, _LONGER_AXIS), 0.99, 1.01))):
         yield operator, "long", fixed_node(x, np.array(1, np.int64))
     yield "LpNormalization", "long", fixed_node(row, axis=1)
     yield (
         "LayerNormalization",
         "long",
-        fixed_node(row, _wave((_LONG_AXIS,)), _wave((_LONG_AXIS,), 0, 1), axis=1),
+        fixed_node(row, _wave((_LONGER_AXIS,)), _wave((_LONGER_AXIS,), 0, 1), axis=1),
     )
-    yield "RMSNormalization", "long", fixed_node(row, _wave((_LONG_AXIS,)), axis=1)
+    yield "RMSNormalization", "long", fixed_node(row, _wave((_LONGER_AXIS,)), axis=1)
 
 
 def _long_windows() -> Iterator[tuple[str, str, Generator]]:
@@ -176,6 +179,11 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
         )
     for operator in ("GlobalAveragePool", "GlobalMaxPool"):
         yield operator, "long", fixed_node(_wave((2, 3, _LONG_AXIS)))
+    for operator in ("MaxPool", "AveragePool", "LpPool"):
+        many = fixed_node(_wave((2, 19, 3, 2)), kernel_shape=[2, 2])
+        yield operator, "many_channels", many
+    for operator in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
+        yield operator, "many_channels", fixed_node(_wave((2, 19, 3, 2)))
     parameters = [_wave((19,), 0.5, 2.0) for _ in range(4)]
     yield (
         "BatchNormalization",

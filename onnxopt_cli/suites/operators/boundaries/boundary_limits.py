@@ -151,6 +151,7 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
         ("uint64_float64", unsigned, "float64"),
         ("uint64_int64", unsigned[-2:], "int64"),
         ("uint32_float32", np.array([2**32 - 1, 2**31 + 129, 2**24 + 1], np.uint32), "float32"),
+        ("uint16_float32", np.array([65535, 32768, 1], np.uint16), "float32"),
         ("int8_uint16", np.array([-1, -128, 127], np.int8), "uint16"),
         ("uint8_int8", np.array([255, 128, 127], np.uint8), "int8"),
         ("string_float32", words, "float32"),
@@ -291,6 +292,12 @@ def _results() -> Iterator[tuple[str, str, Generator]]:
     yield "OptionalHasElement", "none", fixed_node(None)
     deep = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     yield "Reshape", "to_six_axes", fixed_node(deep, np.array([2, 1, 3, 2, 1, 2], np.int64))
+    axes = np.zeros((2, 1, 3, 1, 2, 5), np.float32)
+    for operator in ("Shape", "Size"):
+        yield operator, "six_axes", fixed_node(axes)
+    tall = np.arange(67 * 5, dtype=np.float32).reshape(67, 5) + 1
+    yield "Trilu", "tall", fixed_node(tall, np.array(-3, np.int64))
+    yield "EyeLike", "large", fixed_node(np.zeros((67, 70), np.float32), k=2)
     yield "Binarizer", "double_threshold", fixed_node(np.array([0.5, 0.5 + 2**-40]), threshold=0.5)
     for dtype in ("int32", "int64"):
         rows = np.array([[1, -2], [3, 0], [-1, 5]], DTYPES[dtype])

@@ -324,7 +324,7 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
         yield operator, "crossed", partial(_square, shapes=((3, 1), (1, 3)))
         yield operator, "empty", partial(_square, shapes=((2, 0), (1, 1)))
-        yield operator, "six_axes", partial(_square, shapes=((2, 1, 3, 1, 2, 1), (3, 1, 2, 1, 2)))
+        yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 1, 2, 2, 1)))
         yield operator, "scalars", partial(_square, shapes=((), ()))
     for operator in ("QuantizeLinear", "DequantizeLinear"):
         for axis in (0, 1, -1):
