@@ -175,7 +175,8 @@ def fitted_conditions(
     if feature.kind == "flag" or not wrong.size:
         return
     values = np.unique(wrong)
-    if not np.isfinite(values).all():
+    # A threshold may separate infinite values, too, but NaN is on neither side of it.
+    if np.isnan(values).any():
         return
     if feature.kind == "count":
         yield from _count_conditions(index, feature, values, right)
@@ -183,11 +184,11 @@ def fitted_conditions(
     low, high = values[0], values[-1]
     below, above = _neighbours(low, high, right)
     text = feature.text
-    if np.isfinite(below):
+    if np.isfinite(below) and np.isfinite(low):
         yield _threshold(index, text, below, low, feature.cost + 0.3)
-    if np.isfinite(above):
+    if np.isfinite(above) and np.isfinite(high):
         yield _threshold(index, text, above, high, feature.cost + 0.3)
-    if low == high and abs(low) not in (0, 1) and feature.kind == "number":
+    if low == high and np.isfinite(low) and abs(low) not in (0, 1) and feature.kind == "number":
         yield Condition(index, f"{text} is {low:g}", feature.cost + 0.4, partial(np.equal, low))
 
 

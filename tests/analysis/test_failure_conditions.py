@@ -9,7 +9,7 @@ import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
 from onnxopt_cli.analysis.failure_conditions import failure_condition
-from onnxopt_cli.analysis.features import features, roundest
+from onnxopt_cli.analysis.features import Feature, features, fitted_conditions, roundest
 from onnxopt_cli.analysis.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
@@ -236,3 +236,11 @@ def test_condition_without_a_backend_needs_several_failing_cases():
 def test_roundest_is_the_number_with_the_fewest_digits(low, high, number):
     assert roundest(low, high) == pytest.approx(number)
     assert low <= roundest(low, high) <= high
+
+
+def test_threshold_covers_infinite_values_but_not_nan():
+    feature = Feature("the magnitude of V", 0, "magnitude")
+    right = np.array([1.0, 5e4])
+    (condition,) = fitted_conditions(0, feature, np.array([1e5, np.inf]), right)
+    assert condition.test(np.array([1e3, 1e6, np.inf])).tolist() == [False, True, True]
+    assert not [*fitted_conditions(0, feature, np.array([1e5, np.nan]), right)]
