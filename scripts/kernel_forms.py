@@ -1012,7 +1012,7 @@ def layer_cases(draw: Draw) -> Iterator[tuple[str, list[Any], Attributes]]:
         yield "LRN", [x], {"size": 5, "alpha": 0.02, "beta": 0.75, "bias": 1.0}
         for mode, scale in product(("linear", "cubic"), (2.0, 1.5)):
             x = draw(kind, 1, 2, 8, 10)
-            scales = np.array([1, 1, scale, scale])
+            scales = np.array([1, 1, scale, scale], np.float32)
             yield "Resize", [x, None, scales], {"mode": mode}
         q, k, v = (draw(kind if kind != "mean 1e3" else "scale 4", 1, 2, 40, 16) for _ in range(3))
         yield "Attention", [q, k, v], {}

@@ -84,14 +84,16 @@ class Branch:
 
     @property
     def inconclusive(self) -> Array:
-        """Where the case cannot judge: the limit is infinite, or as large as the value.
+        """Where the case cannot judge: the limit is infinite, or at least half of the value.
+
+        A result of half the value would pass there.
 
         A value of zero is never inconclusive by its own magnitude; its limit follows from the
         operands.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (
-            np.isfinite(size) & (size > 0) & (self.limit >= size)
+            np.isfinite(size) & (size > 0) & (self.limit >= size / 2)
         )
         return (
             inconclusive if self.otherwise is None else inconclusive | self.otherwise.inconclusive

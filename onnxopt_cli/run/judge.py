@@ -161,9 +161,9 @@ def _agreement(
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
 
-    Outputs within their tolerances may have systematic errors. An element whose limit reaches its
-    value distinguishes nothing, unless the output is bitwise equal to the expected one. If there is
-    no other element, the case does not count as passed.
+    Outputs within their tolerances may have systematic errors. An element whose limit reaches
+    half of its value distinguishes nothing, unless the output is bitwise equal to the expected one.
+    If there is no other element, the case does not count as passed.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
         return Outcome.FAIL, note, ""
@@ -174,7 +174,7 @@ def _agreement(
     if any(diff.inconclusive for diff in diffs) and (count := _inconclusive(expected, response)):
         elements = sum(diff.elements for diff in diffs)
         notes.append(
-            f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach their values"
+            f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach half of their values"
         )
         if count == elements:
             outcome, reason = Outcome.SKIP, notes[-1]

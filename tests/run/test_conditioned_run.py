@@ -199,7 +199,7 @@ def test_elements_whose_limit_reaches_their_value_are_counted(onnxopt, tmp_path,
     folder = gelu(tmp_path, -7.0, 1.0)
     result = onnxopt("run", folder, "-b", backend("Zeros"), "-v")
     assert result.code == 0
-    assert "inconclusive: the limits of 1 of 2 elements reach their values" in result.out
+    assert "inconclusive: the limits of 1 of 2 elements reach half of their values" in result.out
 
 
 def test_case_without_a_conclusive_element_does_not_count_as_passed(onnxopt, tmp_path, backend):

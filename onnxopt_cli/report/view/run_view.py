@@ -47,7 +47,7 @@ _MAX_REASON_CHARS = 200
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
-    "in which a tolerance is as large as the value of an element": INCONCLUSIVE,
+    "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
 }
 # Outcomes without a wrong result; their reasons are listed apart from failures.
 _WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
