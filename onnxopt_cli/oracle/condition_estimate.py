@@ -705,7 +705,7 @@ class _FirstRun:
         outputs = compute(*operands)
         self.range_events.update(_range_events(operands, outputs))
         self.special_events.update([_SPREADS] * mixes_infinite(node, operands))
-        self.special_events.update([_REORDERED] * may_overflow(operands))
+        self.special_events.update([_REORDERED] * may_overflow(node.op_type, operands))
         self.visited.append(_visited_node(node, operands, outputs))
         self.types.append(dtypes_of(outputs))
         if self.is_model:
@@ -951,7 +951,8 @@ def _overflowing(
     index: int,
 ) -> Sequence[Any]:
     outputs = visitor(node, compute, operands, index)
-    if index >= len(sites) or sites[index].op_type != node.op_type or not may_overflow(operands):
+    same_node = index < len(sites) and sites[index].op_type == node.op_type
+    if not same_node or not may_overflow(node.op_type, operands):
         return outputs
     node_class = sites[index].node_class
     return [

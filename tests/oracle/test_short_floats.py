@@ -1,5 +1,8 @@
 """16-bit models: sums are accumulated in float32. onnx's reference accumulates in 16 bits."""
 
+from functools import reduce
+from operator import add
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -92,7 +95,6 @@ OUT_OF_SHORT_RANGE = {
         np.nan,
     ),
     "GlobalAveragePool": ([("GlobalAveragePool", {})], {"x": h([[6e4, 5e4]])}, 55000, np.inf),
-    "Sum": ([("Sum", {})], {"x": h(6e4), "y": h(6e4), "z": h(-6e4)}, 6e4, np.inf),
     "ReduceMean in a graph": (
         [("ReduceMean", AXES), ("Neg", {})],
         {"x": h(6e4, 6e4, 5e4, 4e4)},
@@ -165,3 +167,44 @@ def test_reductions_are_computed_in_float32(name, compute, dtype):
     ten_roundings = 10 * float(ml_dtypes.finfo(dtype).eps) / 2
     for wrong in (right * (1 + ten_roundings), right / 2, -right, right * np.nan):
         assert wrong_elements({"x": x}, wrong, (name, attributes), opset=opset) == right.size
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, np.dtype(np.float32)], ids=str)
+@pytest.mark.parametrize("count", [2, 3, 6, 40])
+@pytest.mark.parametrize("operator", ["Sum", "Mean"])
+def test_tensors_may_be_added_one_after_another(operator, count, dtype):
+    """A chain of Add nodes rounds each partial sum, whatever the order; most terms cancel here."""
+    random = np.random.default_rng(count)
+    operands = random.standard_normal((count, 300))
+    operands[-1] = (1 + 0.01 * random.standard_normal(300)) * -operands[:-1].sum(axis=0)
+    operands = list(operands.astype(dtype))
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
+    divisor = dtype.type(count if operator == "Mean" else 1)
+    for order in (operands, operands[::-1], [operands[at] for at in random.permutation(count)]):
+        assert wrong_elements(inputs, reduce(add, order) / divisor, (operator, {})) == 0
+    exact, magnitudes = (
+        np.sum([change(operand.astype(float)) for operand in operands], axis=0) / float(divisor)
+        for change in (np.positive, np.abs)
+    )
+    roundings = (count + 3) * magnitudes + 4 * np.abs(exact)
+    wrong = exact + 2 * roundings * float(ml_dtypes.finfo(dtype).eps) / 2
+    assert wrong_elements(inputs, wrong, (operator, {})) >= 290
+
+
+def test_one_sum_of_two_16_bit_tensors_rounds_once():
+    inputs = {"x": h(1, 300), "y": h(-1.001, -299)}
+    right = inputs["x"] + inputs["y"]
+    assert wrong_elements(inputs, right, ("Sum", {})) == 0
+    assert wrong_elements(inputs, right * h(1.01), ("Sum", {})) == right.size
+
+
+@pytest.mark.parametrize("operator", ["Sum", "Mean"])
+def test_a_partial_sum_of_16_bits_may_overflow(operator):
+    inputs = {"x": h(6e4, 1), "y": h(6e4, 1), "z": h(-6e4, 1)}
+    divisor = 3 if operator == "Mean" else 1
+    exact = np.array([6e4, 3]) / divisor
+    assert wrong_elements(inputs, exact, (operator, {})) == 0
+    assert wrong_elements(inputs, [np.inf, exact[1]], (operator, {})) == 0
+    for special in (np.nan, -np.inf):
+        assert wrong_elements(inputs, [special, exact[1]], (operator, {})) == 1
+    assert wrong_elements(inputs, [exact[0], np.inf], (operator, {})) == 1

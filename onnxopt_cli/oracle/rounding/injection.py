@@ -56,6 +56,7 @@ from onnxopt_cli.oracle.rounding.scales import (
     window_scale,
 )
 from onnxopt_cli.oracle.rounding.short_floats import (
+    CHAINED,
     InSingle,
     accumulates_in_single,
     takes_exact_operands,
@@ -308,6 +309,9 @@ class SiteRecorder:
             error = device_error(self._math, node.op_type, [*operands], outputs[0])
             if error is not None:
                 return [np.maximum(0.0, error / (UNITS * roundoff) - np.abs(outputs[0]))]
+        if node.op_type in CHAINED and roundoff > SINGLE_ROUNDOFF:
+            units = UNITS if self._math == "float16-sums" else SHORT_UNITS
+            return [_partial_sums_error(compute, operands, outputs[0]) / units]
         scale = _SCALES.get(kind)
         if scale is None or not outputs[0].size:
             return ()
@@ -449,6 +453,18 @@ class Injector:
         return values.reshape(array.shape)
 
 
+def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
+    """Return the error of a sum or mean of tensors whose partial sums round, in roundings.
+
+    All partial sums but the last round before the output does, at most to the sum of the
+    magnitudes. The errors of many are closer to the square root of their number.
+    """
+    count = len(operands)
+    partial_sums = min(max(0, count - 2), UNITS * sum_roundings(count))
+    (magnitudes,) = compute(*map(np.abs, operands))
+    return np.asarray(partial_sums * np.where(np.isfinite(output), magnitudes, 0.0))
+
+
 def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:
     """Return the relative perturbation of a node's operands."""
     if node_class.kind is NodeKind.NORMALIZE:
@@ -532,8 +548,9 @@ def _rounded(
     if not magnitude.min() >= visible:
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
-        # Below half of the smallest subnormal number, a number is rounded to zero.
-        vanishes = limit < subnormal_error / step
+        # Below half of the smallest subnormal number, a number is rounded to zero. An element that
+        # cancels has errors of the size of its terms instead.
+        vanishes = size[small] < subnormal_error / step
         toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
     moves *= roundoff

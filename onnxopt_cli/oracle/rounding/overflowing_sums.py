@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.rounding.scales import transformed_axis
+from onnxopt_cli.oracle.rounding.short_floats import CHAINED
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, widened_value
 
 #: Operators that divide the sum of their terms by their number.
@@ -27,7 +29,7 @@ _DIRECT = frozenset({NodeKind.COMBINE, NodeKind.MIX})
 _TILE_GROWTH = 100.0
 
 
-def may_overflow(operands: Sequence[Any]) -> bool:
+def may_overflow(op_type: str, operands: Sequence[Any]) -> bool:
     """Return whether a sum of products of finite operands may exceed the range of its type."""
     tensors = [v for v in operands if isinstance(v, np.ndarray) and v.dtype in ROUNDOFF and v.size]
     if not tensors:
@@ -39,7 +41,7 @@ def may_overflow(operands: Sequence[Any]) -> bool:
         if not largest < inf:
             largest = float(np.abs(real[np.isfinite(real)]).max(initial=0))
         bound *= max(1.0, largest)
-    return bound > _limit(tensors)
+    return bound > _limit(op_type, tensors)
 
 
 def with_overflow(
@@ -62,7 +64,7 @@ def with_overflow(
     """
     if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF:
         return output
-    limit = _limit([output])
+    limit = _limit(node.op_type, [output])
     doubles: list[Any] = [widened_value(operand) for operand in operands]
     magnitudes = [np.abs(v) if is_wide(v) else v for v in doubles]
     kind = node_class.kind
@@ -104,7 +106,12 @@ def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
     return np.asarray(bound.reshape(*output.shape[:2], *[1] * (output.ndim - 2)))
 
 
-def _limit(tensors: Sequence[Array]) -> float:
-    """Return the largest number of the type in which tensors are added: float32 for 16 bits."""
+def _limit(op_type: str, tensors: Sequence[Array]) -> float:
+    """Return the largest number of the type in which an operator adds tensors.
+
+    It is float32 for 16 bits, unless the operator adds tensors one after another.
+    """
+    if op_type in CHAINED:
+        return max(float(ml_dtypes.finfo(tensor.dtype).max) for tensor in tensors)  # type: ignore[no-untyped-call]
     is_double = any(tensor.dtype in (np.float64, np.complex128) for tensor in tensors)
     return float(np.finfo(np.float64 if is_double else np.float32).max)

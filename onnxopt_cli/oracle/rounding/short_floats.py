@@ -1,7 +1,8 @@
 """16-bit floating-point types: operands are converted to float32 and accumulated in float32.
 
 onnx's reference accumulates in 16 bits. Its results in these types are therefore no evidence of
-overflow or underflow. ``docs/conditioned.md`` states the rule.
+overflow or underflow. ``Sum`` and ``Mean`` are exceptions: they may add whole tensors one after
+another, as a chain of ``Add`` does. ``docs/conditioned.md`` states the rules.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}
 )
+#: These add tensors one after another. Each partial sum may have the model's own type.
+CHAINED = frozenset({"Mean", "Sum"})
 #: Their published bodies round the exponents to the model's own type; nothing cancels there.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
 _NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
