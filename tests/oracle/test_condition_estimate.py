@@ -1114,3 +1114,16 @@ def test_coordinates_of_16_bit_images_are_those_of_float32():
     assert passes_estimate(model, inputs, y[None, None].astype(np.float16))
     moved = (1 - share - 0.1) * row[low] + (share + 0.1) * row[high]
     assert not passes_estimate(model, inputs, moved[None, None].astype(np.float16))
+
+
+@pytest.mark.parametrize("alpha", [0.5, -0.5])
+@pytest.mark.parametrize("beta", [2.0, -2.0])
+def test_gemm_rounds_the_terms_that_it_subtracts(alpha, beta):
+    random = np.random.default_rng(6)
+    a, b = random.random((20, 8)).astype(np.float32), random.random((8, 20)).astype(np.float32)
+    c = (np.abs(alpha / beta) * (a.astype(float) @ b)).astype(np.float32)
+    inputs = {"a": a, "b": b, "c": c}
+    products = np.add.accumulate(a[:, :, None] * b[None], axis=1)[:, -1]
+    right = np.float32(alpha) * products + np.float32(beta) * c
+    assert node_passes("Gemm", inputs, right, alpha=alpha, beta=beta)
+    assert not node_passes("Gemm", inputs, right + 3e-5, alpha=alpha, beta=beta)

@@ -37,6 +37,8 @@ _SUMS = {
 # The errors of longer sums are closer to their square root, which the perturbed runs show.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
+# Gemm multiplies the first two operands, and may add a third one.
+_GEMM_FACTORS = 2
 _ACTIVATION_ROUNDINGS, _GRID_ROUNDINGS = 8.0, 8.0
 _DEFAULT_EPSILON = 1e-5
 
@@ -71,12 +73,27 @@ def direct_bound(
     terms = _most_terms(node, operands, output)
     if terms > _MAX_TERMS:
         return None
-    (magnitudes, *_) = compute(*(np.abs(v) if is_wide(v) else v for v in operands))
-    bound = (terms + _SUMS[node.op_type]) * np.abs(magnitudes)
+    bound = (terms + _SUMS[node.op_type]) * sum_of_magnitudes(node, compute, operands)
     if node.op_type == "CausalConvWithState":
         # SiLU of m >= 0 is at least m / 2, its derivative is at most 1.1, and it rounds, too.
         bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
+
+
+def sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
+    """Return the first output of a node that sums terms, if it adds their magnitudes instead.
+
+    ``Gemm`` subtracts C from the products if one of alpha and beta is negative, so that C is
+    negated, too.
+    """
+    magnitudes = [np.abs(operand) if is_wide(operand) else operand for operand in operands]
+    if node.op_type == "Gemm" and is_wide(magnitudes[-1]):
+        factors = {item.name: item.f for item in node.onnx_node.attribute}
+        subtracts = factors.get("alpha", 1.0) * factors.get("beta", 1.0) < 0
+        if subtracts and len(operands) > _GEMM_FACTORS:
+            magnitudes[-1] = -magnitudes[-1]
+    (total, *_) = compute(*magnitudes)
+    return np.asarray(np.abs(total))
 
 
 def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.oracle.evaluator import Compute
+from onnxopt_cli.oracle.rounding.direct_bounds import sum_of_magnitudes
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.widen import is_wide, smallest_normal
 
@@ -62,8 +63,8 @@ def flushed_error(
         total = np.sum(np.abs(operands[0]) ** power, axis=_axis_of(node), keepdims=True)
         lost = np.minimum(error / np.maximum(total, error), _MAX_LOST_SHARE)
         return np.where(total < tiny, 0.0, np.abs(output) * ((1 - lost) ** (-1 / power) - 1))
-    (magnitudes, *_) = compute(*(np.abs(v) if is_wide(v) else v for v in operands))
-    is_normal = np.abs(magnitudes) >= tiny if np.shape(magnitudes) == output.shape else True
+    magnitudes = sum_of_magnitudes(node, compute, operands)
+    is_normal = magnitudes >= tiny if magnitudes.shape == output.shape else True
     return np.where(is_normal, error, 0.0)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.evaluator import Compute
+from onnxopt_cli.oracle.rounding.direct_bounds import sum_of_magnitudes
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.rounding.scales import transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
@@ -77,7 +78,8 @@ def with_overflow(
     elif kind in _DIRECT:
         count = max(ceil(node_class.terms), len(operands)) if node.op_type in MEANS else 1
         try:
-            total, exact = (count * compute(*values)[0] for values in (magnitudes, doubles))
+            total = count * sum_of_magnitudes(node, compute, doubles)
+            exact = count * compute(*doubles)[0]
         except Exception:  # noqa: BLE001 - the node may not be defined there
             return output
         positive, negative = ((total + sign * exact) / 2 > limit for sign in (1, -1))
