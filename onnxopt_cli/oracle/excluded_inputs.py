@@ -143,7 +143,11 @@ def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> s
     )
     if counts.max(initial=0) <= 1:
         return ""
-    differs = updates != updates[first][inverse.ravel()]
+    firsts = updates[first][inverse.ravel()]
+    # NaN differs from itself. np.isnan takes no strings and no integers of less than 8 bits.
+    is_nan = updates != updates  # noqa: PLR0124
+    first_is_nan = is_nan[first][inverse.ravel()]
+    differs = (updates != firsts) & ~(is_nan & first_is_nan)
     return "two different updates of the same element, without a reduction" if differs.any() else ""
 
 

@@ -17,6 +17,7 @@ WEIGHTS = np.ones((1, 3, 4), np.float32), np.ones((1, 3, 3), np.float32)
 SEQUENCES = X.reshape(3, 1, 4)
 PAST = np.zeros((1, 4, 2), np.float32)
 CORNERS = np.array([[0, 0, 3, 3]], np.float32)
+NAN_AND_ONES = np.array([np.nan, 1, 1], np.float32)
 PAIR = np.ones((1, 1, 1, 2), np.float32)
 
 
@@ -139,6 +140,8 @@ def test_inputs_without_a_defined_result_are_excluded(operator, operands, attrib
         ("ScatterElements", [X[0], integers([1, 1]), X[1, :2]], {"reduction": "add"}),
         ("ScatterElements", [X[0], integers([1, 1]), X[1, [0, 0]]], {}),
         ("ScatterElements", [X[0], integers([1]), np.full(1, np.nan, np.float32)], {}),
+        ("ScatterElements", [X[0], integers([0, 1, 1]), NAN_AND_ONES], {}),
+        ("ScatterElements", [X[0], integers([0, 0, 1]), NAN_AND_ONES[[0, 0, 1]]], {}),
         ("TensorScatter", [PAST, PAST, integers([3])], {"axis": 1, "mode": "circular"}),
     ],
 )
