@@ -35,7 +35,9 @@ from kernel_forms import (
     KERNELS,
     Staged,
     function_cases,
+    in_order,
     layer_cases,
+    padded,
     reduction_cases,
     rows_of,
 )
@@ -65,14 +67,9 @@ TILED_KERNEL, MAX_TILED_AXES = 3, 2
 # Sums along the last axis.
 
 
-def sequential(terms: Array) -> Array:
-    """Add one term after the other."""
-    return np.asarray(np.add.accumulate(terms, axis=-1)[..., -1])
-
-
 def from_last(terms: Array) -> Array:
     """Add one term after the other, beginning with the last."""
-    return sequential(terms[..., ::-1])
+    return in_order(terms[..., ::-1])
 
 
 def in_pairs(terms: Array) -> Array:
@@ -86,9 +83,9 @@ def in_pairs(terms: Array) -> Array:
 
 def in_lanes(terms: Array) -> Array:
     """Add as a vector unit does: each lane on its own, then the lanes."""
-    padding = [(0, 0)] * (terms.ndim - 1) + [(0, -terms.shape[-1] % LANES)]
-    padded = np.pad(terms, padding).reshape(*terms.shape[:-1], -1, LANES)
-    return in_pairs(sequential(np.swapaxes(padded, -1, -2)))
+    terms = padded(terms, LANES)
+    lanes = np.swapaxes(terms.reshape(*terms.shape[:-1], -1, LANES), -1, -2)
+    return in_pairs(in_order(lanes))
 
 
 def flushing(terms: Array) -> Array:
@@ -104,7 +101,7 @@ def flushing(terms: Array) -> Array:
     return total
 
 
-SUMS: list[Sum] = [sequential, from_last, in_pairs, in_lanes]
+SUMS: list[Sum] = [in_order, from_last, in_pairs, in_lanes]
 
 
 def matrix_product(total: Sum, _: Attributes, a: Array, b: Array) -> list[Array]:
@@ -357,7 +354,7 @@ def winograd_matrices(outputs: int) -> tuple[Array, Array, Array]:
 def along(matrix: Array, array: Array, axis: int) -> Array:
     """Multiply by a matrix along an axis, adding one product after the other."""
     terms = np.moveaxis(array, axis, -1)[..., None, :] * matrix.astype(array.dtype)
-    return np.moveaxis(sequential(terms), -1, axis)
+    return np.moveaxis(in_order(terms), -1, axis)
 
 
 def by_winograd(
@@ -379,7 +376,7 @@ def by_winograd(
     # Batch, group, output channel, channel, then tiles, then the elements of a tile.
     tiles = tiles.reshape(len(x), groups, 1, -1, *tiles.shape[2:])
     kernels = w.reshape(groups, len(w) // groups, w.shape[1], *[1] * rank, *w.shape[2:])
-    y = sequential(np.moveaxis(tiles * kernels, 3, -1)).reshape(len(x), len(w), *tiles.shape[4:])
+    y = in_order(np.moveaxis(tiles * kernels, 3, -1)).reshape(len(x), len(w), *tiles.shape[4:])
     for axis in range(-rank, 0):
         y = along(inverse, y, axis)
     for axis in range(rank):
@@ -431,7 +428,7 @@ def by_scattering(attributes: Attributes, x: Array, w: Array, *bias: Array) -> l
             for at, step, size, stride in zip(place, dilations, x.shape[2:], strides, strict=True)
         )
         terms = np.einsum("ni...,io->noi...", x, w[(..., *place)])
-        y[spatial(window)] += sequential(np.moveaxis(terms, 2, -1))
+        y[spatial(window)] += in_order(np.moveaxis(terms, 2, -1))
     cut = (slice(a, size - b) for a, b, size in zip(*pads, y.shape[2:], strict=True))
     return with_bias(y[spatial(cut)], bias)
 
@@ -465,7 +462,7 @@ def by_sums(x: Array, float32_angles: bool = False) -> Array:
     """Add the products of each output in sequence."""
     count = x.shape[-1]
     places = np.outer(np.arange(count), np.arange(count)) % count
-    return sequential(x[..., None, :] * roots(count, real_of(x), float32_angles)[places])
+    return in_order(x[..., None, :] * roots(count, real_of(x), float32_angles)[places])
 
 
 def by_matrix(x: Array) -> Array:
@@ -487,7 +484,7 @@ def by_factors(x: Array, float32_angles: bool = False) -> Array:
         * factors[part * places % count]
         for part in range(radix)
     ]
-    return sequential(np.stack(parts, -1))
+    return in_order(np.stack(parts, -1))
 
 
 def by_chirp(x: Array) -> Array:
@@ -594,7 +591,7 @@ def log_sum(form: str, attributes: Attributes, x: Array, axes: Any = None) -> li
     if form == "logaddexp":
         return [restored(np.logaddexp.accumulate(rows, axis=-1)[..., -1])]
     largest = rows.max(-1)
-    total = sequential if form == "sequential" else in_pairs
+    total = in_order if form == "sequential" else in_pairs
     return [restored(largest + np.log(total(np.exp(rows - largest[..., None]))))]
 
 
