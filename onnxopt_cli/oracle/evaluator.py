@@ -212,6 +212,8 @@ class Visits:
         for node, released in nodes:
             outputs = self._outputs(node, values, attributes)
             values.update(zip(node.output, outputs, strict=False))
+            # An output without a name has the name that stands for an omitted operand.
+            values[""] = None
             for name in released:
                 values.pop(name, None)
 

@@ -180,6 +180,21 @@ def test_value_is_kept_for_a_branch_that_reads_it():
         np.testing.assert_array_equal(y, np.exp(-x) - taken(-x))
 
 
+def test_output_without_a_name_is_not_the_operand_that_a_later_node_omits():
+    nodes = [
+        helper.make_node("TopK", ["x", "one"], ["", "place"], axis=0),
+        helper.make_node("Clip", ["x", "", "highest"], ["y"]),
+    ]
+    constants = {"one": np.array([1]), "highest": np.float32(4)}
+    initializers = [
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    ]
+    model = model_of(nodes, ["x"], ["y", "place"], initializers)
+    y, place = native_outputs(model, {"x": np.array([1, 5, 3], np.float32)})
+    np.testing.assert_array_equal(y, [1, 4, 3])
+    np.testing.assert_array_equal(place, [1])
+
+
 @pytest.mark.parametrize("columns", [1, 3])
 def test_products_are_summed_in_the_order_of_their_terms(columns):
     a = np.array([[1, 1e8, -1e8]], np.float32)
