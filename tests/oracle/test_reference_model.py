@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.oracle.condition_estimate import all_readings
+from onnxopt_cli.oracle.condition_estimate import NoReferenceError, all_readings
 from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,
     compute_only,
@@ -313,3 +313,49 @@ def test_trees_that_are_walked_at_once_are_those_of_the_reference(aggregate, dty
         (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
         (y,) = native_outputs(model, {"x": x})
         np.testing.assert_array_equal(y, expected, strict=True)
+
+
+def leaf_model(transform):
+    """Return a TreeEnsemble whose scores are 1.5, -2 and 0 for a negative feature."""
+    attributes = {
+        "nodes_splits": numpy_helper.from_array(np.zeros(2, np.float32)),
+        "nodes_featureids": [0, 0],
+        "nodes_modes": numpy_helper.from_array(np.zeros(2, np.uint8)),
+        "nodes_truenodeids": [0, 1],
+        "nodes_falsenodeids": [2, 2],
+        "nodes_trueleafs": [1, 1],
+        "nodes_falseleafs": [1, 1],
+        "leaf_weights": numpy_helper.from_array(np.array([1.5, -2, 7], np.float32)),
+        "leaf_targetids": [0, 1, 2],
+        "tree_roots": [0, 1],
+        "n_targets": 3,
+        "post_transform": transform,
+    }
+    node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    model = model_of([node], ["x"], ["y"])
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 5))
+    return model
+
+
+def test_scores_of_trees_are_transformed():
+    scores = np.array([1.5, -2, 0])
+    exponentials = np.exp(scores)
+    # SOFTMAX_ZERO scales zeros by exp(-max) instead of mapping them to it.
+    of_others = np.where(scores == 0, 0, exponentials)
+    transformed = {
+        0: scores,
+        1: exponentials / exponentials.sum(),
+        2: 1 / (1 + np.exp(-scores)),
+        3: of_others / of_others.sum(),
+    }
+    x = {"x": np.full((1, 1), -1, np.float32)}
+    for transform, expected in transformed.items():
+        (reading,) = all_readings(leaf_model(transform), x)
+        ((value, tolerance), *_) = reading.conditioned_outputs[0].right
+        np.testing.assert_allclose(value, [expected], rtol=1e-6)
+        assert (tolerance <= 1e-5).all()
+
+
+def test_scores_of_trees_after_probit_are_not_judged():
+    with pytest.raises(NoReferenceError, match="inverse of erf"):
+        all_readings(leaf_model(4), {"x": np.zeros((1, 1), np.float32)})

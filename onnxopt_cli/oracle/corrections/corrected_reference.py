@@ -64,6 +64,8 @@ _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")
 # attribute.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
+# The value of post_transform, which TreeEnsemble states as a number.
+_PROBIT = (b"PROBIT", 4)
 # A coordinate that is closer to an integer is that integer.
 _COORDINATE_TOLERANCE = 1e-9
 
@@ -151,7 +153,7 @@ def operators() -> list[type]:
 def unsupported_reason(node: onnx.NodeProto) -> str:
     """Return why a node cannot run on onnx's reference; empty if no reason is known."""
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    if attributes.get("post_transform") == b"PROBIT":
+    if attributes.get("post_transform") in _PROBIT:
         return "only approximates the inverse of erf"
     if node.op_type == "SVMClassifier" and len(attributes.get("prob_a", ())) > 1:
         return "combines the probabilities of more than two classes incorrectly"

@@ -1,7 +1,7 @@
-"""TreeEnsemble with all samples and trees walked at once.
+"""TreeEnsemble with all samples and trees walked at once, and with ``post_transform``.
 
 onnx's reference builds each tree of Python objects in each run, and walks it for each sample. The
-results are the same.
+scores are the same. The reference ignores ``post_transform``, which is applied here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from onnxopt_cli.oracle.patching import replaces
 
 # Values of the attribute aggregate_function.
 _AVERAGE, _SUM, _MIN, _MAX = range(4)
+# Values of the attribute post_transform. corrected_reference.py rejects PROBIT.
+_NONE, _SOFTMAX, _LOGISTIC, _SOFTMAX_ZERO = range(4)
 # The comparison of a feature with the split, by the value of nodes_modes.
 _COMPARISONS: dict[int, Callable[[Array, Array], Array]] = {
     0: np.less_equal,
@@ -96,13 +98,38 @@ class _Trees:
 
 @replaces("aionnxml.op_tree_ensemble.TreeEnsemble._run")
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
-    """Return the aggregated weights of the leaves. Membership in sets is left to the reference."""
-    combine = attributes["aggregate_function"]
+    """Return the transformed scores. Membership in sets is left to the reference."""
     is_defined = (
-        combine in range(_MAX + 1) and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
+        attributes["aggregate_function"] in range(_MAX + 1)
+        and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
     )
-    if not is_defined:
-        return original(node, x, **attributes)
+    scores = _scores(x, attributes) if is_defined else original(node, x, **attributes)[0]
+    return (_transformed(scores, attributes["post_transform"]),)
+
+
+def _transformed(scores: Array, transform: int) -> Array:
+    """Return the scores of each sample after a transform.
+
+    Raises:
+        NotImplementedError: if the transform is not NONE, SOFTMAX, LOGISTIC or SOFTMAX_ZERO.
+    """
+    from onnx.reference.ops.aionnxml import _common_classifier
+
+    functions: dict[int, Callable[[Array], Array]] = {
+        _SOFTMAX: _common_classifier.softmax,
+        _LOGISTIC: _common_classifier.logistic,
+        _SOFTMAX_ZERO: _common_classifier.softmax_zero,
+    }
+    if transform == _NONE or not scores.size:
+        return scores
+    if transform not in functions:
+        raise NotImplementedError(f"TreeEnsemble with post_transform {transform}")
+    return functions[transform](scores).astype(scores.dtype)
+
+
+def _scores(x: Array, attributes: dict[str, Any]) -> Array:
+    """Return the aggregated weights of the leaves that each sample reaches."""
+    combine = attributes["aggregate_function"]
     trees = _Trees.of(np.asarray(attributes["nodes_splits"]), attributes, attributes["tree_roots"])
     leaves = trees.reached(x)
     weights = np.asarray(attributes["leaf_weights"])[leaves].astype(np.float64)
@@ -123,4 +150,4 @@ def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
         else:
             after = before + weight
         result[samples, target] = after
-    return (result,)
+    return result
