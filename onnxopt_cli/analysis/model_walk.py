@@ -19,7 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxopt_cli.analysis.value_store import ValueStore
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs, used_names
+from onnxopt_cli.operators.nodes import (
+    defined_names,
+    nodes_within,
+    plain_domain,
+    subgraphs,
+    used_names,
+)
 
 #: Computes the outputs of a model of one node, or returns the reason why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
@@ -119,9 +125,7 @@ def _rename(node: onnx.NodeProto, keys: Mapping[str, str]) -> None:
     node.input[:] = [keys.get(name, name) for name in node.input]
     node.output[:] = [keys.get(name, name) for name in node.output]
     for graph in subgraphs(node):
-        inner = {tensor.name for tensor in graph.initializer}
-        inner |= {info.name for info in graph.input}
-        inner |= {name for within in graph.node for name in within.output}
+        inner = defined_names(graph)
         outer_keys = {name: key for name, key in keys.items() if name not in inner}
         for within in graph.node:
             _rename(within, outer_keys)

@@ -52,13 +52,19 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from nodes_within(graph.node)
 
 
+def defined_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values that a graph defines, without its subgraphs."""
+    names = {tensor.name for tensor in graph.initializer}
+    names |= {sparse.values.name for sparse in graph.sparse_initializer}
+    names |= {info.name for info in graph.input}
+    return names | {name for node in graph.node for name in node.output}
+
+
 def used_names(node: onnx.NodeProto) -> list[str]:
     """Return the names of the values that a node reads, also within its subgraphs."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
-        inner = {tensor.name for tensor in graph.initializer}
-        inner |= {info.name for info in graph.input}
-        inner |= {name for within in graph.node for name in within.output}
+        inner = defined_names(graph)
         read = [name for within in graph.node for name in used_names(within)]
         read += [info.name for info in graph.output]
         names |= dict.fromkeys(name for name in read if name not in inner)
