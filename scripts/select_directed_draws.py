@@ -33,7 +33,11 @@ from onnxopt_cli.core.values import Array, Value, dtype_name, dtype_named, struc
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.operators import native_onnx
 from onnxopt_cli.oracle.condition_estimate import Reading, all_readings
-from onnxopt_cli.suites.operators.boundaries.directed_draws import SEEDS, directed_generator
+from onnxopt_cli.suites.operators.boundaries.directed_draws import (
+    SEEDS,
+    directed_draws,
+    directed_generator,
+)
 from onnxopt_cli.suites.operators.choices_source import SeededChoices
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import FAMILIES, draw_with, schemas
@@ -82,7 +86,12 @@ def select(operator: str) -> tuple[str, dict[str, int]]:
     """Return an operator, and the seeds of its directed draws."""
     warnings.simplefilter("ignore")
     native_onnx.die_with_models()
-    nodes = [node for name, node in selected_nodes(operator) if not is_directed(name)]
+    directed_names = {stem for name, stem, _ in directed_draws(FAMILIES) if name == operator}
+    nodes = [
+        node
+        for name, node in selected_nodes(operator)
+        if name.partition("_")[2] not in directed_names
+    ]
     selected: dict[str, int] = {}
     with np.errstate(all="ignore"):
         for name, shows in type_draws(operator, nodes):
@@ -100,11 +109,6 @@ def select(operator: str) -> tuple[str, dict[str, int]]:
         if not any(value.size == 0 for node in nodes for value in tensors(node.values)):
             add_seed(selected, operator, "empty", returns_nothing)
     return operator, selected
-
-
-def is_directed(name: str) -> bool:
-    """Return whether a case is a directed draw."""
-    return name.partition("_")[2].startswith(("type_", "long_1031", "long_259", "long_67", "deep"))
 
 
 def add_seed(

@@ -6,8 +6,9 @@ quantized types of 2 to 8 bits, more operands than a fixed number, and results w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import add, mul, sub
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,16 @@ from onnxopt_cli.suites.operators.node_draft import INTEGERS, NodeDraft
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+# Operators whose results can exceed the range of their operands, which the specification leaves
+# undefined for integers.
+_EXACT_RESULTS: Mapping[str, Callable[[int, int], int]] = {"Add": add, "Sub": sub, "Mul": mul}
 # The types whose comparisons and arithmetic implementations confuse with another type.
 _CONFUSED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "uint16")
 _NAN, _INF = np.nan, np.inf
 
 
 def _limits(dtype: np.dtype[Any]) -> Array:
-    """Return the limits of an integer type, and the limits of the type of the other sign."""
+    """Return the limits of an integer type, the numbers next to them, and smaller numbers."""
     info = np.iinfo(dtype)
     least, largest = int(info.min), int(info.max)
     values = [least, least + 1, 0, 1, 3, largest // 2, largest // 2 + 1, largest - 1, largest]
@@ -35,9 +39,14 @@ def _limits(dtype: np.dtype[Any]) -> Array:
 
 
 def _paired(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw every pair of limits of an integer type."""
+    """Draw every pair of limits of an integer type for which the result is defined."""
     draft.require(all(draft.allowed(place, (dtype,)) for place in (0, 1)))
     limits = _limits(DTYPES[dtype])
+    if draft.schema.name in _EXACT_RESULTS:
+        pairs = _pairs_within_range(limits, _EXACT_RESULTS[draft.schema.name])
+        draft.add(pairs[:, 0])
+        draft.add(pairs[:, 1])
+        return
     divisors = limits
     if draft.schema.name in ("Div", "Mod"):
         divisors = limits[limits != 0]
@@ -45,10 +54,25 @@ def _paired(draft: NodeDraft, *, dtype: str) -> None:
     draft.add(divisors)
 
 
+def _pairs_within_range(limits: Array, compute: Callable[[int, int], int]) -> Array:
+    """Return the pairs of limits whose exact result the type can represent."""
+    info = np.iinfo(limits.dtype)
+    pairs = [
+        (first, second)
+        for first in limits.tolist()
+        for second in limits.tolist()
+        if info.min <= compute(first, second) <= info.max
+    ]
+    return np.array(pairs, limits.dtype)
+
+
 def _single(draft: NodeDraft, *, dtype: str, axes: Sequence[int] = ()) -> None:
     """Draw the limits of an integer type."""
     draft.require(draft.allowed(0, (dtype,)))
     limits = _limits(DTYPES[dtype])
+    if draft.schema.name in ("Abs", "Neg"):
+        # The type cannot represent the negative of its least integer.
+        limits = limits[1:]
     if not axes:
         draft.add(limits)
         return
@@ -137,7 +161,7 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
     """Yield casts in which the source's range, or the target's, decides the result."""
     wide = np.array([2**31, 2**32 + 5, -(2**31) - 1, 2**40 + 7, -3], np.int64)
     unsigned = np.array([2**64 - 1, 2**63, 2**63 + 2**40, 2**53 + 1, 7], np.uint64)
-    words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", " 2.5"[1:]], object)
+    words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", "2.5"], object)
     numbers = np.array(["-9223372036854775807", "9007199254740993", "0", "-1", "42"], object)
     exceptional = np.array([_NAN, _INF, -_INF, -0.0, 0.0, 1e-30, 2.0])
     # Implementations round doubles to 16 bits in one step or two: none lies close to a tie.

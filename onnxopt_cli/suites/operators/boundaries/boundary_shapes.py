@@ -48,7 +48,12 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
         elif name == "PRelu":
             draft.add(draft.tensor(_FLOAT, shape, low=-5 if place == 0 else 1, high=-1 + 6 * place))
         else:
-            among = ("float32", "uint8", "uint32") if name != "BitShift" else ("uint8",)
+            among: Sequence[str] = ("float32", "uint8", "uint32")
+            if name == "BitShift":
+                among = ("uint8",)
+            elif name == "Sub":
+                # A difference of unsigned integers may be negative, which is not defined.
+                among = ("float32", "int8", "int32")
             draft.add(draft.tensor(draft.dtype(place, among), shape, low=1, high=5))
     if name == "BitShift":
         draft.set("direction", "LEFT")
