@@ -29,7 +29,7 @@ from onnxopt_cli.analysis.lowered_nodes import (
     WrongNode,
     wrong_nodes,
 )
-from onnxopt_cli.analysis.samples import Sample, sample
+from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import (
@@ -574,21 +574,44 @@ class _Search:
             return
         explained = self._in_order(self._all_wrong.difference(remaining))
         passing = [*self._read_passing(), *explained]
-        for mistake in [] if cover else self._restricted_mistakes(remaining):
+        mistakes = [] if cover else self._restricted_mistakes(remaining)
+        likely = [mistake for mistake in mistakes if self._is_likely(mistake)]
+        others = [mistake for mistake in mistakes if mistake not in likely]
+        if self._find_restricted(likely, remaining, passing, submit):
+            return
+        samples = _samples(remaining, passing)
+        condition = None
+        # "Negated wherever ..." is plainer than a mistake that no program is known to make.
+        if others and has_common_content(samples):
+            condition = failure_condition(samples, submit and submit_explained)
+        if not (condition and condition.names_content):
+            if self._find_restricted(others, remaining, passing, submit):
+                return
+            condition = condition or failure_condition(samples, submit and submit_explained)
+        if condition:
+            self._set_condition(remaining, condition, Cause(condition.text, ()))
+
+    def _find_restricted(
+        self,
+        mistakes: Iterable[Implementation],
+        remaining: Sequence[Observation],
+        passing: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
+    ) -> bool:
+        """Look for a mistake that a condition restricts; return whether one was found."""
+        for mistake in mistakes:
             outcomes = Counter[bool]()
             compared = _compared(submit, mistake, outcomes) if submit else None
             condition = failure_condition(_samples(remaining, passing, mistake), compared, mistake)
             if (
                 condition
                 and condition.conditions
-                and outcomes[False] <= MAX_RIGHT_SHARE * (outcomes.total())
+                and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
             ):
                 text = f"{mistake.name!r}, but only where {condition.where}"
                 self._set_condition(remaining, condition, Cause(text, (), (mistake.name,)), mistake)
-                return
-        condition = failure_condition(_samples(remaining, passing), submit and submit_explained)
-        if condition:
-            self._set_condition(remaining, condition, Cause(condition.text, ()))
+                return True
+        return False
 
     def _set_condition(
         self,

@@ -68,8 +68,6 @@ NARROW_GAP = 0.01
 NEAR_THRESHOLD = 0.25
 #: First parts of a path that are continued with a second, and paths that are kept.
 BEAM_WIDTH, MAX_PATHS = 40, 200
-#: No pair of conditions costs less: each part costs at least 1, and the second 0.5 more.
-MIN_PAIR_COST = 2.5
 #: A path is an alternative to the plainest if neither its cost nor its share of elements that
 #: disagree is larger by more than this.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
@@ -111,6 +109,11 @@ class FailureCondition:
     def where(self) -> str:
         """The parts in words."""
         return _text(self.conditions)
+
+    @property
+    def names_content(self) -> bool:
+        """Whether it states the content of the wrong elements, such as 0."""
+        return bool(self.conditions) and "wrong" not in self.effect
 
 
 def failure_condition(
@@ -231,11 +234,11 @@ class _Search:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
-        self._paths = self._ranked(found, failing)
         # The condition of a mistake has one part: the search tries several mistakes in that time.
-        if self._mistake or (self._paths and self._paths[0].cost <= MIN_PAIR_COST):
-            return
-        for at in first.promising(self._least(), partial=self._partial):
+        # Pairs are found even if a single condition agrees: the generated inputs must refute them,
+        # too, or refute the single one.
+        parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
+        for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
             found += [
                 ((first.conditions[at], second.conditions[index]), int(second.reach[index]))

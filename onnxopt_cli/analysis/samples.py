@@ -186,6 +186,11 @@ def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
     }
 
 
+def has_common_content(samples: Iterable[Sample]) -> bool:
+    """Return whether a replacement explains the wrong elements of each output in all samples."""
+    return all(effect < len(REPLACEMENTS) for effect in common_effects(samples).values())
+
+
 def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
     """Return the outputs that are wrong in nearly all failing samples."""
     failing = [each for each in samples if each.failed]
