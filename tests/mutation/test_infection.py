@@ -71,7 +71,7 @@ def test_reached_expression_with_another_value_is_infected():
     assert "clamp: return max(value, high), not return min(value, high)" in names
 
 
-def test_functions_are_largeored_after_a_recording():
+def test_functions_are_restored_after_a_recording():
     code, names = clamp.__code__, {*clamp.__globals__}
     infected(clamp, 5)
     assert clamp.__code__ is code
