@@ -55,6 +55,7 @@ from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
+from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.run.reproduce_node import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError
@@ -774,6 +775,9 @@ def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeS
             continue
         nodes = problem.model.graph.node
         if len(nodes) != 1 or problem.model.functions or not is_standard(nodes[0]):
+            continue
+        # The outputs of these nodes differ from run to run, whether they are right or wrong.
+        if is_random(nodes[0], imported_versions(problem.model).get("", 0), problem.inputs):
             continue
         stored = None
         if problem.stored is not None:

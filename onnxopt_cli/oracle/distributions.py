@@ -59,7 +59,7 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
         with suppress(IndexError, ValueError, TypeError):
             return {name: law for name, law in _top(nodes[0], inputs) if name in names}
     undefined = len(nodes) == 1 and nodes[0].op_type == "ReduceMean" and not _size(nodes[0], inputs)
-    if not undefined and not any(_is_random(node, version, inputs) for node in nodes):
+    if not undefined and not any(is_random(node, version, inputs) for node in nodes):
         return {}
     laws = dict.fromkeys(names, Drawn("any values of this type and shape", lambda _sample: ""))
     if len(nodes) == 1:
@@ -72,7 +72,14 @@ def _size(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> int:
     return first.size if isinstance(first, np.ndarray) else 1
 
 
-def _is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) -> bool:
+def is_random(node: onnx.NodeProto, version: int, inputs: Mapping[str, Value]) -> bool:
+    """Return whether a node draws random numbers.
+
+    Args:
+        node: the node.
+        version: the opset version of the default domain.
+        inputs: the values of inputs by name.
+    """
     if node.op_type.removesuffix("Like") not in _RANDOM or node.domain not in {"", "ai.onnx"}:
         return False
     if node.op_type != "Dropout":

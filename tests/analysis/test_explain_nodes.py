@@ -87,6 +87,19 @@ def test_failures_without_a_pattern_are_not_explained(onnxopt, workplace):
     assert "consistent with" not in text
 
 
+def test_random_outputs_are_not_said_to_depend_on_earlier_runs(onnxopt, workplace):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
+        "class Wrong:\n"
+        "    def run(self, model, inputs):\n"
+        "        return [3 + output for output in native_outputs(model, inputs)]\n"
+    )
+    run = ("run", "onnx-node", "-k", "bernoulli/", "-b", "python:wrong.py:Wrong")
+    answer = onnxopt(*run, "--isolation", "none")
+    assert answer.code == 1
+    assert "runs again" not in answer.out
+
+
 def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
     answer = onnxopt("show", "MaxPool", "--mistake", "dilations ignored")
     assert answer.code == 0
