@@ -214,7 +214,7 @@ class SearchClock:
 
 
 def _seconds_in_queue() -> float:
-    """Return how long this process has waited for a processor; 0 if the system does not say."""
+    """Return how long this thread has waited for a processor; 0 if the system does not say."""
     try:
         return int(SCHEDULER_STATISTICS.read_text().split()[1]) / NANOSECONDS
     except (OSError, ValueError, IndexError):

@@ -685,6 +685,29 @@ class _Search:
         self._fit()
         if sum(each.failed for each in self._samples) <= 2 * MIN_SUPPORT:
             return None
+        condition = self._best_necessary()
+        if condition and condition.gap:
+            self._paths = [_Path((condition,), condition.cost, 0.0, 0)]
+            self._sharpen()
+            condition = self._best_necessary()
+        if condition is None:
+            return None
+        met = Counter(self._outcomes([condition]))
+        inside = met[True, True] + met[True, False]
+        outside = met[False, True] + met[False, False]
+        if (
+            min(inside, outside) <= MIN_SUPPORT
+            or met[True, True] < MIN_FAILURE_RATE * inside
+            or met[False, True]
+        ):
+            return None
+        counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
+        text = f"wrong only where {condition.text} ({counts})"
+        parts = (condition,)
+        return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
+
+    def _best_necessary(self) -> Condition | None:
+        """Return the condition that all failing samples meet and the fewest passing ones."""
         level = self._level(
             np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
         )
@@ -696,24 +719,12 @@ class _Search:
             for at in np.flatnonzero(level.reach >= total)
             if not self._features[level.conditions[at].feature].of_output
         ]
-        order = sorted(
+        if not usable:
+            return None
+        best = min(
             usable, key=lambda at: (level.contradictions[at] / passing, level.conditions[at].cost)
         )
-        for at in order[:1]:
-            condition = level.conditions[at]
-            met = Counter(self._outcomes([condition]))
-            inside = met[True, True] + met[True, False]
-            outside = met[False, True] + met[False, False]
-            if (
-                min(inside, outside) > MIN_SUPPORT
-                and met[True, True] >= MIN_FAILURE_RATE * inside
-                and not met[False, True]
-            ):
-                counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
-                text = f"wrong only where {condition.text} ({counts})"
-                parts = (condition,)
-                return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
-        return None
+        return level.conditions[best]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
