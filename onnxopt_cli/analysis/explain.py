@@ -549,13 +549,7 @@ class _Search:
             ask: submits a model to a backend; None if backends are not available.
         """
         submit = _submitting(partial(ask, self.backend)) if ask else None
-        cover = self._supported_cover() if self._wrong else []
-        while refuted := self._refuted(cover, submit):
-            # If a combination is refuted, its parts may still be right.
-            self._reproducing = [
-                candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
-            ]
-            cover = self._supported_cover()
+        cover = self._unrefuted_cover(submit)
         remaining = self._in_order(self._left(cover))
         if not remaining:
             return
@@ -590,6 +584,19 @@ class _Search:
             condition = condition or failure_condition(samples, submit and submit_explained)
         if condition:
             self._set_condition(remaining, condition, Cause(condition.text, ()))
+
+    def _unrefuted_cover(
+        self, submit: Callable[[Call[Array]], Sequence[Array] | None] | None
+    ) -> list[_Candidate]:
+        """Return a cover that generated inputs do not contradict; drop refuted candidates."""
+        cover = self._supported_cover() if self._wrong else []
+        while refuted := self._refuted(cover, submit):
+            # If a combination is refuted, its parts may still be right.
+            self._reproducing = [
+                candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
+            ]
+            cover = self._supported_cover()
+        return cover
 
     def _find_restricted(
         self,
