@@ -1,4 +1,8 @@
-"""The command line: options in, one library call, exit code out. Only this package knows click."""
+"""The command line: options in, one library call, exit code out. Only this package knows click.
+
+The functions of a command import the modules that need NumPy or onnx, which take half a second to
+load: neither ``--help`` nor shell completion waits for them.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli import _api as api
 from onnxopt_cli.cli.completion import complete_operator
 from onnxopt_cli.cli.console import stdout, tell_problems, ticking
 from onnxopt_cli.cli.environment import silence_output
@@ -30,7 +29,6 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.files import require_place, write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
-from onnxopt_cli.report.audit_report import audit_json, audit_page, injected_json, injected_page
 from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -95,6 +93,8 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     Exits with 1 if a mutant survives or a reformulation is rejected; with --injected, if an
     exchange of neighbouring elements goes undetected in an output that must be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli import _api as api
+
     if options["json_path"] is not None:
         require_place("--json", options["json_path"])
         silence_output()
@@ -121,6 +121,9 @@ def _scored(
     problems: list[Fault],
 ) -> tuple[int, str]:
     """Print the mutation scores; return the exit code and the JSON document."""
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.audit_report import audit_json, audit_page
+
     shard = api.Shard.parse(options["shard"]) if options["shard"] else None
     verbose, known = options["verbose"], len(problems)
     with (
@@ -162,6 +165,9 @@ def _scored(
 
 def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
     """Print which injected errors are caught; return the exit code and the JSON document."""
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.audit_report import injected_json, injected_page
+
     with ticking("injecting errors", "cases") as tick:
         injections = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
     if not injections:

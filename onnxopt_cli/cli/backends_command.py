@@ -7,19 +7,12 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
-from onnxopt_cli.backends.check.protocol_check import check_backend
-from onnxopt_cli.backends.exec.exec_messages import protocol_document
-from onnxopt_cli.backends.resolve import KnownBackend, known_adapters, known_backends
 from onnxopt_cli.backends.skeleton import write_skeleton
-from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cli.completion import complete_backend
-from onnxopt_cli.cli.configured_defaults import configuration_here
 from onnxopt_cli.cli.console import stdout, ticking
 from onnxopt_cli.cli.shared_options import expand_backend, expand_installable, option
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.listing import backend_table, rule_line, rule_summary
 
 
 @click.group("backends", invoke_without_command=True)
@@ -35,6 +28,9 @@ def command(context: click.Context) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if context.invoked_subcommand is not None:
         return
+    from onnxopt_cli.backends.resolve import KnownBackend, known_adapters, known_backends
+    from onnxopt_cli.cli.configured_defaults import configuration_here
+    from onnxopt_cli.report.listing import backend_table
 
     configuration = configuration_here(context)
     configured = configuration.backends if configuration else {}
@@ -59,6 +55,9 @@ def check(backend: str) -> int:
 
     Exits with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.check.protocol_check import check_backend
+    from onnxopt_cli.report.listing import rule_line, rule_summary
+
     findings = []
     for finding in check_backend(backend, ticking):
         stdout().print(rule_line(finding))
@@ -88,6 +87,9 @@ def install(backends: Sequence[str]) -> None:
     onnxopt run installs an adapter that its command line names. Adapters that a configuration
     file names must be installed before. Exits with 4 if the packages cannot be installed.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+    from onnxopt_cli.backends.specification import parse_specification
+
     for text in backends:
         specification = parse_specification(text)
         if not specification.adapter:
@@ -129,4 +131,6 @@ def protocol() -> None:
     \b
     onnxopt backends protocol | less
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.exec.exec_messages import protocol_document
+
     click.echo(protocol_document(), nl=False)

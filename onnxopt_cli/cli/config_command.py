@@ -9,15 +9,9 @@ import click
 from rich.text import Text
 
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
-from onnxopt_cli.cli.configured_defaults import (
-    apply_configuration,
-    configuration_here,
-    configured_commands,
-)
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.cli.shared_options import option
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report.terminal import plain_table
 
 
 @click.command("config")
@@ -29,6 +23,13 @@ def command(context: click.Context, profile: str | None) -> int:
     \b
     onnxopt config --profile ci
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cli.configured_defaults import (
+        apply_configuration,
+        configuration_here,
+        configured_commands,
+    )
+    from onnxopt_cli.report.terminal import plain_table
+
     configuration = configuration_here(context, profile)
     if configuration is None:
         stdout().print("no configuration file found: the defaults of --help apply")

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli import _api as api
 from onnxopt_cli.cli.console import note, stderr, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
-from onnxopt_cli.report.saved_run import read_saved_run
-from onnxopt_cli.report.terminal import explanation_lines
-from onnxopt_cli.suites.collect import find_again
 
 
 @click.command("explain")
@@ -36,6 +32,11 @@ def command(saved: Path, explain_time: float | None) -> int:
 
     Exits with 1 if a failure is left unexplained.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.terminal import explanation_lines
+    from onnxopt_cli.suites.collect import find_again
+
     record = read_saved_run(saved)
     if not any(result.failing for result in record.results):
         click.echo("no failing case to explain")

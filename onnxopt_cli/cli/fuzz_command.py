@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from onnxopt_cli._api import Shard
 from onnxopt_cli.cli.completion import complete_our_operator
 from onnxopt_cli.cli.console import note, ticking
-from onnxopt_cli.cli.fuzz_display import FuzzDisplay
 from onnxopt_cli.cli.shared_options import (
     FiniteNumber,
     opened_cluster,
@@ -27,11 +25,6 @@ from onnxopt_cli.config.run_config import (
     RunConfig,
 )
 from onnxopt_cli.errors import NothingSelected, UsageError
-from onnxopt_cli.fuzz.cluster_search import open_search
-from onnxopt_cli.fuzz.driver import Task
-from onnxopt_cli.fuzz.kept_cases import keep
-from onnxopt_cli.fuzz.search import Chosen, chosen_operators
-from onnxopt_cli.report.view.result_view import headline
 from onnxopt_cli.workers.interruption import interruptible
 
 #: Number of examples if neither --examples nor --time is given.
@@ -120,6 +113,14 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 
     Exits with 1 if there are failures, or the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli._api import Shard
+    from onnxopt_cli.cli.fuzz_display import FuzzDisplay
+    from onnxopt_cli.fuzz.cluster_search import open_search
+    from onnxopt_cli.fuzz.driver import Task
+    from onnxopt_cli.fuzz.kept_cases import keep
+    from onnxopt_cli.fuzz.search import Chosen, chosen_operators
+    from onnxopt_cli.report.view.result_view import headline
+
     if not options["backend"]:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
     if options["graphs"]:

@@ -9,23 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli import _api as api
 from onnxopt_cli.cli.completion import complete_suite
 from onnxopt_cli.cli.console import stderr
 from onnxopt_cli.cli.shared_options import option, options_of
 from onnxopt_cli.config.run_config import ModelInputs
 from onnxopt_cli.core.text import FreeNames
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.report.artifacts import file_name
-from onnxopt_cli.suites.catalogue import (
-    SuiteFiles,
-    distinct_files,
-    find_drift,
-    suite_files,
-    write_tree,
-    written_suites,
-)
-from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.workers.interruption import interruptible
 
 if TYPE_CHECKING:
@@ -67,6 +56,14 @@ def command(
     onnxopt generate onnx-node -o node-cases
     onnxopt generate model.onnx --dim batch=4 -o model-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.suites.catalogue import (
+        distinct_files,
+        find_drift,
+        suite_files,
+        write_tree,
+        written_suites,
+    )
+
     code = 0
     generated = {}
     for target in dict.fromkeys(targets or ("spec",)):
@@ -105,6 +102,11 @@ def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> Sui
         UsageError: if the path has no case, or one that a test directory cannot hold.
         InvalidCase: if the path has faults.
     """
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.artifacts import file_name
+    from onnxopt_cli.suites.catalogue import SuiteFiles, distinct_files
+    from onnxopt_cli.suites.collect import collect
+
     if form == "yaml":
         raise UsageError("cases of a path are written as ONNX directories", hint="omit --format")
     collection = collect([str(path)], model_inputs=model_inputs)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.backends.project_files import UPDATE_COMMAND, missing_file, write_project_files
 from onnxopt_cli.cli.completion import complete_backend
 from onnxopt_cli.cli.console import note
 from onnxopt_cli.cli.shared_options import option
@@ -45,6 +44,8 @@ def command(backend: str, name: str, requirements: tuple[str, ...], *, force: bo
     onnxopt init -b python:my_backend:Backend --requirement my_backend
     onnxopt init -b "exec:./adapter --fast,timeout=10" --name acme
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.backends.project_files import UPDATE_COMMAND, missing_file, write_project_files
+
     for path in write_project_files(Path(), backend, name, requirements, force=force):
         click.echo(f"wrote {printable(str(path))}")
     if path_of_plugin := missing_file(backend):

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from onnxopt_cli import _api as api
-from onnxopt_cli.cases.select import choose
 from onnxopt_cli.cli.completion import complete_target
 from onnxopt_cli.cli.console import note, stdout, ticking
 from onnxopt_cli.cli.shared_options import PATH, option, options_of, require_built_in
@@ -21,21 +19,13 @@ from onnxopt_cli.config.run_config import (
     ModelInputs,
     RunConfig,
 )
-from onnxopt_cli.core.result import OUTSIDE_IDS, Result
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
-from onnxopt_cli.report.located_nodes import (
-    exit_code,
-    location_lines,
-    write_json,
-    write_reproductions,
-)
-from onnxopt_cli.report.saved_run import read_saved_run
-from onnxopt_cli.suites.collect import collect, find_again
 from onnxopt_cli.workers.interruption import interruptible
 
 if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
+    from onnxopt_cli.core.result import Result
 
 # Failing cases that a message names.
 _MAX_NAMED_CASES = 5
@@ -66,6 +56,14 @@ def command(
 
     Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.located_nodes import (
+        exit_code,
+        location_lines,
+        write_json,
+        write_reproductions,
+    )
+
     if saved:
         case, config = _failing_case(context, saved, target, options)
     elif target is None:
@@ -116,6 +114,10 @@ def _failing_case(
             missing now, it is not stated which of several to examine, or the file names a backend
             that is not built in and the command line names none.
     """
+    from onnxopt_cli.core.result import OUTSIDE_IDS
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.suites.collect import find_again
+
     record = read_saved_run(saved)
     failing: dict[str, list[Result]] = {}
     for result in record.results:
@@ -163,6 +165,9 @@ def _case(target: str, config: LocateConfig) -> Case:
         NothingSelected: if no case is selected.
         UsageError: if several are.
     """
+    from onnxopt_cli.cases.select import choose
+    from onnxopt_cli.suites.collect import collect
+
     collection = collect([target], model_inputs=config.model_inputs)
     if collection.problems:
         raise InvalidCase(collection.problems)

@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from onnx import defs
 
-from onnxopt_cli.cases.onnx.model_file import read_model
 from onnxopt_cli.cli.shared_options import PATH, option
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Fault, InvalidCase, NodeError, UsageError
-from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
-from onnxopt_cli.interpret.lower.lower_model import lower
-from onnxopt_cli.operators.native_onnx import OnnxRefusal, TooLargeForOnnx, check_model
-from onnxopt_cli.operators.nodes import all_nodes
-from onnxopt_cli.operators.registry import registry
 
 if TYPE_CHECKING:
     import onnx
@@ -43,6 +36,11 @@ def command(source: Path, target: Path) -> None:
     \b
     onnxopt lower train_step.onnx -o train_step_lowered.onnx
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.onnx.model_file import read_model
+    from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
+    from onnxopt_cli.interpret.lower.lower_model import lower
+    from onnxopt_cli.operators.native_onnx import check_model
+
     target = _writable(source, target)
     model = read_model(source)
     try:
@@ -78,6 +76,9 @@ def _check(model: onnx.ModelProto) -> None:
     Raises:
         NodeError: if the model is invalid.
     """
+    from onnxopt_cli.operators.native_onnx import OnnxRefusal, TooLargeForOnnx, check_model
+    from onnxopt_cli.operators.registry import registry
+
     registry().register_schemas()
     try:
         check_model(model, full=True)
@@ -100,6 +101,10 @@ def _summary(lowering: LoweredModel) -> str:
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
     """Return a line that names operators without schema, function or formula; empty if none."""
+    from onnx import defs
+
+    from onnxopt_cli.operators.nodes import all_nodes
+
     functions = {(function.domain, function.name) for function in model.functions}
     undefined = dict.fromkeys(
         f"{node.domain}:{node.op_type}"

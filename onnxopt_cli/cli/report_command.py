@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli import _api as api
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.cli.shared_options import (
     PATH,
@@ -16,17 +15,6 @@ from onnxopt_cli.cli.shared_options import (
 )
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report import terminal
-from onnxopt_cli.report.saved_run import read_saved_run
-from onnxopt_cli.report.terminal import comparison_table, comparison_verdict
-from onnxopt_cli.report.view.comparison import (
-    compare_runs,
-    is_regression,
-    other_options,
-    slower_cases,
-)
-from onnxopt_cli.report.view.run_view import RunView
-from onnxopt_cli.report.view.verdict import run_verdict
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
 _SAVED = "LOG|REPORT.json"
@@ -70,6 +58,8 @@ def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:
         write_all,
         write_report,
     )
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.view.run_view import RunView
 
     requests = parse_reports(reports)
     require_apart(requests, [saved, *filter(None, [baseline])])
@@ -92,6 +82,10 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     Exits as the unsharded run would; with 2 if a shard is missing, duplicate, unfinished or of
     another run.
     """  # noqa: D301 - likewise
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report import terminal
+    from onnxopt_cli.report.view.run_view import RunView
+
     record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
     for line in terminal.verdict(RunView(record), seconds):
@@ -124,6 +118,16 @@ def diff(
 
     Exits with 1 if an outcome got worse, or the new run did not finish.
     """  # noqa: D301 - likewise
+    from onnxopt_cli.report.saved_run import read_saved_run
+    from onnxopt_cli.report.terminal import comparison_table, comparison_verdict
+    from onnxopt_cli.report.view.comparison import (
+        compare_runs,
+        is_regression,
+        other_options,
+        slower_cases,
+    )
+    from onnxopt_cli.report.view.verdict import run_verdict
+
     before = [*map(read_saved_run, (old, *old_again))]
     after = [*map(read_saved_run, (new, *new_again))]
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]

@@ -13,11 +13,6 @@ from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import InvalidCase, UsageError
-from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
-from onnxopt_cli.scoreboard.measure import Conditions, measure
-from onnxopt_cli.scoreboard.score_model import read_scores
-from onnxopt_cli.scoreboard.scoreboard_file import Tier, read_scoreboard_file
-from onnxopt_cli.suites.collect import collect
 from onnxopt_cli.workers.interruption import interruptible
 
 _NOT_STARTED = 4
@@ -55,7 +50,12 @@ def command(
     Exits with 0 if the site has a result of every case, whether it passes or not; with 4 if a
     backend could not be started, which the site says.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
+    from onnxopt_cli.scoreboard.measure import Conditions, measure
+    from onnxopt_cli.scoreboard.score_model import read_scores
+    from onnxopt_cli.scoreboard.scoreboard_file import Tier, read_scoreboard_file
     from onnxopt_cli.scoreboard.site import check_available, write_site
+    from onnxopt_cli.suites.collect import collect
 
     scoreboard = read_scoreboard_file(file)
     check_available(scoreboard.site)

@@ -6,24 +6,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
-from onnx.defs import get_all_schemas
 
-from onnxopt_cli import _api as api
 from onnxopt_cli.cli.completion import complete_subject
 from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
 from onnxopt_cli.cli.shared_options import option, options_of, targets_argument
 from onnxopt_cli.config.run_config import Filters
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import Fault, InvalidCase, UsageError
-from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, named
-from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.listing import case_page, case_table, mistake_page, operator_page
-from onnxopt_cli.report.node_operator_page import (
-    named_schemas,
-    node_mistakes_page,
-    node_operator_page,
-)
-from onnxopt_cli.suites.collect import collect
 
 if TYPE_CHECKING:
     from onnxopt_cli.interpret.implementation import Implementation
@@ -57,6 +46,17 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     onnxopt show Adam --mistake "epsilon inside the square root"
     onnxopt show spec/adam/adam_multiple
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnx.defs import get_all_schemas
+
+    from onnxopt_cli.operators.registry import registry
+    from onnxopt_cli.report.listing import case_page, mistake_page, operator_page
+    from onnxopt_cli.report.node_operator_page import (
+        named_schemas,
+        node_mistakes_page,
+        node_operator_page,
+    )
+    from onnxopt_cli.suites.collect import collect
+
     console = stdout()
     for name in names:
         if operator := registry().named(name):
@@ -93,6 +93,8 @@ def _mistake(operator: Operator, names: tuple[str, ...]) -> Implementation:
     Raises:
         UsageError: if a mistake is unknown, or the mistakes cannot be combined.
     """
+    from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, named
+
     by_lower_name = {mistake.name.lower(): mistake.name for mistake in all_known_mistakes(operator)}
     for name in names:
         if name.lower() not in by_lower_name:
@@ -121,6 +123,9 @@ def list_command(targets: tuple[str, ...], **filters: Any) -> int:
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli import _api as api
+    from onnxopt_cli.report.listing import case_table
+
     problems: list[Fault] = []
     chosen = api.load_cases(
         *targets, **filters, invalid=problems.extend, tell=note, telling=ticking

@@ -126,3 +126,23 @@ def test_completion_offers_every_command_and_no_other_word(completions, onnxopt)
     section = onnxopt("--help").out.partition("\nCommands:\n")[2]
     assert completions("") == re.findall(r"^  (\w+)  ", section, re.MULTILINE)
     assert completions("nosuch") == []
+
+
+HELP = """\
+import sys
+from onnxopt_cli.cli import _COMMANDS, main
+for command in _COMMANDS:
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        assert end.code == 0, command
+    assert "numpy" not in sys.modules, command
+"""
+
+
+def test_help_of_no_command_imports_numpy(workplace):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=workplace, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: ") > 10
