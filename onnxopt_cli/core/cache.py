@@ -71,7 +71,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def exposure(folder: Path) -> str:
-    """Return how another user may have written to a folder in the cache; empty if none can have.
+    """Return the reason why a folder in the cache is not private to this user; empty if it is.
 
     Raises:
         OSError: if the folder does not exist.
@@ -79,10 +79,10 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    if not is_private(status):
-        return "other users can write to it"
-    # These check the folder, the folder around it, and the cache.
-    return foreign(folder) or foreign(folder.parent)
+    # These check the folder and the two folders around it.
+    if reason := foreign(folder) or foreign(folder.parent):
+        return reason
+    return "" if is_private(status) else "other users have access to it"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Cache:
             pass
         except OSError as error:
             self.unusable = error.strerror or str(error)
-        self._entries = self._index()
+        self._entries = {} if self.unusable else self._index()
 
     def get(self, key: str) -> bytes | None:
         """Return an entry; None without a trusted one."""
@@ -145,7 +145,7 @@ class Cache:
             _write(self._folder / key, data)
             signature = _signature(self._folder / key)
         except (OSError, UsageError) as error:
-            self.unusable = str(error)
+            self.unusable = getattr(error, "strerror", None) or str(error)
             self._warn()
             return
         self._entries[key] = _Entry(signature, sha256(data).hexdigest())
@@ -156,6 +156,8 @@ class Cache:
         if not self._new:
             return
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
+            if exposure(self._folder):
+                return
             # Another run may have changed the index meanwhile, or written the same entry again.
             entries = self._index()
             for key in self._new:
@@ -185,13 +187,13 @@ class Cache:
     def _index(self) -> dict[str, _Entry]:
         path = self._folder / _INDEX
         try:
-            if self.unusable or not _signature(path):
+            if not _signature(path):
                 return {}
             index = read_json(read_regular_file(path, _INDEX_LIMIT))
             return {
                 str(key): _Entry((int(size), int(mtime), int(ctime)), str(digest))
                 for key, (size, mtime, ctime, digest) in index.items()
-                if "/" not in key
+                if key.isalnum()
             }
         except (OSError, Malformed, ArithmeticError, ValueError, TypeError, AttributeError):
             return {}

@@ -449,7 +449,7 @@ def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache
     environment.folder.chmod(0o777)
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
     assert answer.code == 4
-    assert "other users can write to it" in answer.err
+    assert "everybody may write to it" in answer.err
 
 
 @pytest.mark.parametrize("shared", [".", "adapters"])

@@ -259,8 +259,8 @@ def link_to_elsewhere(cache):
     ("expose", "reason"),
     [
         (link_to_elsewhere, "it is not a folder"),
-        (lambda cache: cache.chmod(0o777), "other users can write to it"),
-        (lambda cache: cache.chmod(0o750), "other users can write to it"),
+        (lambda cache: cache.chmod(0o777), "everybody may write to it"),
+        (lambda cache: cache.chmod(0o750), "other users have access to it"),
         (lambda cache: cache.parent.chmod(0o777), "everybody may write to its folder"),
     ],
 )
