@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from hashlib import sha256
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_full_disk_loses_no_entry_of_an_earlier_run(folder, monkeypatch, caplog)
 
 def fail(message):
     raise UsageError(message)
+
+
+def test_entry_without_the_digest_of_the_index_is_not_used(folder):
+    stored(key=b"1")
+    index = json.loads((folder / "index.json").read_text())
+    *signature, _ = index["key"]
+    (folder / "index.json").write_text(json.dumps({"key": [*signature, sha256(b"2").hexdigest()]}))
+    assert opened().get("key") is None
 
 
 def test_entry_of_a_killed_run_is_not_used(folder):
