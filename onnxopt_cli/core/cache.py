@@ -208,10 +208,13 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return the size, mtime and ctime of a regular file of this user; empty for other files.
+    """Return the size, mtime and ctime of a regular file of this user; empty if there is none.
 
     Programs cannot set the ctime.
     """
-    status = os.lstat(path)
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return ()
     ours = stat.S_ISREG(status.st_mode) and is_ours(status) and status.st_nlink == 1
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if ours else ()

@@ -73,6 +73,15 @@ def test_runs_at_the_same_time_keep_the_entries_of_both(folder):
     assert [opened().get(key) for key in ("a", "b", "both")] == [b"1", b"2", b"3"]
 
 
+def test_entry_that_another_run_removes_does_not_take_others_with_it(folder):
+    cache = opened()
+    cache.put("removed", b"1")
+    cache.put("kept", b"2")
+    (folder / "removed").unlink()
+    cache.close()
+    assert [opened().get(key) for key in ("removed", "kept")] == [None, b"2"]
+
+
 @pytest.mark.parametrize("key", ["../../precious", "index.json", "\\u0000", "\\ud800", ""])
 def test_forged_name_of_an_entry_removes_no_file(folder, tmp_path, monkeypatch, key):
     stored(first=b"1")
