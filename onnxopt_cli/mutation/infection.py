@@ -43,6 +43,8 @@ class InfectionRecorder:
 
     Attributes:
         infected: names of the mutants that have been infected.
+        unknown: names of the mutants whose function cannot be instrumented; every input may infect
+            them.
     """
 
     def __init__(self, mutants: Mapping[str, Sequence[CodeMutant]]) -> None:
@@ -53,7 +55,6 @@ class InfectionRecorder:
             for change in changes_of_mutant:
                 by_function.setdefault(change.function, {})[change.place] = name
         self._codes: dict[FunctionType, CodeType] = {}
-        #: Names of the mutants whose function cannot be instrumented; every input may infect them.
         self.unknown: frozenset[str] = frozenset()
         for function, names in by_function.items():
             code = _instrumented(function, names)
