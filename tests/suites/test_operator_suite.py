@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator as operators
+
 import numpy as np
 import pytest
 from onnx import defs
@@ -68,6 +70,27 @@ def test_a_tensor_is_inserted_at_every_position():
         # list.insert counts negative positions as SequenceInsert does.
         expected.insert(position, problem.inputs["tensor"])
         np.testing.assert_equal(problem.stored["output_sequence"], expected)
+
+
+@pytest.mark.parametrize("operator", ["Abs", "Add", "Mul", "Neg", "Sub"])
+def test_integers_at_boundaries_do_not_overflow(operator):
+    compute = {
+        "Abs": operators.abs,
+        "Add": operators.add,
+        "Mul": operators.mul,
+        "Neg": operators.neg,
+        "Sub": operators.sub,
+    }[operator]
+    for name in boundaries(operator):
+        node = draw_boundary(operator, name)
+        dtype = node.values[0].dtype
+        if dtype.kind not in "iu":
+            continue
+        # Python's integers are exact.
+        exact = compute(*(value.astype(object) for value in node.values))
+        limits = np.iinfo(dtype)
+        within = (exact >= limits.min) & (exact <= limits.max)
+        assert np.all(within), f"{name}: {node.about}"
 
 
 def test_nan_is_found_among_the_keys():
