@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice, pairwise, product
+from itertools import combinations, islice, product
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from random import Random
@@ -652,11 +652,9 @@ class _Search:
     def _differs_again(
         observation: Observation, submit: Callable[[Call[Array]], Sequence[Array] | None]
     ) -> bool:
-        responses = [observation.returned, submit(observation.call), submit(observation.call)]
-        return any(
-            bool(earlier and later) and differ(observation.right, earlier or (), later or ())
-            for earlier, later in pairwise(responses)
-        )
+        # The graph of the case may differ from the one that is submitted for its call.
+        first, second = (submit(observation.call) for _ in range(2))
+        return bool(first and second) and differ(observation.right, first or (), second or ())
 
     def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
         """Return mistakes that reproduce all wrong elements, but fail passing elements, too.

@@ -193,6 +193,9 @@ def _find(
         # This is usually an unset variable of a script; Path("") would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
+    if path.exists() and _is_suite(target):
+        # A path in the current folder must not replace a suite that a gate names.
+        return _find_named(target, suites, telling)
     if path.is_dir():
         return _find_in_folder(path, memory, each, telling)
     if path.exists():
@@ -210,6 +213,13 @@ def _find(
             hint="fix the link, or name its intended target",
         )
     return _find_named(target, suites, telling)
+
+
+def _is_suite(target: str) -> bool:
+    """Return whether a target is the name of a suite, with or without a version."""
+    from onnxopt_cli.suites.catalogue import suite_names
+
+    return target.partition("@")[0] in suite_names()
 
 
 def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:

@@ -278,6 +278,13 @@ def test_backend_that_keeps_a_state_is_said_to_change_its_outputs(workplace, onn
     assert found["text"].startswith("the same node with the same inputs returns other outputs")
 
 
+def test_mistake_about_the_graph_is_not_taken_for_a_state(onnxopt):
+    run = ("run", "conformance/adam", "-k", "wired", "-q", *IN_PROCESS, *LONG_EXPLAIN)
+    answer = onnxopt(*run, "-b", mistaken("ReturnsInNodeOrder"))
+    assert answer.code == 1
+    assert "runs again" not in " ".join(answer.out.split())
+
+
 @pytest.mark.slow
 def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt):
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")

@@ -72,3 +72,10 @@ def test_empty_target_is_rejected(workplace, onnxopt):
     answer = onnxopt("run", "")
     assert answer.code == 2
     assert "a target is empty" in answer.err
+
+
+def test_folder_does_not_replace_the_suite_of_its_name(workplace, onnxopt):
+    (workplace / "spec").mkdir()
+    suite = onnxopt("list", "spec")
+    assert (suite.code, suite.out.count("spec/")) == (0, 7)
+    assert onnxopt("list", "./spec").code == 5
