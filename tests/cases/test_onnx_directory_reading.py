@@ -152,7 +152,7 @@ def test_invalid_data_json_is_reported(tmp_path, data, message):
     ("data", "message"),
     [
         (b"not a model", "is not a model: the data is damaged or cut off"),
-        (b"", "is not a model: it has no graph, or one without outputs"),
+        (b"", "is not a model: it is empty"),
         (
             tensor(ONE_TWO).SerializeToString(),
             "is not a model: it has no graph, or one without outputs",

@@ -90,6 +90,8 @@ def external_files(path: Path) -> list[Path]:
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise Malformed("is not a model: it is empty")
     try:
         model = onnx.ModelProto.FromString(data)
     except DecodeError:

@@ -137,8 +137,8 @@ class LogWriter:
             raise UsageError(
                 f"the log {printable(str(self._path))} is not complete: {self.failure}",
                 hint="run again with another log"
-                if self.failure == _FOREIGN
-                else "the verdict above is complete; --resume runs the missing cases",
+                if self.failure == _FOREIGN or not self._regular
+                else "the outcomes shown are final; --resume runs the cases that the log lacks",
             )
 
     def _has_size(self, size: int) -> bool:
