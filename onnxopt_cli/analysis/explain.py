@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice, product
+from itertools import combinations, islice, pairwise, product
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from random import Random
@@ -652,9 +652,13 @@ class _Search:
     def _differs_again(
         observation: Observation, submit: Callable[[Call[Array]], Sequence[Array] | None]
     ) -> bool:
-        # The graph of the case may differ from the one that is submitted for its call.
-        first, second = (submit(observation.call) for _ in range(2))
-        return bool(first and second) and differ(observation.right, first or (), second or ())
+        responses = [submit(observation.call) for _ in range(2)]
+        if observation.is_plain:
+            responses.insert(0, observation.returned)
+        return any(
+            bool(earlier and later) and differ(observation.right, earlier or (), later or ())
+            for earlier, later in pairwise(responses)
+        )
 
     def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
         """Return mistakes that reproduce all wrong elements, but fail passing elements, too.

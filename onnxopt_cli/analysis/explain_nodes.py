@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter
 from os import getpid
 from time import process_time
@@ -329,9 +329,13 @@ class _NodeSearch:
         if self._submit is None:
             return False
         first, second = (self._submit(sample.model, sample.inputs) for _ in range(2))
-        if first is None or second is None:
-            return False
-        return len(first) != len(second) or any(map(_far_apart, first, second))
+        responses = [sample.returned, first, second]
+        return any(
+            earlier is not None
+            and later is not None
+            and (len(earlier) != len(later) or any(map(_far_apart, earlier, later)))
+            for earlier, later in pairwise(responses)
+        )
 
     # Statements ---------------------------------------------------------------------------------
 

@@ -702,7 +702,7 @@ class _Search:
         ):
             return None
         counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
-        text = f"wrong only where {condition.text} ({counts})"
+        text = f"found wrong only where {condition.text} ({counts})"
         parts = (condition,)
         return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
 

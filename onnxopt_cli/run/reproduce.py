@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
@@ -55,12 +56,15 @@ class Observation:
         call: the node and its inputs.
         expected: the expected result by which the run judged; empty after an error.
         returned: the wrong outputs of the backend; empty if it returned none.
+        is_plain: whether the graph of the case declares the inputs and outputs of its node in the
+            node's order, as the graph of a generated call does.
     """
 
     case: str
     call: Call[Array]
     expected: Expected
     returned: Sequence[Array] = ()
+    is_plain: bool = False
 
     @cached_property
     def right(self) -> list[Branch]:
@@ -102,7 +106,8 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
             return Observation(result.case, call, Expected({}, {}))
         expected = resolved(Oracles(judging).expected(problem))
         in_node_order = expected.in_order(problem.model.graph.node[0].output)
-        observation = Observation(result.case, call, in_node_order)
+        is_plain = _is_plain(problem.model.graph)
+        observation = Observation(result.case, call, in_node_order, is_plain=is_plain)
     except (InvalidCase, NodeError, MemoryError):
         return "not readable"
     if result.outcome is not Outcome.FAIL:
@@ -110,6 +115,12 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
     # A backend returns outputs in the graph's order, an implementation in the node's.
     order = [[*expected.outputs].index(name) for name in observation.expected.outputs]
     return _with_returned(observation, result, judging, order)
+
+
+def _is_plain(graph: onnx.GraphProto) -> bool:
+    node = graph.node[0]
+    inputs, outputs = ([info.name for info in infos] for infos in (graph.input, graph.output))
+    return inputs == [*node.input] and outputs == [*node.output]
 
 
 def _with_returned(

@@ -627,7 +627,7 @@ ATTRIBUTE = """\
         (
             "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
             "half, None",
-            r"wrong only where |V_new is wrong wherever ",
+            r"found wrong only where |V_new is wrong wherever ",
         ),
         (
             "rates['alpha'] == 0",
@@ -733,7 +733,7 @@ def test_condition_is_reported_beside_a_known_mistake(workplace, onnxopt):
     mistake, left = found["causes"]
     assert mistake["known_mistakes"] == ["beta taken as 1"]
     assert left["cases"] == ["steps/counted/below"]
-    assert "wrong only where a tensor of the node has no element" in left["found"]
+    assert "found wrong only where a tensor of the node has no element" in left["found"]
 
 
 @pytest.mark.parametrize(("others", "named"), [(3, True), (4, False)])
