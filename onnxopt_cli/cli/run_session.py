@@ -215,8 +215,7 @@ class Display:
         if only_errors := [op.name for op in registry().operators if (op.name,) in errors]:
             advice = (
                 f"{some_of(only_errors, 4)}: only errors. If the backend does not know the "
-                "operator, -b ...,unsupported=REGEX runs such cases as primitive operators; "
-                "onnxopt backends check finds a REGEX for its message"
+                "operator, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
             )
             self._console.print(Text(advice, "yellow"))
 
