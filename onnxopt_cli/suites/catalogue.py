@@ -33,6 +33,7 @@ from onnxopt_cli.core.text import (
     FreeNames,
     nearest,
     some_of,
+    wrapped_list,
 )
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Fault, UsageError
@@ -282,8 +283,11 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         }
         return SuiteFiles(distinct_files(contents), count, left_out)
     if name not in (_NODE, GRADIENTS):
+        if name in suite_names():
+            hint = f"onnxopt run {name} runs its cases"
+            raise UsageError(f"cannot generate {name!r}: it is not a generated suite", hint=hint)
         names = written_suites()
-        hint = nearest(name, names, f"the suites are {', '.join(names)}")
+        hint = nearest(name, names, wrapped_list("the suites are", names))
         raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":
         raise UsageError(f"{name} is written as ONNX directories only", hint="omit --format")

@@ -22,7 +22,7 @@ from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
 from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
 from onnxopt_cli.core.progress import Telling, silently
 from onnxopt_cli.core.result import OUTSIDE_CASES, Location
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import nearest, printable, wrapped_list
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.errors import (
     Fault,
@@ -234,7 +234,7 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
             hints.reverse()
         raise UsageError(
             f"no such path, suite or case: {printable(target)}",
-            hint=next(filter(None, hints), f"the suites are {', '.join(names)}"),
+            hint=next(filter(None, hints), wrapped_list("the suites are", names)),
         )
     # Make only the named operator's cases, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]

@@ -79,3 +79,17 @@ def test_folder_does_not_replace_the_suite_of_its_name(workplace, onnxopt):
     suite = onnxopt("list", "spec")
     assert (suite.code, suite.out.count("spec/")) == (0, 7)
     assert onnxopt("list", "./spec").code == 5
+
+
+def test_corpus_that_is_not_generated_is_named_as_such(workplace, onnxopt):
+    answer = onnxopt("generate", "onnx-light", "-o", "out")
+    assert (answer.code, "onnxopt run onnx-light runs its cases" in answer.err) == (2, True)
+    assert not any(workplace.iterdir())
+
+
+def test_list_of_suites_fits_80_columns(workplace, onnxopt):
+    for command in ("run nothing-like-it", "generate nothing-like-it -o out"):
+        answer = onnxopt(*command.split())
+        assert answer.code == 2
+        assert "the suites are" in answer.err
+        assert max(map(len, answer.err.splitlines())) <= 80
