@@ -137,7 +137,7 @@ def newest(session: nox.Session) -> None:
         session.skip("no supported Python newer than the one that runs nox")
     session.install("-e", ".[dev]")
     # The tests in the main environment have already tried the larger number of examples, and the
-    # numbers of the oracle do not depend on Python.
+    # results of the oracle do not depend on the Python version.
     arguments = ("-m", "quick", "--ignore", "tests/oracle", *PARALLEL)
     session.run("python", "-m", "pytest", *arguments, env={"CI": None})
 

@@ -323,8 +323,8 @@ def explain(
             is ruled out.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged them.
-        seconds: time limit of the search for operators with a formula, and again for the others;
-            By default, a fifth of the run's time: at least 5 s for operators with a
+        seconds: time limit of the search for operators with a formula, and of that for the others.
+            By default, a fifth of the run's time, but at least 5 s for all operators with a
             formula together, and at least 8 s for each of up to 7 other operators.
         progress: called with the current step of the search.
     """
@@ -356,8 +356,8 @@ def explain_session(
 
     Args:
         session: a session whose cases have run.
-        seconds: time limit of the search for operators with a formula, and again for the others;
-            By default, a fifth of the run's time: at least 5 s for operators with a
+        seconds: time limit of the search for operators with a formula, and of that for the others.
+            By default, a fifth of the run's time, but at least 5 s for all operators with a
             formula together, and at least 8 s for each of up to 7 other operators.
         progress: called with the current step of the search.
     """

@@ -6,8 +6,9 @@
 Each operator's result is a file in the folder. Operators that have one are not audited again, so an
 interrupted audit continues where it ended. The first suite determines the rows of the table; those
 of further suites have a column for their score. Without operators, all of the suite ``operators``
-are audited. The column "inputs" states on how many nodes the equivalent mutants ran, at least and
-at most: the search for an operator ends after a number of nodes, or of seconds of processor time.
+are audited. The column "inputs" states the least and the largest number of nodes on which an
+equivalent mutant ran: the search for an operator ends after a number of nodes, or of seconds of
+processor time.
 """
 
 from __future__ import annotations

@@ -468,7 +468,7 @@ def shrink(operands: Operands, attributes: Attributes, version: int) -> Sequence
 
 
 def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Of a scalar: "a zero sized tensor", with a column if the scalar is not zero."""
+    """Return "a zero sized tensor" for a scalar, with a column if the scalar is not zero."""
     del attributes, version
     (source,) = operands
     if source.ndim:

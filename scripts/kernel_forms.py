@@ -1,4 +1,4 @@
-"""Right implementations of operators as people write kernels, for ``right_forms.py``.
+"""Right implementations as they are common in kernels, for ``right_forms.py``.
 
 Vectorized and blocked sums, compensated sums, split and tiled products, fused multiply-add,
 approximations by polynomials as in Cephes and SLEEF, reciprocals and roots by Newton's iteration,

@@ -6,8 +6,8 @@ Without operators, all are selected anew, otherwise only those named. A draw is 
 given choice: an element type that no other case of the operator has, a long axis, a rank over 4, or
 a batch without elements (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). Of the
 first seeds whose nodes are valid, the one with the most distinct outputs is selected. A node is
-valid if onnx's check and the condition estimate accept it, and most of its output elements reject a
-value beside the right one.
+valid if onnx's check and the condition estimate accept it, and most of its output elements have a
+narrow tolerance.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" /
 FAMILY_GENERATORS = {name: draw for family in FAMILIES.values() for name, draw in family.items()}
 # Seeds that are tried for a draw, and valid ones that are compared.
 MAX_SEEDS, MAX_VALID = 12, 2
-# Lengths of a long axis, the first that is computed in time; two axes of an operator are long.
+# Lengths of a long axis, of which the first that is computed in time is used; the number of axes
+# to try, and the number of draws with a long axis for each operator.
 LENGTHS = (1031, 259, 67)
 PLACES, MAX_LONG_DRAWS = 5, 2
 MAX_SECONDS = 0.3
@@ -215,7 +216,7 @@ def within(expected: Array, actual: Value, tolerance: Array) -> bool:
 
 
 def judges(expected: Array, tolerance: Array) -> Array:
-    """Return which elements reject a value beside the right one."""
+    """Return which elements have a narrow tolerance."""
     if "float" not in dtype_name(expected.dtype):
         return np.ones(expected.shape, bool)
     wide = expected.astype(np.float64)

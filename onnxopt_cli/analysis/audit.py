@@ -47,7 +47,7 @@ LARGE_ELEMENTS = 40
 #: An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
 #: thorough, no further case runs on the mutant.
 CLEAR_ERROR_RATIO = 1e7
-#: Number of implementations of one operator in a task of a process.
+#: Number of implementations of one operator that a process tests in one task.
 _BATCH = 16
 
 

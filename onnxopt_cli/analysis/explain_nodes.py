@@ -84,7 +84,7 @@ MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
-#: Two outputs for the same inputs differ if they do by more than this share of the largest element.
+#: Two outputs for the same inputs count as different beyond this fraction of the largest element.
 REPEATED_RTOL = 1e-3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
@@ -95,9 +95,9 @@ _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 _VERSION_COST = 0.5
 # Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
-# Largest number of mistakes that reproduce only few wrong elements.
+# Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
-# Largest number of hypotheses of which a proof is attempted.
+# Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
 # Cost of a second part of a condition. A hypothesis is a rival of the best if it costs at most this
 # much more.

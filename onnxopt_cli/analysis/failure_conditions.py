@@ -83,7 +83,7 @@ MIN_CASES_SHARE = 0.25
 MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack one part alone: how many must pass, and the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
-#: The largest share that may fail if failures have several reasons.
+#: The same share if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5
@@ -234,7 +234,7 @@ class _Search:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
-        # The condition of a mistake has one part: the search tries several mistakes in that time.
+        # A mistake gets a condition of one part only, because the search tries several mistakes.
         # Pairs are found even if a single condition agrees: the generated inputs must refute them,
         # too, or refute the single one.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
@@ -503,7 +503,7 @@ class _Search:
         return None
 
     def _survives_proof(self) -> bool:
-        """Return whether new inputs agree with the plainest path."""
+        """Return whether new inputs agree with the conditions of the simplest path."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
             # If failures have several reasons, an input may fail for another reason.

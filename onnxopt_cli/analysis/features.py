@@ -100,7 +100,7 @@ def features(
 
     Args:
         call: the node.
-        expected: by output of the tensors' shapes, the expected elements of all tensors.
+        expected: expected elements of all tensors, by output; only outputs of the tensors' shapes.
         labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element that
             counts, 0 for an element to leave out.
 

@@ -130,7 +130,7 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
-    """Return a node of which all elements of an expected output have nearly a given value.
+    """Return a node for which all elements of an expected output are close to a given value.
 
     All tensors are filled with the operands of one element, and scaled until the output has the
     value. The output must be proportional to a power of the scale, at least approximately.

@@ -468,7 +468,7 @@ class _Search:
     def _with_failures(
         self, located: Located, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
     ) -> Located:
-        """Blame nodes without outputs if the whole model ends in the same way."""
+        """Report nodes without outputs as wrong if the whole model has the same outcome."""
         further = [
             self._wrong_node(node_run, result)
             for node_run, row in results

@@ -251,10 +251,10 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
 
 
 def _computes_otherwise(domain: str, op_type: str, opset: int, earlier: int) -> bool:
-    """Return whether onnx's reference may compute a node otherwise in an earlier version.
+    """Return whether onnx's reference may compute an earlier version of a node differently.
 
-    It does not if both versions have the same parameters, and the same functions, none of which
-    asks for the version.
+    It does not if both versions have the same parameters and the same functions, and none of these
+    functions reads the version.
     """
     functions = reference_functions(domain, op_type, opset)
     asks = any("opset" in name for function in functions for name in function.__code__.co_names)
@@ -400,7 +400,7 @@ def _distinguished(
     number = 0
     while examined and number < inputs and _processor_seconds() < end:
         limit = min(_FURTHER_NODES if number else _FIRST_NODES, inputs - number)
-        # Changed sizes may be those of huge outputs.
+        # Changed sizes may result in huge outputs.
         with memory_limit(_VARIATION_BYTES):
             batch = list(islice(drawn, limit))
         if not batch:

@@ -44,7 +44,8 @@ MUTANT_SECONDS = 0.5
 MAX_TIMEOUTS = 2
 #: Bytes that a mutant may allocate.
 EVALUATION_BYTES = 1 << 30
-# Differences that are confirmed by a condition estimate, which takes long, for each mutant.
+# Nodes on which a mutant differs within the tolerance, after which its search ends: each needs a
+# slow condition estimate.
 _MAX_CONFIRMATIONS = 12
 # A search reports its progress about this often, so that its process is not killed for silence.
 _REPORT_SECONDS = 0.5
@@ -213,14 +214,14 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return outputs, None without an effect on this node; and how the mutant failed."""
+    """Return the outputs, or None if the mutant has no effect on this node; and how it failed."""
     if form is None:
         return None, ""
     return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
 
 
 def excess(expected: Expected, outputs: Sequence[Value]) -> float:
-    """Return the largest error / tolerance of outputs by the most favourable accepted result."""
+    """Return the largest error / tolerance of outputs, relative to the closest accepted result."""
     accepted = [expected, *expected.alternatives]
     return min(_excess(result, outputs) for result in accepted)
 
@@ -342,7 +343,7 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return outputs, None without an effect on this node; and how the implementation failed."""
+    """Return the outputs, or None if an entry has no effect on this node; and how it failed."""
     return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 
@@ -358,7 +359,7 @@ def _attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Valu
 
 
 def may_differ(expected: Sequence[Value], actual: Sequence[Value]) -> bool:
-    """Return whether outputs differ by more than any tolerance's least value."""
+    """Return whether outputs differ by more than the smallest possible tolerance."""
     if len(expected) != len(actual):
         return True
     for right, output in zip(expected, actual, strict=True):

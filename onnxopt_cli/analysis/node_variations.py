@@ -41,7 +41,7 @@ _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 _FIRST_SEED = 1 << 40
 # Of the nodes that are changed, one in this number is drawn by the operator's generator.
 _GENERATED_PERIOD = 3
-# Attempts in sequence without a valid node after which no further one is expected.
+# Number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
 # After this number of models, further values are drawn for each model: a new model takes ten times
 # as long as new values.

@@ -68,7 +68,7 @@ class Sample:
         wrong: by output, whether each element of all tensors, concatenated, is wrong.
         visible: by output, a row for each effect: whether it would be visible in each element.
         possible: by output that has wrong elements, whether each effect explains all of them.
-        expected: by output of the tensors' shapes, the expected elements of all tensors.
+        expected: expected elements of all tensors, by output; only outputs of the tensors' shapes.
     """
 
     call: Call[Array]
@@ -203,7 +203,7 @@ def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array])
     """Return which elements of outputs a mistake changes: all, if it changes a type or shape.
 
     Args:
-        judged: the expected elements of the outputs in a row.
+        judged: the expected elements of all outputs, concatenated.
         right: the expected outputs.
         mistaken: the outputs of the mistake.
     """

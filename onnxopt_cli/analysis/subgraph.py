@@ -58,7 +58,7 @@ def smallest_failing(
 def _smallest_subset(
     failing: list[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
 ) -> list[NodeRun]:
-    """Return the smallest connected subset of a few nodes that fails.
+    """Return the smallest failing connected subset of a few nodes.
 
     A small subgraph may fail although no subset with one node less than ``failing`` does: a backend
     may fuse nodes only at the beginning or end of a model.

@@ -79,7 +79,7 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    # These check the folder and the two folders around it.
+    # Each call checks a folder and its parent.
     if reason := foreign(folder) or foreign(folder.parent):
         return reason
     return "" if is_private(status) else "other users have access to it"
@@ -125,7 +125,7 @@ class Cache:
         self._entries = {} if self.unusable else self._index()
 
     def get(self, key: str) -> bytes | None:
-        """Return an entry; None without a trusted one."""
+        """Return an entry, or None if there is no trusted one."""
         self._warn()
         entry = self._entries.get(key)
         try:

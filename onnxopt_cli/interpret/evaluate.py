@@ -89,9 +89,9 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor that supports functions which NumPy lacks for it.
+    """A tensor with the functions that NumPy does not support for its shape or type.
 
-    These are reductions of empty tensors, and clip and matmul of quads.
+    These are reductions of empty tensors, and clip and matmul of quadruple precision.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:

@@ -81,9 +81,9 @@ class Implementation:
 
 
 def both(first: Implementation, second: Implementation) -> Implementation | None:
-    """Return the implementation with two defects; None if both are around the formula.
+    """Return an implementation with both defects; None if both replace the way it is computed.
 
-    Together they fail on all inputs if each defect replaces the code that the other changes.
+    If each defect replaces code that the other one changes, the implementation fails on all inputs.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

@@ -399,7 +399,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return where a sum is not larger than its error although its terms have opposite signs."""
+    """Return where terms of opposite signs have a sum that does not exceed its error."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False

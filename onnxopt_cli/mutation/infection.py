@@ -30,7 +30,7 @@ _CHANGING = frozenset({
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# References to a new list, or to a new array, while it is compared.
+# Reference counts of a new list and of a new array while it is compared.
 _LIST_REFERENCES, _ARRAY_REFERENCES = 4, 5
 
 

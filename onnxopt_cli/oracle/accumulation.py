@@ -278,7 +278,7 @@ class _Sample:
 
 
 def _effective_count(exact: Array) -> int:
-    """Return the number of independent errors among those of some sums.
+    """Return the number of sums whose errors are independent.
 
     Sums that differ in sign or by a power of two alone have the same relative error.
     """

@@ -125,7 +125,7 @@ from onnxopt_cli.oracle.widen import (
 # A reformulation that differs by more units does not measure the condition. Where it overflows, it
 # is an alternative.
 _REFORMULATION_UNITS = 64.0
-# 16 units of this share of a reformulation's error are four times its error.
+# With this share of a reformulation's error as the unit, 16 units are four times its error.
 _REFORMULATION_SHARE = 1 / 4
 # Sequential sums may round equal terms in the same direction, up to 2^14 roundings. Twice their
 # error is accepted; beyond 1/16 of the largest output their result is an alternative.
@@ -1081,7 +1081,7 @@ def _largest_unit(
 
 
 def _bounded(unit: Array, evaluation: _Evaluation) -> Array:
-    """Return units of which 16 do not exceed the error of direct evaluations."""
+    """Limit units so that the tolerance does not exceed the error of direct evaluations."""
     bound = evaluation.direct_bound
     if bound is None or bound.shape != unit.shape:
         return unit

@@ -34,9 +34,10 @@ _MATRIX_RANK = 2
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 # Larger matrix products are not summed sequentially, which would take seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
-# More elements of initializers are converted to double at each use, which saves memory.
+# If initializers have more elements in total, they are converted to double at each use, to save
+# memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
-# Terms of a mean that is updated at each of them.
+# Largest number of terms of a mean that is updated term by term.
 _MAX_UPDATED_TERMS = 4096
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
@@ -356,7 +357,7 @@ def sequential_sums(
         scaled: whether each term of a mean is multiplied by the reciprocal of their number, instead
             of dividing the sum.
         from_last: whether sums begin with the last term.
-        updated: whether a mean of at most 4096 terms is updated at each of them (Welford).
+        updated: whether a mean of at most 4096 terms is updated term by term (Welford).
     """
     step = -1 if from_last else 1
 

@@ -37,7 +37,7 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
             then, because the outputs of a larger model need not depend on them.
 
     Returns:
-        The reason, which begins with :data:`EXCLUDED`; empty if they have one.
+        The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.
     """
     key = plain_domain(node.domain), node.op_type
     rule = _RULES.get(key) or (_RULES_OF_ELEMENTS.get(key) if is_model else None)
@@ -78,7 +78,7 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
 
 
 def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
-    """Return that an axis occurs twice, in words; empty if none does."""
+    """Return a description of an axis that is invalid or occurs twice; empty if there is none."""
     if axes is None:
         return ""
     if fault := _outside(quantity, axes, -rank, rank - 1):
@@ -89,7 +89,7 @@ def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
 
 
 def _of_other_length(quantity: str, values: Array | None, length: int) -> str:
-    """Return that a list has another length, in words; empty if it does not."""
+    """Return a description of a list of the wrong length; empty if the length is right."""
     if values is None or np.size(values) == length:
         return ""
     return f"{quantity} of {np.size(values)} elements instead of {length}"
@@ -129,7 +129,7 @@ def _scattered_to_paths(attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> str:
-    """Return that an element receives two different values, in words; empty if none does.
+    """Return a description of conflicting updates of one element; empty if there are none.
 
     Args:
         attributes: attributes of a scattering operator.

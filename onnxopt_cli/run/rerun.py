@@ -150,7 +150,7 @@ def run_again(
     """Yield each suspect whose outcome may change, with the reason if it is flaky.
 
     Each suspect runs alone, several times, and then after the cases before it. If its outcome
-    depends on these, a search finds the case that makes the difference.
+    depends on these, a search finds the case that changes it.
 
     Args:
         cases: the cases of the run, in order.

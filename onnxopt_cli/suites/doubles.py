@@ -197,7 +197,7 @@ def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _carried(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a double state with floats that add nothing, and a float state with many terms."""
+    """Yield a double state beside tensors of zeros, and a float state that sums many terms."""
     if not (author.carried and author.rate):
         return
     zero = {name: np.zeros(3) for name in author.operator.tensors}

@@ -258,7 +258,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
-    """Yield each attribute as 0 with other settings or T = 0, which may skip its code."""
+    """Yield cases in which an attribute is 0: with each other setting, and with T = 0."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
             about = f"Doubles, {name} = 0: detects float32 in the code for it."

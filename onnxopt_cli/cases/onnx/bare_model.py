@@ -269,7 +269,7 @@ def _fit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _index_limits(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return how many rows the tensor has that an input indexes, for inputs of a Gather."""
+    """Return, for each input that a Gather uses as indices, the length of the indexed axis."""
     rows = {tensor.name: tensor.dims for tensor in graph.initializer}
     source = {info.name: info.name for info in graph.input}
     limits: dict[str, int] = {}

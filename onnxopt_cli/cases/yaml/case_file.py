@@ -262,7 +262,7 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     Raises:
         Incomplete: if the case is invalid; its errors are collected in the fields.
     """
-    # Most files contain only cases without steps of operators with a formula. The other readers
+    # Most files contain only cases of operators with a formula, and no trajectories. Other readers
     # are imported lazily.
     steps, only_formula = (
         fields.node.field("steps"),

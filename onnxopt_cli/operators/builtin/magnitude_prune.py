@@ -61,10 +61,10 @@ _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     mask of nonzero elements
-        Elements that are zero and stayed are masked, too.
+        Elements that are zero but not pruned are masked as well.
         {_MASK} -> mask = np.where(W_new == 0, 0, 1)
     mask of elements at or above the threshold
-        Beside NaN, everything is masked though nothing is pruned.
+        If W contains NaN, all elements are masked, although none is pruned.
         seen in the published code of the ADMM pruning article that gives the formula
         {_MASK} -> mask = np.where(np.abs(W) >= threshold, 1, 0)
     mask of elements above the threshold

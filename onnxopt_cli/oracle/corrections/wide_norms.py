@@ -1,8 +1,8 @@
 """Norms of doubles whose powers leave the range of doubles.
 
 The square of 1e200 is infinite, the norm of 3e200 and 4e200 is 5e200. Libraries scale the elements
-for that reason, as BLAS does in ``dnrm2``. The exact run has no type wider than double, so that it
-scales them, too: by powers of two, which is exact.
+for that reason, as BLAS does in ``dnrm2``. The exact run has no type wider than double, so it
+also scales them: by powers of two, which is exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Compute = Callable[..., tuple[Any, ...]]
 # Operators that return a norm, and those that divide by one.
 _NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 _DEFAULT_POWER = 2
-# A sum of powers within these limits has lost no term that matters.
+# A sum of powers between 2^-900 and 2^900 has lost no significant term.
 _LARGEST_EXPONENT = 900
 _DEFAULT_AXIS = -1
 
@@ -50,7 +50,7 @@ def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
 
 
 def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -> tuple[Any, ...]:
-    """Compute at several scales, and choose for each norm one at which no power is lost.
+    """Compute norms at several scales; choose for each one at which no power is out of range.
 
     Args:
         compute: computes the norms.

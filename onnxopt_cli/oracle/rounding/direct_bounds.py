@@ -1,8 +1,9 @@
 """Error bounds of nodes that round few times.
 
-A tolerance of 16 movements by one rounding is more than a short sum can be off: each of n terms is
-rounded at most n times, in any order. The error of such a node is bounded by the roundings of
-its most inaccurate direct evaluation, and its tolerance is not larger than that bound.
+In a sum of n terms, each term is rounded at most n times, in any order. The usual tolerance, 16
+times the effect of one rounding, exceeds the error of a short sum. The error of such a node is
+bounded by the roundings of its most inaccurate direct evaluation, and its tolerance is not larger
+than that bound.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def direct_bound(
 
 
 def sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
-    """Return the first output of a node that sums terms, if it adds their magnitudes instead.
+    """Return the first output of a node that sums terms, with each term replaced by its magnitude.
 
     ``Gemm`` subtracts C from the products if one of alpha and beta is negative, so that C is
     negated, too.

@@ -22,7 +22,7 @@ from onnxopt_cli.oracle.patching import reference_modules, replaced
 
 # An activation is saturated if it is this close to its limit, in roundings.
 _SATURATION = 32.0
-# The share of a rounding by which other activations move. 16 units of it are 4 roundings.
+# The share of a rounding by which other activations move: 16 times this share is 4 roundings.
 _INTERIOR_SHARE = 1 / 4
 
 

@@ -79,7 +79,7 @@ _DOUBLE_STEP = 2.0**27
 # below 4 roundings, so 8 are allowed.
 _STATISTICS_SHARE = 1 / 2
 # A coordinate is computed in at most 6 steps, a value that is interpolated between two terms along
-# each axis in at most 8. 16 units of this share of a rounding are 8 roundings.
+# each axis in at most 8. With this share of a rounding as the unit, 16 units are 8 roundings.
 _COORDINATES_SHARE = 1 / 2
 # With this share of an activation's range as the unit, 16 units are 4 roundings.
 _GATES_SHARE = 1 / 4

@@ -107,7 +107,7 @@ _LISTED = {
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
     # Triangles of differences: zero only relative to the scale.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
-    # Computing coordinates rounds for all data.
+    # The coordinates are rounded, whatever the data.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
     # Their integers result from rounding a quotient that the node computes itself.
     **dict.fromkeys(
@@ -149,7 +149,7 @@ _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
 # From here on, doubles that result from roundings may be integers by chance.
 _MAX_INTEGER = 2.0**40
-# Elements of an output that are compared before the remaining ones, for which arrays are sorted.
+# This number of elements of an output is compared first: comparing the others sorts arrays.
 _FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
 # Elements of an input that are moved, until this many moved an output.

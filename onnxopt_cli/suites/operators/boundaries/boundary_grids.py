@@ -219,7 +219,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar", fixed_node(np.float32(1.25))
         yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), _indices(1))
         yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
-        # A product of as many other factors overflows.
+        # A product of so many factors overflows unless they are close to 1.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
         # The extremes are the last elements of a row.

@@ -25,7 +25,7 @@ _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 # Operators whose results can exceed the range of their operands, which the specification leaves
 # undefined for integers.
 _EXACT_RESULTS: Mapping[str, Callable[[int, int], int]] = {"Add": add, "Sub": sub, "Mul": mul}
-# The types whose comparisons and arithmetic implementations confuse with another type.
+# Types that implementations confuse with other types in comparisons and arithmetic.
 _CONFUSED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "uint16")
 _NAN, _INF = np.nan, np.inf
 
@@ -164,7 +164,7 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
     words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", "2.5"], object)
     numbers = np.array(["-9223372036854775807", "9007199254740993", "0", "-1", "42"], object)
     exceptional = np.array([_NAN, _INF, -_INF, -0.0, 0.0, 1e-30, 2.0])
-    # Implementations round doubles to 16 bits in one step or two: none lies close to a tie.
+    # Some implementations round doubles to 16 bits in two steps, so no value is close to a tie.
     between = np.array([1 + 3 * 2**-9, 1 + 5 * 2**-9, 1e30, -1e-30, 3e38])
     pairs: Sequence[tuple[str, Array, str]] = (
         ("int64_int32", wide, "int32"),
@@ -238,7 +238,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a fixed node whose input at a place must be allowed to have a type."""
+    """Return a fixed node for versions that allow a type for the input at a place."""
     return partial(_add_typed, place=place, dtype=dtype, inputs=inputs, attributes=attributes)
 
 
