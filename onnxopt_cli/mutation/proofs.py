@@ -16,14 +16,15 @@ _Option = defs.OpSchema.FormalParameterOption
 #: Integer attributes that may be negative. Others are numbers, sizes or flags.
 SIGNED_ATTRIBUTES = frozenset({
     "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
-    "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "k", "keys_int64s",
-    "left_window_size", "nodes_truenodeids", "pads", "pool_int64s", "replaced_value_int64",
-    "right_window_size", "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
+    "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
+    "keys_int64s", "left_window_size", "nodes_truenodeids", "paddings", "pads", "pool_int64s",
+    "replaced_value_int64", "right_window_size", "scan_input_axes", "scan_output_axes", "shape",
+    "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
 #: Inputs that have a single value: by name, or by operator and name.
 SINGLE_VALUES = frozenset({
-    "K", "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
-    "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start",
+    "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
+    "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start", "TopK.K",
     "Trilu.k", "iou_threshold", "max_output_boxes_per_class", "score_threshold",
 })  # fmt: skip
 # Operators that do not depend on the order of their two inputs.
@@ -76,7 +77,8 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    return schema.name in _COMMUTATIVE
+    # Early versions broadcast the second input alone, and only by an attribute.
+    return schema.name in _COMMUTATIVE and "broadcast" not in schema.attributes
 
 
 PROOFS: Sequence[Proof] = (

@@ -39,6 +39,24 @@ def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
                 np.testing.assert_allclose(output, stored, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("domain", "operator", "opset", "mutant"),
+    [
+        # The input K of TopK has one value, unlike that of Attention.
+        ("", "Attention", 23, "K first batch for all"),
+        ("", "Attention", 23, "K last axes exchanged"),
+        # These versions broadcast the second input alone.
+        ("", "Add", 6, "A and B exchanged"),
+        ("", "Equal", 1, "A and B exchanged"),
+        ("", "Reshape", 1, "shape without its sign"),
+        ("", "Scan", 11, "scan_input_axes without its sign"),
+        ("ai.onnx.ml", "DictVectorizer", 1, "int64_vocabulary without its sign"),
+    ],
+)
+def test_mutants_that_differ_are_made(domain, operator, opset, mutant):
+    assert mutant in {made.name for made in node_mutants(domain, operator, opset)}
+
+
 def test_every_proof_is_examined():
     examined = {
         proof for name in OPERATORS for proof in proven_mutants(defs.get_schema(name)).values()
