@@ -87,6 +87,13 @@ MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5
+#: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
+#: which pass. If one in ten of such inputs failed, all would pass with a probability of
+#: 0.9 ** 29 = 5 %.
+MIN_OTHERS = 29
+#: "Only where" statements: the smallest number of inputs that meet the condition. If failures did
+#: not depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
+MIN_MEETING = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -695,11 +702,7 @@ class _Search:
         met = Counter(self._outcomes([condition]))
         inside = met[True, True] + met[True, False]
         outside = met[False, True] + met[False, False]
-        if (
-            min(inside, outside) <= MIN_SUPPORT
-            or met[True, True] < MIN_FAILURE_RATE * inside
-            or met[False, True]
-        ):
+        if met[False, True] or not supports_only_where(met[True, True], inside, outside):
             return None
         counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
         text = f"found wrong only where {condition.text} ({counts})"
@@ -725,6 +728,17 @@ class _Search:
             usable, key=lambda at: (level.contradictions[at] / passing, level.conditions[at].cost)
         )
         return level.conditions[best]
+
+
+def supports_only_where(failing: int, meeting: int, others: int) -> bool:
+    """Return whether inputs suffice to state that a backend fails only under a condition.
+
+    Args:
+        failing: number of failing inputs, which all meet the condition.
+        meeting: number of inputs that meet the condition.
+        others: number of inputs that do not meet it.
+    """
+    return meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= MIN_FAILURE_RATE * meeting
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
+from math import ceil, comb
 
 import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.failure_conditions import failure_condition
+from onnxopt_cli.analysis.failure_conditions import failure_condition, supports_only_where
 from onnxopt_cli.analysis.features import Feature, features, fitted_conditions, roundest
 from onnxopt_cli.analysis.samples import sample
 from onnxopt_cli.config.run_config import Judging
@@ -224,6 +226,21 @@ def test_condition_without_a_backend_needs_several_failing_cases():
     passing = [each for each in samples if not each.failed]
     assert failure_condition([*few, *passing], None) is None
     assert failure_condition(passing, None) is None
+
+
+def test_failures_only_where_a_condition_holds_are_not_accidental():
+    supported = [
+        (failing, meeting, others)
+        for meeting, others in product(range(1, 61), repeat=2)
+        for failing in {1, ceil(meeting / 2), meeting}
+        if supports_only_where(failing, meeting, others)
+    ]
+    assert (20, 40, 60) in supported
+    for failing, meeting, others in supported:
+        # If each input is equally likely to fail, whether it meets the condition or not.
+        assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
+        # If a tenth of the others fails.
+        assert 0.9**others < 0.05
 
 
 @pytest.mark.parametrize(
