@@ -107,6 +107,7 @@ def search_nodes(
             timeouts += failure == "timeout"
             if timeouts >= MAX_TIMEOUTS:
                 yield index
+                yield _Progress(index + 1)
                 return
             if outputs is not None and not failure and may_differ(variation.outputs, outputs):
                 if index not in expected:
