@@ -570,16 +570,16 @@ class _Search:
         passing = [*self._read_passing(), *explained]
         mistakes = [] if cover else self._restricted_mistakes(remaining)
         likely = [mistake for mistake in mistakes if self._is_likely(mistake)]
-        others = [mistake for mistake in mistakes if mistake not in likely]
+        unlikely = [mistake for mistake in mistakes if mistake not in likely]
         if self._find_restricted(likely, remaining, passing, submit):
             return
         samples = _samples(remaining, passing)
         condition = None
         # "Negated wherever ..." is plainer than a mistake that no program is known to make.
-        if others and has_common_content(samples):
+        if unlikely and has_common_content(samples):
             condition = failure_condition(samples, submit and submit_explained)
         if not (condition and condition.names_content):
-            if self._find_restricted(others, remaining, passing, submit):
+            if self._find_restricted(unlikely, remaining, passing, submit):
                 return
             condition = condition or failure_condition(samples, submit and submit_explained)
         if condition:
@@ -640,7 +640,7 @@ class _Search:
         remaining: Sequence[Observation],
         submit: Callable[[Call[Array]], Sequence[Array] | None],
     ) -> bool:
-        """Return whether most of a few failing nodes return other outputs if they run again.
+        """Return whether at least half of a few failing nodes return other outputs when rerun.
 
         A backend that keeps a state does so; no condition on the inputs describes it.
         """

@@ -318,7 +318,7 @@ class _NodeSearch:
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     def _changes_when_repeated(self) -> bool:
-        """Return whether most of a few failing nodes return other outputs if they run again.
+        """Return whether at least half of a few failing nodes return other outputs when rerun.
 
         A backend that keeps a state does so; no condition on a node describes it.
         """

@@ -402,10 +402,10 @@ def _tensor_flags(
         shares = value if isinstance(value, tuple) else (np.nan,)
         own_share = each(shares[at % len(shares)] for at in flat_indices)
         if attribute.each:
-            whole = own_share == np.round(own_share)
+            is_integer = own_share == np.round(own_share)
             text = f"the tensor's {attribute.name}"
-            yield Feature(f"{text} is an integer", whole, "flag", 1.3)
-            yield Feature(f"{text} is not an integer", ~whole, "flag", 1.3)
+            yield Feature(f"{text} is an integer", is_integer, "flag", 1.3)
+            yield Feature(f"{text} is not an integer", ~is_integer, "flag", 1.3)
         ranks = (size - 1) * own_share / 100
         yield Feature(f"{attribute.name} falls on a whole rank", ranks % 1 == 0, "flag", 1.5)
     yield Feature("the element is the last one", index == size - 1, "flag")
