@@ -22,7 +22,7 @@ from onnxopt_cli.mutation.code_mutants import CodeMutant, changes, compiled, pat
 
 # Names of the recorder's methods in instrumented functions.
 _REACHED, _COMPARED, _TESTED = "__mutants_reached__", "__compared__", "__tested__"
-# Fields of statements whose expression is evaluated exactly once where the statement is reached.
+# Fields in which a statement has its expression.
 _FIELDS = ("value", "test", "iter")
 # Methods and functions that change their arguments. A second evaluation would disturb the original.
 _CHANGING = frozenset({
@@ -30,7 +30,7 @@ _CHANGING = frozenset({
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# Reference counts of a new list and of a new array while it is compared.
+# Reference counts of a list, and of an array, that no variable holds, while it is compared.
 _LIST_REFERENCES, _ARRAY_REFERENCES = 4, 5
 
 
@@ -242,9 +242,10 @@ def _same(value: Any, other: Any) -> bool:
     if isinstance(value, tuple):
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, list):
-        # A list that another variable holds may be changed later.
-        is_own = not _is_shared(other, _LIST_REFERENCES)
-        return is_own and len(value) == len(other) and all(map(_same, value, other))
+        if _is_shared(value, _LIST_REFERENCES) or _is_shared(other, _LIST_REFERENCES):
+            # A later change of one variable would not change the other.
+            return False
+        return len(value) == len(other) and all(map(_same, value, other))
     if value is None or isinstance(value, bool | int | str | bytes | slice | range | np.dtype):
         return bool(value == other)
     return False
@@ -254,7 +255,7 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
     if value.shape != other.shape or value.dtype != other.dtype:
         return False
     if value.__array_interface__["data"] != other.__array_interface__["data"] and (
-        _is_shared(other, _ARRAY_REFERENCES) or value.base is not None
+        _is_shared(value, _ARRAY_REFERENCES) or _is_shared(other, _ARRAY_REFERENCES)
     ):
         # A later change of one variable would not change the other.
         return False
