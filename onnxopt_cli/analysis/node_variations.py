@@ -248,13 +248,8 @@ def _is_in_domain(node: BoundNode) -> bool:
 
     onnx's reference computes some nodes that the specification does not define.
     """
-    for name, value in node.attributes.items():
-        if isinstance(value, int) and (
-            value not in (0, 1)
-            if name in FLAGS
-            else value < (name == "p") and name not in SIGNED_ATTRIBUTES
-        ):
-            return False
+    if not all(_is_valid_attribute(name, value) for name, value in node.attributes.items()):
+        return False
     for index, formal in enumerate(node.schema.inputs):
         array = node.operand(index)
         if array is None:
@@ -271,6 +266,16 @@ def _is_in_domain(node: BoundNode) -> bool:
         if names & _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
             return False
     return True
+
+
+def _is_valid_attribute(name: str, value: Any) -> bool:
+    """Return whether an integer attribute has a value that it may have."""
+    if not isinstance(value, int) or name in SIGNED_ATTRIBUTES:
+        return True
+    if name in FLAGS:
+        return value in (0, 1)
+    # A norm of order 0 is not defined.
+    return value > 0 if name == "p" else value >= 0
 
 
 def _computed(node: BoundNode) -> Variation | None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from onnx import defs
 from onnx.reference.ops.op_leaky_relu import LeakyRelu
 
 import onnxopt_cli
@@ -26,6 +27,7 @@ from onnxopt_cli.analysis.node_search import prepared, search_nodes
 from onnxopt_cli.analysis.node_variations import variations
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.workers.isolated import (
     ProcessLostError,
     TimeLimitError,
@@ -226,6 +228,13 @@ def test_nodes_that_do_not_infect_a_mutant_do_not_distinguish_it(leaky_search, m
     everywhere = {name: range(len(batch)) for name in forms}
     monkeypatch.setattr(node_search, "_infected_nodes", lambda *_: everywhere)
     assert search_nodes(forms, batch, evaluators, str, limit=len(batch)) == results
+
+
+def test_keys_of_attention_have_several_elements_in_varied_nodes():
+    problem = draw_seeded(defs.get_schema("Attention"), 0).problem
+    varied = list(islice(variations([(problem.model, problem.inputs)], 2.0), 3))
+    assert len(varied) == 3
+    assert any(variation.bound.operand(1).size > 1 for variation in varied)
 
 
 def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trials, monkeypatch):
