@@ -226,7 +226,7 @@ def _single(judged: Branch) -> Array:
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
-    """Yield each output's name, its slice of the node's outputs, and its old values in a row."""
+    """Yield each output's name, its slice of the node's outputs, and its old values."""
     old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
     for name in call.operator.outputs:
         begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))
@@ -234,7 +234,7 @@ def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
 
 
 def _joined(branches: Sequence[Branch]) -> Branch:
-    """Return the expected elements of several outputs in a row."""
+    """Return the expected elements of several outputs, concatenated."""
     several = any(branch.otherwise for branch in branches)
     alternative = _joined([branch.otherwise or branch for branch in branches]) if several else None
     expected, limits = (_row(getattr(b, name) for b in branches) for name in ("expected", "limit"))

@@ -357,8 +357,8 @@ class Judging(Settings):
         ulp: distance in ulp; None for the tolerances of the cases.
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether to count the elements that cases cannot judge even among equal elements; it
-            has no option of its own, as ``--verbose`` implies it.
+        examine: whether to count inconclusive elements even if they equal the expected ones. It has
+            no option of its own; ``--verbose`` implies it.
     """
 
     tolerance: ToleranceRule | None = setting(

@@ -65,8 +65,8 @@ def compare_outputs(
         tolerance_of: function from the name of an output to its tolerance.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
-        examine: whether to derive the limits of elements that are equal to the bit, too. The
-            verdict does not need them, but the number of inconclusive elements does.
+        examine: whether to derive the limits even of elements that are bitwise equal. The verdict
+            does not need them, but the number of inconclusive elements does.
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. The first few surplus

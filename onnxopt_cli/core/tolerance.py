@@ -84,7 +84,7 @@ class Branch:
 
     @property
     def inconclusive(self) -> Array:
-        """Where the case cannot judge: the limit is infinite, or at least half of the value.
+        """The elements that a case cannot judge: the limit is infinite or at least half the value.
 
         A result of half the value would pass there.
 

@@ -625,7 +625,7 @@ _MISREADINGS = {
 }
 
 
-# Misreadings of values for which the specification defines no result: the order of NaN.
+# Mutants that differ only where the specification defines no result: in the order of NaN.
 _UNDEFINED = frozenset({
     (name, "without NaN") for name in ("ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK")
 })  # fmt: skip

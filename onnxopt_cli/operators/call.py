@@ -147,7 +147,7 @@ class Call(Generic[T]):
         return replace(self.group(0), groups=(joined,))
 
     def apart(self: Call[Array], outputs: Sequence[Array]) -> list[Array]:
-        """Return the outputs of all groups, given those of the call in a row."""
+        """Return the outputs of all groups, given the concatenated outputs of the call."""
         firsts = [first for first, *_ in self.groups]
         ends = np.cumsum([first.size for first in firsts])[:-1]
         return [

@@ -16,7 +16,7 @@ doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
 A difference that is not proportional to the roundings does not widen the tolerance. Where z
 overflows, a perturbation crosses a discontinuity, or a root has a negative operand, the other value
-is an alternative: right for that element besides y, with a tolerance of its own.
+is an alternative: it is accepted for that element as y is, with a tolerance of its own.
 ``docs/conditioned.md`` gives the reason of each rule.
 """
 
@@ -143,7 +143,7 @@ _SPREADS = "spreads"
 # A sum may overflow in another order of its terms.
 _REORDERED = "reordered"
 _MAX_MESSAGE_CHARS = 200
-# A node that interpolates between integers, recorded besides the contested questions.
+# A node that interpolates between integers; recorded together with the contested questions.
 _INTEGERS = "integers"
 # Labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
@@ -682,8 +682,8 @@ class _FirstRun:
         visited: the nodes that ran.
         types: for each of them, the dtypes of its outputs.
         range_events: how intermediate results leave the range of their types.
-        special_events: how NaN or infinity may result besides: a fast algorithm spreads them, or a
-            sum overflows in another order.
+        special_events: other ways in which NaN or infinity may result: a fast algorithm spreads
+            them, or a sum overflows in another order.
     """
 
     shared: _Shared

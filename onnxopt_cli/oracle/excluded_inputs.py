@@ -23,7 +23,7 @@ EXCLUDED = "the specification defines no result"
 # Rules read omitted inputs at the end as None.
 _OMITTED = (None,) * 8
 _Attributes = Mapping[str, Any]
-# Returns which operand of a node is excluded, in words; empty if all are valid.
+# Returns a description of the excluded operand of a node; empty if all operands are valid.
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
 
@@ -54,7 +54,7 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
 
 
 def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> str:
-    """Return the first value outside a range, in words; empty if all are inside.
+    """Return a description of the first value outside a range; empty if all are inside.
 
     Args:
         quantity: what the values are, with an article.
@@ -375,7 +375,7 @@ def _integer_cast_like(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
-    """Return which value an integer type cannot hold, in words; empty if it holds all."""
+    """Return a description of a value that an integer type cannot hold; empty if there is none."""
     # Published cases convert floats beyond the range of types with 2 or 4 bits.
     if kind_of(values.dtype) is not NumberKind.FLOAT or dtype.kind not in "iu":
         return ""

@@ -42,7 +42,7 @@ _MAX_MESSAGE_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ResultKey:
-    """Everything besides the cases on which results depend.
+    """Everything that results depend on, except the cases.
 
     Attributes:
         specification: the specification of the backend.

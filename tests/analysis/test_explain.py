@@ -270,7 +270,7 @@ def test_mistake_in_some_tensors_is_named_with_the_condition(workplace, onnxopt)
     assert "but only where the tensor's number is at least 2" in found["text"]
 
 
-def test_backend_that_keeps_a_state_is_said_to_change_its_outputs(workplace, onnxopt):
+def test_changing_outputs_of_a_stateful_backend_are_reported(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(steps(1, 5, 9))
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
     onnxopt(*run, "-b", mistaken("CountsRuns"))
@@ -278,7 +278,7 @@ def test_backend_that_keeps_a_state_is_said_to_change_its_outputs(workplace, onn
     assert found["text"].startswith("the same node with the same inputs returns other outputs")
 
 
-def test_mistake_about_the_graph_is_not_taken_for_a_state(onnxopt):
+def test_wrong_order_of_outputs_is_not_reported_as_a_state(onnxopt):
     run = ("run", "conformance/adam", "-k", "wired", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     answer = onnxopt(*run, "-b", mistaken("ReturnsInNodeOrder"))
     assert answer.code == 1

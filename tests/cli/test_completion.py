@@ -140,7 +140,7 @@ for command in _COMMANDS:
 """
 
 
-def test_help_of_no_command_imports_numpy(workplace):
+def test_help_does_not_import_numpy(workplace):
     done = subprocess.run(
         [sys.executable, "-c", HELP], cwd=workplace, capture_output=True, text=True, check=False
     )

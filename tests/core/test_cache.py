@@ -73,7 +73,7 @@ def test_runs_at_the_same_time_keep_the_entries_of_both(folder):
     assert [opened().get(key) for key in ("a", "b", "both")] == [b"1", b"2", b"3"]
 
 
-def test_entry_that_another_run_removes_does_not_take_others_with_it(folder):
+def test_entries_survive_the_removal_of_another_one(folder):
     cache = opened()
     cache.put("removed", b"1")
     cache.put("kept", b"2")

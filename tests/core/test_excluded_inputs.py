@@ -163,7 +163,7 @@ def test_computed_index_out_of_bounds_is_excluded():
     assert all_readings(model_of(nodes, inputs), inputs)
 
 
-def test_undefined_elements_within_a_larger_model_exclude_nothing():
+def test_undefined_elements_within_a_larger_model_do_not_exclude_it():
     nodes = [
         helper.make_node("Cast", ["x"], ["integers"], to=7),
         helper.make_node("Cast", ["integers"], ["floats"], to=1),

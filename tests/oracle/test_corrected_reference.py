@@ -1,4 +1,4 @@
-"""Where onnx's reference is not what the specification says, the specification counts.
+"""Corrections of onnx's reference where it deviates from the specification.
 
 The right values are computed here, from the text.
 """

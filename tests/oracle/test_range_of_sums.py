@@ -1,7 +1,7 @@
 """Sums and norms whose terms leave the range of the type.
 
-Sums pass whose subnormal terms are flushed to zero one by one, or that overflow in another order of
-their terms; larger errors fail.
+Sums pass if their subnormal terms are flushed to zero one by one, or if they overflow in another
+order of their terms. Larger errors fail.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_norm_of_doubles_is_flushed_only_if_its_terms_are_subnormal_doubles():
     assert error_shares(model, inputs, np.array([[[0.0, 0.0]]])).max() > 1
 
 
-def test_normal_terms_widen_nothing():
+def test_normal_terms_do_not_widen_the_tolerance():
     a, b = (small(4, COUNT, exponent=-10), small(COUNT, 5, exponent=-10))
     model, inputs = model_of("MatMul", {"a": a, "b": b}, opset=22), {"a": a, "b": b}
     exact = (a.astype(float) @ b).astype(F)
@@ -177,7 +177,7 @@ def test_quotients_by_norms_of_doubles_may_be_scaled(exponent):
     assert accepts("LpNormalization", {"x": x}, {}, results) == [True, True, False, False]
 
 
-def test_a_square_that_underflows_is_never_larger():
+def test_a_square_that_underflows_is_not_rounded_up():
     """Squares of 1e-29 are rounded to 0, never up to a number that is larger than they are."""
     x = row(3e-30, 4e-30)
     results = [[[5e-30]], [[0]], [[7.07e-30]], [[1e-29]]]

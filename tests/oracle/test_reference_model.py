@@ -301,7 +301,7 @@ def random_trees(random, dtype):
 
 @pytest.mark.parametrize("aggregate", range(4))
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_trees_that_are_walked_at_once_are_those_of_the_reference(aggregate, dtype):
+def test_trees_that_are_walked_at_once_equal_those_of_the_reference(aggregate, dtype):
     random = np.random.default_rng(aggregate)
     x = random.integers(-2, 3, (20, 4)).astype(dtype)
     x[random.random(x.shape) < 0.2] = np.nan

@@ -98,7 +98,7 @@ ADMM_GRADIENT = Operator(
     known_mistakes=KNOWN_MISTAKES,
     reformulations=(
         Reformulation("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),
-        # A U that is small beside W loses its digits, where W and Z are equal all of them.
+        # U loses digits where it is small relative to W, and possibly all of them where W equals Z.
         Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
         Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),

@@ -114,7 +114,7 @@ def operators() -> list[type]:
             return val if coordinate else super()._clamp(val, lo, hi)
 
     class GroupNormalization(OpRun):
-        """With the variance about the mean. The published body computes E(X^2) - E(X)^2."""
+        """Uses the variance about the mean; the published body computes E(X^2) - E(X)^2."""
 
         def _run(
             self, x: Array, scale: Array, bias: Array, epsilon: float, num_groups: int, **_: Any
@@ -122,13 +122,13 @@ def operators() -> list[type]:
             return (group_normalization(x, scale, bias, epsilon, num_groups),)
 
     class HardSwish(OpRun):
-        """With 1/6 in the type of the input. The published body has it in float32."""
+        """Uses 1/6 in the type of the input; the published body uses it in float32."""
 
         def _run(self, x: Array) -> tuple[Array]:
             return ((x * np.clip(x / 6 + 0.5, 0, 1)).astype(x.dtype),)
 
     class MeanVarianceNormalization(OpRun):
-        """With the variance about the mean. The published body computes E(X^2) - E(X)^2."""
+        """Uses the variance about the mean; the published body computes E(X^2) - E(X)^2."""
 
         def _run(self, x: Array, axes: Sequence[int]) -> tuple[Array]:
             return (mean_variance_normalization(x, axes),)

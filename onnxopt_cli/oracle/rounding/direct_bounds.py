@@ -19,8 +19,9 @@ from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass
 from onnxopt_cli.oracle.widen import is_wide
 
-# Sums of terms or of products of two factors, and the roundings besides one for each term: of the
-# product or scale of a term, of the division of a mean, of alpha, beta and C of Gemm.
+# Operators that sum terms, or products of two factors, and the number of roundings in addition to
+# one for each term: those of the product or scale of a term, of the division of a mean, and of
+# alpha, beta and C of Gemm.
 _SUMS = {
     "AveragePool": 3,
     "CausalConvWithState": 2,
