@@ -34,7 +34,7 @@ NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
 )
 #: An element whose limit exceeds this share of the expected value hides other errors.
 WIDE_LIMIT = 0.001
-#: An output is always wrong if at least this share of its samples fails.
+#: An output counts as always wrong if it is wrong in at least this share of the failing samples.
 ALWAYS_SHARE = 0.95
 
 #: Reasons why an effect is invisible, by effect: text, and the effects that are visible and

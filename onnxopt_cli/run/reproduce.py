@@ -119,7 +119,8 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
 
 def _is_plain(graph: onnx.GraphProto) -> bool:
     node = graph.node[0]
-    inputs, outputs = ([info.name for info in infos] for infos in (graph.input, graph.output))
+    inputs = [info.name for info in graph.input]
+    outputs = [info.name for info in graph.output]
     return inputs == [*node.input] and outputs == [*node.output]
 
 
@@ -251,7 +252,10 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 
 
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
-    """Return whether two responses to the same inputs differ by more than roundings."""
+    """Return whether two responses to the same inputs differ by more than roundings.
+
+    Values are compared only if both responses have the expected types and shapes.
+    """
     structure = [(output.dtype, output.shape) for output in first]
     expected = [(branch.expected.dtype, branch.expected.shape) for branch in right]
     if structure != [(output.dtype, output.shape) for output in second]:
