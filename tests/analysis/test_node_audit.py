@@ -26,6 +26,7 @@ from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.analysis.node_search import prepared, search_nodes
 from onnxopt_cli.analysis.node_variations import variations
 from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.workers.isolated import (
@@ -228,6 +229,20 @@ def test_nodes_that_do_not_infect_a_mutant_do_not_distinguish_it(leaky_search, m
     everywhere = {name: range(len(batch)) for name in forms}
     monkeypatch.setattr(node_search, "_infected_nodes", lambda *_: everywhere)
     assert search_nodes(forms, batch, evaluators, str, limit=len(batch)) == results
+
+
+def test_search_for_a_slow_mutant_ends_after_two_nodes(leaky_search, monkeypatch):
+    batch, evaluators, _ = leaky_search
+
+    def loop(*_):
+        while True:
+            pass
+
+    monkeypatch.setattr(node_search, "MUTANT_SECONDS", 0.05)
+    slow = NodeMutant("slow", MutantKind.VALUES, "Never ends.", change=loop)
+    forms = {"slow": {variation.opset: slow for variation in batch}}
+    (result,) = search_nodes(forms, batch, evaluators, str)
+    assert (result.nodes, result.examined) == ([1], 2)
 
 
 def test_keys_of_attention_have_several_elements_in_varied_nodes():
