@@ -114,7 +114,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package, in which ``run`` and ``fuzz`` are functions although it has such subpackages.
+    """This package: ``run`` and ``fuzz`` are functions, although subpackages have these names.
 
     Importing a subpackage would bind its name in the package.
     """

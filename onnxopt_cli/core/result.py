@@ -183,7 +183,7 @@ def with_shared(result: Result, **shared: object) -> Result:
 
 
 def worse(earlier: Result | None, later: Result) -> Result:
-    """Return the result that does not conform, of two results with an id of OUTSIDE_IDS."""
+    """Return the one that does not conform, if any, of two results with an id of OUTSIDE_IDS."""
     if earlier is None or (earlier.conforms and not later.conforms):
         return later
     return earlier

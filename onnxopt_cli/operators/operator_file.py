@@ -168,18 +168,18 @@ def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
     if not _NAME.fullmatch(operator.name):
         yield "the name is not a word of letters, digits and _"
     if operator.name.lower() in names:
-        yield "there is an operator of this name already"
+        yield "an operator of this name already exists"
     if not _DOMAIN.fullmatch(operator.domain):
-        yield f"the domain {operator.domain!r} is not words with dots between them"
+        yield f"the domain {operator.domain!r} does not consist of words separated by dots"
     if not _DOMAIN.fullmatch(operator.suite_name):
-        yield f"the suite {operator.suite_name!r} is not words with dots between them"
+        yield f"the suite {operator.suite_name!r} does not consist of words separated by dots"
     if operator.suite_name in _RESERVED_SUITE_NAMES or operator.suite_name.startswith("onnx-"):
-        yield f"the suite {operator.suite_name} is another; suite= names one of its own"
+        yield f"the suite name {operator.suite_name} is reserved; choose another with suite="
     texts: tuple[object, ...] = (operator.about, operator.source)
     if not all(isinstance(text, str) for text in texts):
-        yield "about and source are not text"
+        yield "about or source is not text"
     if type(operator.version) is not int or operator.version < 1:
-        yield "the version is not a number from 1 on"
+        yield "the version is not a positive integer"
 
 
 def _signature(operator: Operator) -> Iterator[str]:
@@ -223,7 +223,7 @@ def _signature(operator: Operator) -> Iterator[str]:
 def _operands(operator: Operator) -> Iterator[str]:
     for first, second in permutations(operator.tensors, 2):
         if second.startswith(first) and second[len(first) :].isdecimal():
-            yield f"{second} is what {first} is called in a group of several: rename one"
+            yield f"{second} is also an input of {first} if there are several groups: rename one"
     for item in operator.attributes:
         least, largest = item.limits or (-math.inf, math.inf)
         if item.default is not None and not least <= item.default <= largest:
@@ -233,10 +233,10 @@ def _operands(operator: Operator) -> Iterator[str]:
 def _scalars(operator: Operator) -> Iterator[str]:
     for scalar in operator.scalars:
         if "int64" not in scalar.dtypes and not {*FLOATS} <= {*scalar.dtypes}:
-            yield f"{scalar.name}: a scalar has the types FLOATS, or ('int64',) where it counts"
+            yield f"{scalar.name}: a scalar has the types FLOATS, or ('int64',) if it is a count"
         for output, like in operator.outputs.items():
             if like == scalar.name and "int64" in scalar.dtypes:
-                yield f"the output {output} is like {like}, which counts; outputs have float types"
+                yield f"the output {output} is like {like}, a count; outputs have float types"
 
 
 def _replacements(operator: Operator, kind: str, definitions: Sequence[object]) -> Iterator[str]:

@@ -55,7 +55,8 @@ _MAX_PRODUCTS = 1 << 24
 _MIN_MAGNITUDE, _MAX_MAGNITUDE, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
 # 16-bit elements whose terms cancel by a larger factor are left out.
 _MAX_CANCELLATION = 64.0
-# Terms below this number of units of a sum are rounded systematically; number of terms drawn.
+# A term is rounded systematically if it is below this number of unit roundoffs of the sum;
+# number of terms drawn.
 _SMALL_TERM, _DRAWN_TERMS = 8.0, 4096
 _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24

@@ -279,7 +279,7 @@ def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> Conditio
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
-    A node with a formula is not lowered, which old opsets do not allow: the formula computes it.
+    A node with a formula is computed by it, not lowered, because old opsets do not allow lowering.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.

@@ -171,7 +171,7 @@ class BitsLost:
 
     Attributes:
         typical: the most bits that an element loses, not counting the worst 1 % of the elements;
-            inf if more than these are finite on one side only.
+            inf if a larger share is finite on one side only.
         most: the bits that the worst element loses.
         elements: number of elements.
     """

@@ -67,7 +67,7 @@ _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (1, 2, 1, 2, 2, 1, 1, 2): ((1, 1, 1, 2, 1, 1, 1, 2), (2, 1, 1, 2)),
 }
 _FAR_VALUE = 24.691358
-#: A T that keeps its product with a small attribute small.
+#: A value of T whose product with a small attribute is still small.
 _LATE = 900
 #: Values outside the range of float32, and whether the other operands are ordinary or zero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)

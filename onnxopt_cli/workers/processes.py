@@ -48,7 +48,7 @@ _LIMIT_ERRORS = (ImportError, OSError, ValueError, LookupError, StopIteration)
 
 @cache
 def visible() -> bool:
-    """Return whether processes are visible; on Linux /proc must be of this PID namespace.
+    """Return whether processes are visible; on Linux, /proc must belong to this PID namespace.
 
     With the /proc of another namespace, process ids would denote other processes.
     """

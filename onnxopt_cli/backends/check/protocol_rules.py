@@ -97,7 +97,7 @@ def _survives_names(subject: CheckedBackend) -> str:
 
 
 def _supported_problem(subject: CheckedBackend) -> Problem:
-    """Return a problem that the backend supports.
+    """Return a probe model, with its inputs, that the backend supports.
 
     Raises:
         RuleNotShown: if it supports none of the probes.

@@ -97,7 +97,7 @@ _LISTED = {
     "DeformConv": NodeKind.MIX,
     # One minus a gate that is nearly open has an error relative to the range of an activation, 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
-    # Their terms are exponentials: an operand that rounds does not move them in proportion.
+    # Their terms are exponentials, which do not move in proportion to a rounding of an operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
     # An error of the mean moves all elements alike, which moving single elements does not show.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
