@@ -416,8 +416,8 @@ class _NodeSearch:
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that do not meet the condition are right.
 
-        Nodes that another statement explains are treated as wrong: the failing case that remains
-        may have the same cause, and differ from them by chance.
+        Failing nodes count as wrong even if another statement explains them: the remaining failing
+        case may have the same cause, and differ from them by chance.
         """
         outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
         wrong = sum(bool(sample.failed) for sample in outside)

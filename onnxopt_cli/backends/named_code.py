@@ -73,7 +73,7 @@ def named_code(text: str) -> Iterator[Path]:
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, then their bytecode and its folders: Python loads it in place of the source."""
+    """Yield files, and the bytecode that Python loads instead of them, with its folders."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file

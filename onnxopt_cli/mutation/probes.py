@@ -163,7 +163,7 @@ class _Draw:
         rank: int = 0,
         scale: float = 1.0,
     ) -> Call[Array]:
-        """Draw a call; as in a layout, one type is for the first tensor, one for the others."""
+        """Draw a call; of two shapes or types, one is for the first tensor, one for the others."""
         operator = self._operator
         if attributes is None:
             attributes = self._attributes()

@@ -77,7 +77,7 @@ def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
             compile_pattern(pattern)
         except ValueError as error:
             raise ProtocolBreach(
-                f'said "unsupported" is {_as_json(pattern)}, which {error}'
+                f'sent a response in which "unsupported" is {_as_json(pattern)}, which {error}'
             ) from None
     form = answer.get("form", "model")
     _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
@@ -135,7 +135,9 @@ def _require_fields(
 
 def _require(holds: bool, place: str, value: object, expected: str) -> None:
     if not holds:
-        raise ProtocolBreach(f"said {place} {_as_json(value)}, expected {expected}")
+        raise ProtocolBreach(
+            f"sent a response in which {place} {_as_json(value)}, expected {expected}"
+        )
 
 
 def _text(answer: Mapping[str, object], field: str) -> str:

@@ -77,7 +77,7 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
-        # A function's attribute that is passed on has any value: None.
+        # An attribute that refers to one of the surrounding function may have any value.
         attribute.name: None if attribute.ref_attr_name else helper.get_attribute_value(attribute)
         for attribute in node.onnx_node.attribute
     }

@@ -54,7 +54,7 @@ def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -
 
     Args:
         compute: computes the norms.
-        most: the largest exponent of a norm whose power is within the range.
+        most: the largest binary exponent of a norm whose p-th power is within the range.
         x: the elements.
         further: further operands.
     """

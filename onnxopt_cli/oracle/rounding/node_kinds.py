@@ -223,7 +223,8 @@ def _moves_data(
 ) -> bool:
     """Return whether a node's outputs are its inputs, constants or integers, up to their sign.
 
-    Compared at the inputs themselves and at two generic points: near the inputs, and near zero.
+    They are compared at the inputs themselves and at two generic points: one near the inputs, and
+    one near zero.
     """
     attributes = node.onnx_node.attribute
     constants = [attribute.f for attribute in attributes]

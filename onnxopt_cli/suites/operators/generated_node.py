@@ -22,7 +22,7 @@ from onnxopt_cli.oracle.reference_outputs import reference_outputs
 #: runtimes implement them.
 OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120
-# Until this version, these operators take optionals only, later also the value within.
+# Before this version, these operators take only optionals; from it on, also the values within.
 _TAKES_OPTIONAL = ("OptionalHasElement", "OptionalGetElement")
 _OPEN_OPTIONAL_VERSION = 18
 
