@@ -20,16 +20,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx.defs import OpSchema
 
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
-from onnxopt_cli.core.values import Array, Value, dtype_name, dtype_named, structure_of
+from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.values import Array, Value, dtype_name, structure_of
 from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.operators import native_onnx
 from onnxopt_cli.oracle.condition_estimate import Reading, all_readings
@@ -40,18 +41,18 @@ from onnxopt_cli.suites.operators.boundaries.directed_draws import (
 )
 from onnxopt_cli.suites.operators.choices_source import SeededChoices
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
-from onnxopt_cli.suites.operators.generators import FAMILIES, draw_with, schemas
-from onnxopt_cli.suites.operators.node_draft import Unsuitable
+from onnxopt_cli.suites.operators.generators import FAMILIES, GENERATORS, draw_with, schemas
+from onnxopt_cli.suites.operators.node_draft import Unsuitable, tensor_types
 from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected_seeds
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS
-FAMILY_GENERATORS = {name: draw for family in FAMILIES.values() for name, draw in family.items()}
 # Seeds that are tried for a draw, and valid ones that are compared.
 MAX_SEEDS, MAX_VALID = 12, 2
-# Lengths of a long axis, of which the first that is computed in time is used; the number of axes
-# to try, and the number of draws with a long axis for each operator.
+# Lengths of a long axis, of which the first that is computed in time is used.
 LENGTHS = (1031, 259, 67)
+# Places of an axis that are tried, and the most draws with a long axis of an operator.
 PLACES, MAX_LONG_DRAWS = 5, 2
+# Processor time of a draw.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
 # An element whose relative tolerance is wider distinguishes little.
@@ -79,7 +80,7 @@ def main() -> int:
             seeds[name] = selected
             print(f"{name}: {', '.join(selected)}", flush=True)
             lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
-            TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            write_atomically(TARGET, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     return 0
 
 
@@ -87,22 +88,23 @@ def select(operator: str) -> tuple[str, dict[str, int]]:
     """Return an operator, and the seeds of its directed draws."""
     warnings.simplefilter("ignore")
     native_onnx.die_with_models()
-    directed_names = {stem for name, stem, _ in directed_draws(FAMILIES) if name == operator}
+    directed_names = {stem for name, stem, _ in directed_draws(GENERATORS) if name == operator}
     nodes = [
         node
         for name, node in selected_nodes(operator)
         if name.partition("_")[2] not in directed_names
     ]
+    # One long axis suffices for an operator that computes each element alone, and for reductions,
+    # whose boundaries include a long axis.
+    is_simple = operator in FAMILIES["elementwise"] or operator.startswith("Reduce")
+    max_long_draws = 1 if is_simple else MAX_LONG_DRAWS
     selected: dict[str, int] = {}
     with np.errstate(all="ignore"):
         for name, shows in type_draws(operator, nodes):
             add_seed(selected, operator, name, shows)
         for length in LENGTHS:
             for place in range(PLACES):
-                # One long axis suffices where each element is computed alone, or with "longer".
-                is_simple = operator in FAMILIES["elementwise"] or operator.startswith("Reduce")
-                draw_limit = 1 if is_simple else MAX_LONG_DRAWS
-                if sum(name.startswith("long") for name in selected) < draw_limit:
+                if sum(name.startswith("long") for name in selected) < max_long_draws:
                     add_seed(selected, operator, f"long:{length}:{place}", has_length(length))
             if any(name.startswith("long") for name in selected):
                 break
@@ -120,7 +122,7 @@ def add_seed(
 ) -> None:
     """Add the best seed of a draw, if there is a valid one."""
     schema = schemas(operator)[0]
-    generate = FAMILY_GENERATORS[operator]
+    generate = GENERATORS[operator]
     best = -1
     valid_count = 0
     for seed in range(MAX_SEEDS):
@@ -136,18 +138,20 @@ def add_seed(
             continue
         except TimeoutError:
             break
-        except Exception:  # noqa: BLE001, S112 - the reference does not implement the node
+        except Exception as error:  # noqa: BLE001 - the reference does not implement the node
+            print(f"{operator} {name} {seed}: {error!r}"[:200], flush=True)
             continue
         if distinct > best:
             selected[name], best = seed, distinct
-        valid_count += distinct >= 0
+        if distinct >= 0:
+            valid_count += 1
         if valid_count == MAX_VALID or best >= MAX_DISTINCT:
             break
 
 
 @contextmanager
 def limited_time() -> Iterator[None]:
-    """Raise TimeoutError after more than the processor time of a case."""
+    """Raise TimeoutError when the context has used MAX_SECONDS of processor time."""
 
     def stop(_number: int, _frame: object) -> None:
         raise TimeoutError
@@ -194,7 +198,7 @@ def agrees_on_onnxruntime(problem: Problem, reading: Reading, must_run: bool) ->
     except Exception:  # noqa: BLE001 - ONNX Runtime raises exceptions of many types
         return not must_run
     for conditioned, stored, value in zip(
-        reading.conditioned_outputs, (problem.stored or {}).values(), actual.values(), strict=True
+        reading.conditioned_outputs, (problem.stored or {}).values(), actual, strict=True
     ):
         if not conditioned.right:
             if structure_of(stored) != structure_of(value):
@@ -230,41 +234,46 @@ def type_draws(
     """Yield draws of element types that no node has, and whether a node shows the type."""
     schema = schemas(operator)[0]
     newest = [node for node in nodes if node.schema.since_version == schema.since_version]
-    for formals, values_of in (
-        (schema.inputs, lambda node, _: node.values),
-        (schema.outputs, lambda _, problem: list((problem.stored or {}).values())),
-    ):
+    for formals, values_of in ((schema.inputs, inputs_of), (schema.outputs, outputs_of)):
         for place, formal in enumerate(formals):
-            covered = {
-                name
-                for node in newest
-                for name in dtypes_at(values_of(node, node.problem), place, len(formals))
-            }
-            for name in sorted(element_types(formal) - covered):
+            if "(" in formal.type_str:
+                # The type is not a variable.
+                continue
+            covered: set[str] = set()
+            for node in newest:
+                covered |= dtypes_at(values_of(node, node.problem), place, len(formals))
+            for name in sorted(tensor_types(formal) - covered):
                 if name.startswith(RARE_TYPES) and operator not in CONVERSIONS:
                     continue
                 if formal.type_str == "T2" and name in NARROW_TARGETS and "Cast" in operator:
                     continue
-
-                def shows(
-                    node: GeneratedNode,
-                    problem: Problem,
-                    name: str = name,
-                    place: int = place,
-                    values_of: Any = values_of,
-                    count: int = len(formals),
-                ) -> bool:
-                    return name in dtypes_at(values_of(node, problem), place, count)
-
+                shows = partial(
+                    shows_type, name=name, values_of=values_of, place=place, count=len(formals)
+                )
                 yield f"type:{formal.type_str}:{name}", shows
 
 
-def element_types(formal: OpSchema.FormalParameter) -> set[str]:
-    """Return the element types of a parameter whose type is a variable."""
-    if "(" in formal.type_str:
-        return set()
-    texts = [text[len("tensor(") : -1] for text in formal.types if text.startswith("tensor(")]
-    return {dtype_name(dtype) for dtype in map(dtype_named, texts) if dtype is not None}
+def inputs_of(node: GeneratedNode, _problem: Problem) -> list[Value]:
+    """Return the inputs of a node."""
+    return list(node.values)
+
+
+def outputs_of(_node: GeneratedNode, problem: Problem) -> list[Value]:
+    """Return the outputs of a node."""
+    return list((problem.stored or {}).values())
+
+
+def shows_type(
+    node: GeneratedNode,
+    problem: Problem,
+    *,
+    name: str,
+    values_of: Callable[[GeneratedNode, Problem], list[Value]],
+    place: int,
+    count: int,
+) -> bool:
+    """Return whether a parameter of a node has an element type."""
+    return name in dtypes_at(values_of(node, problem), place, count)
 
 
 def dtypes_at(values: list[Value], place: int, count: int) -> set[str]:

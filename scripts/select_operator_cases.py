@@ -59,7 +59,7 @@ from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import (
     EXCEPTIONAL_SEEDS,
-    FAMILIES,
+    GENERATORS,
     boundaries,
     draw_boundary,
     draw_seeded,
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=CANDIDATES)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    names = options.operators or [name for family in FAMILIES.values() for name in family]
+    names = options.operators or list(GENERATORS)
     with ProcessPoolExecutor(options.jobs) as pool:
         present = json.loads(TARGET.read_text())
         work = partial(

@@ -27,7 +27,7 @@ from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reaso
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.patching import corrected
-from onnxopt_cli.suites.operators.generators import draw_seeded, generator, schemas
+from onnxopt_cli.suites.operators.generators import GENERATORS, draw_seeded, schemas
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
 # Inputs whose fractions onnx's reference drops, although they may be floats of 8 bits.
@@ -108,7 +108,7 @@ def variations(
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
     small = [node for node in bound if _elements(node) <= _MAX_ELEMENTS] or bound[:1]
     op_type = small[0].node.op_type
-    versions = schemas(op_type) if generator(op_type) else []
+    versions = schemas(op_type) if op_type in GENERATORS else []
     model_count = failed_attempts = 0
     for attempt in count():
         place, remainder = divmod(attempt, _GENERATED_PERIOD)
@@ -201,7 +201,7 @@ def neighbours(
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
-    versions = schemas(op_type) if generator(op_type) else []
+    versions = schemas(op_type) if op_type in GENERATORS else []
     ways = ["failing"] * 9 + ["passing"] * 4 * bool(passing) + ["mixed"] * 3 * bool(passing)
     ways += ["drawn"] * 4 * bool(versions)
     while True:

@@ -40,7 +40,7 @@ from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.suites.operators.generators import FAMILIES, generator
+from onnxopt_cli.suites.operators.generators import GENERATORS
 from onnxopt_cli.workers.interruption import Interruption
 
 #: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
@@ -86,10 +86,9 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
     """
     operator_names = [operator.name for operator in registry().operators]
     for name in (*names, *excluded):
-        if registry().named(name) is None and generator(name) is None:
+        if registry().named(name) is None and name not in GENERATORS:
             message = f"no operator {name!r} with a formula or a generator"
-            generated_names = [name for family in FAMILIES.values() for name in family]
-            hint = nearest(name, [*operator_names, *generated_names], ", ".join(operator_names))
+            hint = nearest(name, [*operator_names, *GENERATORS], ", ".join(operator_names))
             raise UsageError(message, hint=hint)
     included = {registry().named(name) for name in names or operator_names}
     included -= {registry().named(name) for name in excluded}

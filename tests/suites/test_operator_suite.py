@@ -17,6 +17,7 @@ from onnxopt_cli.suites.catalogue import suite_files
 from onnxopt_cli.suites.operators import operator_suite
 from onnxopt_cli.suites.operators.generators import (
     FAMILIES,
+    GENERATORS,
     NOT_COVERED,
     boundaries,
     draw_boundary,
@@ -27,7 +28,7 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable
 from onnxopt_cli.suites.operators.operator_suite import operator_cases, selected_seeds
 
 SEEDS = range(3)
-OPERATORS = [name for family in FAMILIES.values() for name in family]
+OPERATORS = list(GENERATORS)
 
 
 def drawn(schema, seed):

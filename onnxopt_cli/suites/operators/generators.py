@@ -23,7 +23,7 @@ from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedN
 from onnxopt_cli.suites.operators.image_nodes import IMAGE
 from onnxopt_cli.suites.operators.indexing_nodes import INDEXING
 from onnxopt_cli.suites.operators.ml_nodes import ML
-from onnxopt_cli.suites.operators.node_draft import NodeDraft, Unsuitable
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
 from onnxopt_cli.suites.operators.normalization_nodes import NORMALIZATION
 from onnxopt_cli.suites.operators.quantized_nodes import QUANTIZED
 from onnxopt_cli.suites.operators.recurrent_nodes import RECURRENT
@@ -51,6 +51,11 @@ FAMILIES: Mapping[str, Mapping[str, Callable[[NodeDraft], None]]] = {
     "ml": ML,
 }
 
+#: The generators by operator.
+GENERATORS: Mapping[str, Callable[[NodeDraft], None]] = {
+    operator: generate for family in FAMILIES.values() for operator, generate in family.items()
+}
+
 #: Seeds of nodes whose tensors may contain NaN, infinities and the limits of their types even where
 #: the generator of the operator draws none.
 EXCEPTIONAL_SEEDS = range(1 << 20, 1 << 21)
@@ -70,12 +75,6 @@ NOT_COVERED: Mapping[str, Sequence[str]] = {
     "operators whose result onnx's reference wraps in a list": ("Optional",),
     "operators of image files, whose decoders may differ": ("ImageDecoder",),
 }
-
-
-@cache
-def generator(operator: str) -> Callable[[NodeDraft], None] | None:
-    """Return the generator of an operator; None for an operator without one."""
-    return next((family[operator] for family in FAMILIES.values() if operator in family), None)
 
 
 def domain_of(operator: str) -> str:
@@ -112,7 +111,7 @@ def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft],
     sources = (
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         boundary_limits(),
-        directed_draws(FAMILIES),
+        directed_draws(GENERATORS),
     )
     by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}
     for operator, name, generate in chain(*sources):
@@ -139,9 +138,7 @@ def draw(schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) ->
     Raises:
         Unsuitable: if the choices lead to no valid node.
     """
-    generate = generator(schema.name)
-    if generate is None:
-        raise Unsuitable
+    generate = GENERATORS[schema.name]
     return draw_with(schema, generate, choices, is_exceptional=is_exceptional)
 
 

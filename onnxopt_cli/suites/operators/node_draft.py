@@ -146,12 +146,12 @@ class NodeDraft:
     def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
         """Return which element types an input may have, in the order of ``among``."""
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
-        names = _tensor_types(formal)
+        names = tensor_types(formal)
         return [name for name in among if name in names]
 
     def returned(self, place: int, among: Iterable[str] = ANY) -> list[str]:
         """Return which element types an output may have, in the order of ``among``."""
-        names = _tensor_types(self.schema.outputs[place])
+        names = tensor_types(self.schema.outputs[place])
         return [name for name in among if name in names]
 
     def dtype(self, place: int, among: Iterable[str] = ANY) -> np.dtype[Any]:
@@ -251,7 +251,8 @@ def _tensor_types_of(types: frozenset[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
+def tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
+    """Return the element types that the tensors of a parameter may have."""
     return _tensor_types_of(frozenset(formal.types))
 
 

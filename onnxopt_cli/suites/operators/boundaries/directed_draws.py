@@ -19,7 +19,7 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
-from onnxopt_cli.suites.operators.choices_source import SeededChoices
+from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.node_draft import ANY, NodeDraft, Shape
 
 SEEDS = "directed_seeds.json"
@@ -34,14 +34,14 @@ class TypedDraft(NodeDraft):
     """A draft in which a type variable has a given element type.
 
     Args:
-        draft: the draft whose schema is used.
-        seed: a text that determines the other choices.
-        variable: the type variable, or the type of a parameter without one.
+        schema: the operator in one version.
+        choices: makes the other choices.
+        variable: the type variable.
         dtype: the name of the element type.
     """
 
-    def __init__(self, draft: NodeDraft, seed: str, *, variable: str, dtype: str) -> None:
-        super().__init__(draft.schema, SeededChoices(seed))
+    def __init__(self, schema: OpSchema, choices: Choices, *, variable: str, dtype: str) -> None:
+        super().__init__(schema, choices)
         self._variable, self._dtype = variable, dtype
 
     def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
@@ -71,38 +71,32 @@ class TypedDraft(NodeDraft):
         return [self._dtype] if formal.type_str == self._variable else names
 
 
-class LongDraft(NodeDraft):
-    """A draft in which one axis is long.
+class LengthDraft(NodeDraft):
+    """A draft in which one axis has a given length, and the other axes are short.
 
     Args:
-        draft: the draft whose schema is used.
-        seed: a text that determines the other choices.
+        schema: the operator in one version.
+        choices: makes the other choices.
         length: the length of the axis.
         place: the place of the axis among all lengths that the generator draws.
     """
 
-    def __init__(self, draft: NodeDraft, seed: str, *, length: int, place: int) -> None:
-        super().__init__(draft.schema, SeededChoices(seed))
-        self._length, self._remaining = length, place
+    def __init__(self, schema: OpSchema, choices: Choices, *, length: int, place: int) -> None:
+        super().__init__(schema, choices)
+        self._length, self._place = length, place
+        self._drawn_lengths = 0
 
     def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
         """Choose the length of a dimension."""
-        self._remaining -= 1
-        if self._remaining == -1:
+        place = self._drawn_lengths
+        self._drawn_lengths += 1
+        if place == self._place:
             return self._length
         return super().size(smallest, max(smallest, min(largest, _SHORT_LENGTH)))
 
 
 class DeepDraft(NodeDraft):
-    """A draft in which shapes of any rank have a rank over 4.
-
-    Args:
-        draft: the draft whose schema is used.
-        seed: a text that determines the other choices.
-    """
-
-    def __init__(self, draft: NodeDraft, seed: str) -> None:
-        super().__init__(draft.schema, SeededChoices(seed))
+    """A draft in which shapes of any rank have a rank over 4."""
 
     def shape(self, least: int = 1, most: int = _ANY_RANK, *, smallest: int = 1) -> Shape:
         """Choose a shape."""
@@ -112,37 +106,17 @@ class DeepDraft(NodeDraft):
         return tuple(self.size(smallest, largest) for _ in range(self.choice(_HIGH_RANKS)))
 
 
-class EmptyDraft(NodeDraft):
-    """A draft in which the first length that the generator draws is zero.
-
-    Args:
-        draft: the draft whose schema is used.
-        seed: a text that determines the other choices.
-    """
-
-    def __init__(self, draft: NodeDraft, seed: str) -> None:
-        super().__init__(draft.schema, SeededChoices(seed))
-        self._is_first = True
-
-    def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
-        """Choose the length of a dimension."""
-        if self._is_first:
-            self._is_first = False
-            return 0
-        return super().size(smallest, max(smallest, min(largest, _SHORT_LENGTH)))
-
-
-#: The drafts by the kind of the draw, with the names of their parameters.
-DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]]] = {
+# The drafts by the kind of the draw, with the names and types of the parameters that its name has.
+_DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]]] = {
     "type": (TypedDraft, (("variable", str), ("dtype", str))),
-    "long": (LongDraft, (("length", int), ("place", int))),
+    "long": (LengthDraft, (("length", int), ("place", int))),
     "deep": (DeepDraft, ()),
-    "empty": (EmptyDraft, ()),
+    "empty": (partial(LengthDraft, length=0, place=0), ()),
 }
 
 
 def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
-    """Return a generator whose choices follow from a seed, but for those that the name gives.
+    """Return a generator whose choices follow from a seed, except for those that the name gives.
 
     Args:
         generate: the operator's generator.
@@ -150,42 +124,32 @@ def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
         seed: determines the other choices.
     """
     kind, *texts = name.split(":")
-    draft_class, parameters = DRAFTS[kind]
-    choices = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
-    return partial(_directed, generate=generate, make=draft_class, seed=f"{name}-{seed}", **choices)
+    make_draft, parameters = _DRAFTS[kind]
+    given = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
+
+    def generate_directed(draft: NodeDraft) -> None:
+        choices = SeededChoices(f"{draft.schema.name}-{draft.version}-{name}-{seed}")
+        directed = make_draft(draft.schema, choices, **given)
+        generate(directed)
+        draft.attributes, draft.inputs = directed.attributes, directed.inputs
+        draft.outputs = directed.outputs
+
+    return generate_directed
 
 
-def _directed(
-    draft: NodeDraft,
-    *,
-    generate: Generator,
-    make: Callable[..., NodeDraft],
-    seed: str,
-    **given: Any,
-) -> None:
-    directed = make(draft, f"{draft.schema.name}-{draft.version}-{seed}", **given)
-    generate(directed)
-    draft.attributes, draft.inputs = directed.attributes, directed.inputs
-    draft.outputs = directed.outputs
-
-
-def directed_draws(
-    generators: Mapping[str, Mapping[str, Generator]],
-) -> Iterator[tuple[str, str, Generator]]:
+def directed_draws(generators: Mapping[str, Generator]) -> Iterator[tuple[str, str, Generator]]:
     """Yield operators, the names of their directed draws, and generators.
 
     Args:
-        generators: the operators' generators by family.
+        generators: the operators' generators.
     """
-    by_operator = {
-        operator: generate
-        for family in generators.values()
-        for operator, generate in family.items()
-    }
     for operator, seeds in _directed_seeds().items():
         for name, seed in seeds.items():
-            stem = name.replace(":", "_").replace("(", "_").replace(")", "")
-            yield operator, stem, directed_generator(by_operator[operator], name, seed)
+            yield (
+                operator,
+                name.replace(":", "_"),
+                directed_generator(generators[operator], name, seed),
+            )
 
 
 @cache
