@@ -130,8 +130,10 @@ class _Cases(pytest.Collector):
                 item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
                 for marker in (MARKER, *needs):
                     item.add_marker(marker)
-                for need in filter(self._without.__contains__, needs):
-                    item.add_marker(pytest.mark.skip(f"without {need}: {self._without[need]}"))
+                for need in needs:
+                    if need in self._without:
+                        reason = f"without {need}: {self._without[need]}"
+                        item.add_marker(pytest.mark.skip(reason))
                 yield item
 
 

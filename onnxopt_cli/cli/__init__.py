@@ -135,7 +135,7 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented code."""
     # The imports of a run create over 50,000 long-lived objects. To scan them during a short run
-    # takes 20 ms and frees none.
+    # takes 20 ms and frees nothing.
     gc.set_threshold(100_000)
     guard_streams()
     try:

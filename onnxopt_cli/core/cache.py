@@ -208,7 +208,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return the size, mtime and ctime of a regular file of this user; empty if there is none.
+    """Return the size, mtime and ctime of a regular file of this user; else an empty tuple.
 
     Programs cannot set the ctime.
     """

@@ -1,7 +1,8 @@
 """Nodes at the limits of element types and counts.
 
 The least and the largest integers of each type, conversions between types whose ranges differ,
-quantized types of 2 to 8 bits, more operands than a fixed number, and results without elements.
+quantized types of 2 to 16 bits, nodes of many operands, results without elements, texts, and
+negative axes.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _many_operands() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes of one operand, and of more operands than a fixed number."""
+    """Yield nodes of one operand, and of more operands than implementations may have room for."""
     rows = [np.array([[k + 0.5, -k]], np.float32) * (-1) ** k for k in range(1, 18)]
     for operator in ("Sum", "Mean", "Max", "Min"):
         yield operator, "many", fixed_node(*rows)
@@ -297,7 +298,10 @@ def _many_operands() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _results() -> Iterator[tuple[str, str, Generator]]:
-    """Yield zeros, repeated elements and empty sequences, whose results are often confused."""
+    """Yield special elements and shapes that implementations of single operators get wrong.
+
+    Zeros of both signs, repeated elements, empty sequences, six axes, and thresholds of doubles.
+    """
     zeros = np.array([[0.0, -0.0, _NAN], [1e-30, _INF, -_INF]], np.float32)
     yield "NonZero", "exceptional", fixed_node(zeros)
     yield "NonZero", "exceptional_float64", fixed_node(np.array([-0.0, _NAN, 1e-300, 0.0]))
@@ -357,7 +361,7 @@ def _double_tree(x: Array) -> Generator:
 
 
 def _doubles() -> Iterator[tuple[str, str, Generator]]:
-    """Yield results that a computation in float32 changes."""
+    """Yield small halves, scores of zero, and doubles whose results float32 cannot represent."""
     tiny = np.array([6.2e-5, -9e-5, 7e-5], np.float16)
     yield "Mul", "precise_float16", fixed_node(tiny, np.array([[1000], [-3000]], np.float16))
     yield "Div", "precise_float16", fixed_node(tiny, np.array([[0.001], [-0.0002]], np.float16))
@@ -384,6 +388,7 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _texts() -> Iterator[tuple[str, str, Generator]]:
+    """Yield empty texts, rows of texts, and stopwords that differ from a word in case."""
     words = np.array(["", "  ", " a b ", "a"], object)
     yield "StringSplit", "empty_text", fixed_node(words, delimiter="", outputs=2)
     table = np.array([["a", "b", "c"], ["", "d", "e"], ["f", "\u00e9", "g"]], object)
@@ -407,7 +412,7 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield negative axes of cubes, on which another axis gives the same shape."""
+    """Yield negative axes of cubes, whose axes are equally long, and slices beyond an axis."""
     cube = (np.arange(27.0).reshape(3, 3, 3) * 7 % 11).astype(np.float32)
     indices = np.array([2, 0], np.int64)
     square = np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]], np.int64)
