@@ -288,6 +288,7 @@ def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
 
 FAULTY_WORKERS = {
     "no JSON": "b.Sidecar.start = lambda self: b'\\xff'",
+    "no hello": "b.Sidecar.start = lambda self: b'[]'",
     "hello": "b.Sidecar.start = lambda self: b'{\"hello\": 7}'",
     "other files": "b.Sidecar.deliver = lambda self, wanted, sent: ['0']",
 }
