@@ -193,7 +193,7 @@ def _find(
         # This is usually an unset variable of a script; Path("") would be the current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
-    if path.exists() and _is_suite(target):
+    if path.exists() and is_suite(target):
         # A path in the current folder must not replace a suite that a gate names.
         return _find_named(target, suites, telling)
     if path.is_dir():
@@ -215,7 +215,7 @@ def _find(
     return _find_named(target, suites, telling)
 
 
-def _is_suite(target: str) -> bool:
+def is_suite(target: str) -> bool:
     """Return whether a target is the name of a suite, with or without a version."""
     from onnxopt_cli.suites.catalogue import suite_names
 

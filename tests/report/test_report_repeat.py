@@ -61,6 +61,14 @@ def test_ids_that_contain_others_or_resemble_patterns_select_one_case(run, workp
         assert [repeated_result.case for repeated_result in repeated(run, result)] == [result.case]
 
 
+def test_directory_with_the_name_of_a_suite_is_run_again(run, workplace):
+    (source,) = (REPOSITORY / "cases" / "onnx").rglob("test_adam")
+    shutil.copytree(source, workplace / "spec")
+    (result,), _ = run("run", "./spec")
+    (repeated_result,) = repeated(run, result)
+    assert (repeated_result.case, repeated_result.outcome) == (result.case, result.outcome)
+
+
 def test_node_case_of_onnx_is_named_by_its_id(run):
     (result,), _ = run("run", "onnx-node", "-k", "onnx-node/test_acos/0")
     command = shlex.split(repeat_command(result, {}))

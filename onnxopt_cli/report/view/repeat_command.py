@@ -12,6 +12,7 @@ from onnxopt_cli.config.settings import words_of
 from onnxopt_cli.core.result import OUTSIDE_IDS, Result
 from onnxopt_cli.core.text import command_line
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.suites.collect import is_suite
 
 _MAX_COMMAND_CHARS = 3000
 # Folders of the test data within the onnx package.
@@ -60,8 +61,10 @@ def _target(result: Result) -> list[str]:
         return [result.case]
     if path.name.startswith("test_data_set_"):
         path = path.parent
-    # A path that begins with a dash would be taken for an option.
-    target = f"./{path}" if str(path).startswith("-") else str(path)
+    target = str(path)
+    # These paths would be taken for an option or a suite.
+    if target.startswith("-") or is_suite(target):
+        target = f"./{target}"
     if result.case in OUTSIDE_IDS:
         return [target]
     # -k with a complete id selects only that case.
