@@ -37,7 +37,7 @@ from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
 #: Operators with a lower mutation score are listed.
 LEAST_SHARE = 0.9
-#: Operators of whose mutants a larger share is equivalent are listed.
+#: Operators are listed if a larger share of their mutants is equivalent.
 MOST_EQUIVALENT = 0.1
 
 

@@ -172,7 +172,7 @@ def _svm_regressor(draft: NodeDraft) -> None:
     draft.add(_rows(draft, features))
 
 
-_TWO = 2
+_BINARY_CLASSES = 2
 
 
 def _svm_classifier(draft: NodeDraft) -> None:
@@ -187,7 +187,9 @@ def _svm_classifier(draft: NodeDraft) -> None:
     labels = [place * 3 + 1 for place in range(classes)]
     draft.set("classlabels_ints", labels[::-1] if draft.maybe() else labels)
     # Runtimes disagree on how two scores are transformed.
-    draft.attribute("post_transform", _POST_TRANSFORMS if classes > _TWO else (None, "NONE"))
+    draft.attribute(
+        "post_transform", _POST_TRANSFORMS if classes > _BINARY_CLASSES else (None, "NONE")
+    )
     draft.add(_rows(draft, features))
 
 
@@ -206,6 +208,7 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     nodes = draft.state().permutation(count).tolist()
     free_leaves = draft.state().permutation(leaves).tolist()
     roots: list[int] = []
+    # The two branches of each node: a number of a node and 0, or of a leaf and 1.
     branches: dict[int, list[tuple[int, int]]] = {}
     for depth in depths:
         root = nodes.pop()
