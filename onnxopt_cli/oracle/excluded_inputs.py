@@ -187,10 +187,11 @@ def _unpooled_index(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 def _write_index(attributes: _Attributes, operands: Sequence[Any]) -> str:
     cache, update, write_indices = operands[:3]
+    if attributes.get("mode") == b"circular":
+        # The index is taken modulo the length of the cache.
+        return ""
     axis = attributes.get("axis", -2)
-    last = cache.shape[axis] - update.shape[axis]
-    is_circular = attributes.get("mode") == b"circular"
-    return _outside("the write index", write_indices, 0, math.inf if is_circular else last)
+    return _outside("the write index", write_indices, 0, cache.shape[axis] - update.shape[axis])
 
 
 def _recurrent_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -253,7 +254,10 @@ def _padded_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    data, repeats = operands[:2]
+    data, repeats, axis = operands[:3]
+    if axis is not None:
+        # Version 1 repeats one axis, by a scalar.
+        return _outside("the repeat", repeats, 0)
     return _of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
 
 
@@ -280,12 +284,13 @@ def _resized_shape(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     scales, sizes = operands[2], operands[3]
     if scales is not None and not np.all(scales > 0):
         return "a scale that is not positive"
-    return _outside("the size", sizes, 1)
+    return _outside("the size", sizes, 0)
 
 
 def _integer_divisor(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    divisors = operands[1]
-    if np.issubdtype(divisors.dtype, np.integer) and not np.all(divisors):
+    dividends, divisors = operands[:2]
+    is_integer = np.issubdtype(divisors.dtype, np.integer)
+    if is_integer and dividends.size and not np.all(divisors):
         return "an integer divisor of 0"
     return ""
 
@@ -322,7 +327,8 @@ def _largest_count(attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _quantization_scale(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    return "the scale 0" if np.any(operands[1] == 0) else ""
+    data, scales = operands[:2]
+    return "the scale 0" if data.size and np.any(scales == 0) else ""
 
 
 def _requantization_scale(_attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -354,7 +360,10 @@ def _frame(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     signal, step, window, length = operands[:4]
     if length is None and window is not None:
         length = len(window)
-    return _outside("the step", step, 1) or _outside("the length", length, 1, signal.shape[1])
+    if fault := _outside("the step", step, 1):
+        return fault
+    # The number of frames is floor((signal - length) / step) + 1, which may be zero.
+    return _outside("the length", length, 1, signal.shape[1] + step)
 
 
 def _normalized_window(attributes: _Attributes, _operands: Sequence[Any]) -> str:

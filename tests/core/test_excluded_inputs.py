@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from onnxopt_cli.oracle.condition_estimate import NoReferenceError, all_readings
-from onnxopt_cli.oracle.excluded_inputs import EXCLUDED
+from onnxopt_cli.oracle.excluded_inputs import EXCLUDED, excluded_input
+from onnxopt_cli.suites.operators.generated_node import attribute_message
+from onnxopt_cli.suites.operators.generators import FAMILIES, draw_seeded, schemas
+from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 IMAGES = np.ones((2, 1, 4, 4), np.float32)
@@ -143,10 +148,37 @@ def test_inputs_without_a_defined_result_are_excluded(operator, operands, attrib
         ("ScatterElements", [X[0], integers([0, 1, 1]), NAN_AND_ONES], {}),
         ("ScatterElements", [X[0], integers([0, 0, 1]), NAN_AND_ONES[[0, 0, 1]]], {}),
         ("TensorScatter", [PAST, PAST, integers([3])], {"axis": 1, "mode": "circular"}),
+        ("TensorScatter", [PAST, PAST, integers([-1])], {"axis": 1, "mode": "circular"}),
+        ("Resize", [IMAGES[:0], None, None, integers([0, 1, 8, 8])], {}),
+        ("Div", [integers([]), integers([0])], {}),
+        ("QuantizeLinear", [X[:0], np.float32(0)[...]], {}),
+        ("STFT", [IMAGES.reshape(2, 16, 1), integers(4), None, integers(17)], {}),
     ],
 )
 def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attributes):
     assert fault_of(operator, operands, attributes) == ""
+
+
+def test_count_of_version_1_of_tile_refers_to_one_axis():
+    node = helper.make_node("Tile", ["x", "tiles", "axis"], ["y"])
+    operands = [X, np.array(2, np.float32), np.array(1, np.float32)]
+    assert excluded_input(node, operands, is_model=True) == ""
+
+
+@pytest.mark.parametrize("operator", sorted(set().union(*FAMILIES.values())))
+def test_generated_nodes_of_all_versions_are_not_excluded(operator):
+    for schema in schemas(operator):
+        for seed in range(12):
+            with suppress(Unsuitable):
+                generated = draw_seeded(schema, seed)
+                names = [f"x{i}" if v is not None else "" for i, v in enumerate(generated.values)]
+                node = helper.make_node(operator, names, ["y"], domain=schema.domain)
+                node.attribute.extend(
+                    attribute_message(schema, name, value)
+                    for name, value in generated.attributes.items()
+                )
+                why = excluded_input(node, generated.values, is_model=True)
+                assert not why, (schema.since_version, seed, why)
 
 
 def test_computed_index_out_of_bounds_is_excluded():

@@ -539,3 +539,30 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
     assert passes(last, np.asarray(sums[-1] if length else start, np.float32))
     scanned = np.moveaxis(sums[::-1] if backward[1] else sums, 0, axis).astype(np.float32)
     assert passes(everything, scanned)
+
+
+@pytest.mark.parametrize("operator", ["AveragePool", "Conv", "LpPool", "MaxPool"])
+def test_windows_of_no_images_are_empty(operator):
+    inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
+    if operator == "Conv":
+        # The products of larger batches may overflow.
+        inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
+    node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
+    empty = np.zeros((0, 1, 3, 3), np.float32)
+    model = model_of([node], inputs, {"y": empty})
+    (conditioned_output,) = condition(model, inputs)
+    assert not conditioned_output.reason
+    assert conditioned_output.right[0][0].shape == empty.shape
+
+
+@pytest.mark.parametrize(
+    ("opset", "power", "size"), [(1, 2.0, 1e-20), (18, 2, 1e-20), (18, 1000, 0.01)]
+)
+def test_power_of_pool_may_be_a_float_or_large(opset, power, size):
+    x = np.array([[[size, 2 * size, size]]], np.float32)
+    node = helper.make_node("LpPool", ["x"], ["y"], p=power, kernel_shape=[2])
+    # The power of the smaller element is negligible if it is large.
+    right = np.full((1, 1, 2), 2 * size * (1 + 0.5**power) ** (1 / power), np.float32)
+    verify(
+        model_of([node], {"x": x}, {"y": right}, opset), {"x": x}, [right], reference_fails=False
+    )

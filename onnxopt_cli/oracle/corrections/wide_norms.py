@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from onnxopt_cli.core.values import Array
 
@@ -34,13 +35,14 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
     operator = node.op_type
     if operator not in _NORMS and operator != "LpNormalization":
         return compute
-    integers = {attribute.name: attribute.i for attribute in node.attribute}
-    power = integers.get("p", _DEFAULT_POWER)
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    # Version 1 of LpPool and GlobalLpPool has a float.
+    power = attributes.get("p", _DEFAULT_POWER)
     if power <= 0:
         return compute
     if operator == "LpNormalization":
-        return partial(_of_scaled_lines, compute, integers.get("axis", _DEFAULT_AXIS))
-    return partial(_of_scaled_elements, compute, _LARGEST_EXPONENT // power)
+        return partial(_of_scaled_lines, compute, attributes.get("axis", _DEFAULT_AXIS))
+    return partial(_of_scaled_elements, compute, max(1, int(_LARGEST_EXPONENT / power)))
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:

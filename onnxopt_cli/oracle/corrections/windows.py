@@ -40,7 +40,8 @@ def fast_columns(
     windows = _strided_windows(padded, extent, np.array(strides), dilation)
     count = windows.shape[2 : 2 + rank]
     axes = (1, *range(2 + rank, 2 + 2 * rank), 0, *range(2, 2 + rank))
-    columns = windows.transpose(axes).reshape(-1, len(x) * prod(count))
+    rows, width = x.shape[1] * prod(kernel_shape), len(x) * prod(count)
+    columns = windows.transpose(axes).reshape(rows, width)
     return np.ascontiguousarray(columns), count
 
 
@@ -223,7 +224,8 @@ class _Geometry:
     def windows(self, padded: Array) -> Array:
         """Return the windows of the result of :meth:`padded`, each along the last axis."""
         windows = _strided_windows(padded, self.extent, self.stride, self.dilation)
-        return windows.reshape(*windows.shape[: -self.size.size], -1)
+        rank = self.size.size
+        return windows.reshape(*windows.shape[:-rank], prod(windows.shape[-rank:]))
 
     def within(self, *, padding: bool) -> Array:
         """Return which elements of each window lie in the input, or in it and its padding."""

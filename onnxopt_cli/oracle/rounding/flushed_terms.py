@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.oracle.evaluator import Compute
@@ -85,12 +86,15 @@ def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Va
     return np.where(flushes, output.dtype.type(0), output)
 
 
-def _power_of(node: Any) -> int:
+def _power_of(node: Any) -> float:
     """Return the power of which an operator sums its elements."""
     if node.op_type not in _POWERS:
         return 1
-    powers = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "p"]
-    return int(powers[0]) if powers else _DEFAULT_POWER
+    for attribute in node.onnx_node.attribute:
+        if attribute.name == "p":
+            # Version 1 of LpPool and GlobalLpPool has a float.
+            return float(helper.get_attribute_value(attribute))
+    return _DEFAULT_POWER
 
 
 def _axis_of(node: Any) -> int:
@@ -98,7 +102,7 @@ def _axis_of(node: Any) -> int:
     return int(axes[0]) if axes else -1
 
 
-def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: int) -> float:
+def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> float:
     """Return a lower bound of the magnitudes of terms that are not zero."""
     smallest = sorted(
         float(np.min(size, initial=np.inf, where=size > 0))

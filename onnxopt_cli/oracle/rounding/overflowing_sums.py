@@ -63,7 +63,7 @@ def with_overflow(
         output: its output in the model's own types.
         special: the infinity, or NaN.
     """
-    if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF:
+    if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF or not output.size:
         return output
     limit = _limit(node.op_type, [output])
     doubles: list[Any] = [widened_value(operand) for operand in operands]
