@@ -326,6 +326,11 @@ def sigmoid_by_reciprocal(x: Array) -> Array:
 SIGMOIDS: list[Unary] = [sigmoid_of, sigmoid_by_reciprocal]
 
 
+def expm1_of(x: Array) -> Array:
+    """Compute exp(x) - 1, which loses digits near zero."""
+    return exp_of(x) - 1
+
+
 def scaled_exponential(name: str, exponential: Unary, attributes: Attributes, x: Array) -> Any:
     """Compute Elu, Selu or Celu from exp(x) - 1."""
     real = x.dtype.type
@@ -585,28 +590,31 @@ def channels_last(
 def normalized(
     total: Sum, root: Unary, attributes: Attributes, x: Array, scale: Array, *bias: Array
 ) -> list[Array]:
-    """Compute LayerNormalization or RMSNormalization with a reciprocal root."""
+    """Compute LayerNormalization with a reciprocal root."""
     axis = attributes.get("axis", -1) % x.ndim
     rows = x.reshape(*x.shape[:axis], -1)
-    count = x.dtype.type(rows.shape[-1])
-    if scale.shape != x.shape[axis:]:
-        raise Unsupported("a scale that is broadcast")
-    centred = rows
-    if "rms" not in attributes:
-        centred = rows - total(rows)[..., None] / count
-    square = total(centred * centred) / count + x.dtype.type(
-        np.float32(attributes.get("epsilon", 1e-5))
-    )
-    y = centred * root(square)[..., None] * scale.ravel()
-    y = y + bias[0].ravel() if bias and bias[0] is not None else y
-    return [y.reshape(x.shape)]
+    centred = rows - total(rows)[..., None] / x.dtype.type(rows.shape[-1])
+    y = over_root(total, root, attributes, centred.reshape(x.shape), scale)
+    return [y + bias[0] if bias and bias[0] is not None else y]
 
 
 def root_mean_square(
     total: Sum, root: Unary, attributes: Attributes, x: Array, scale: Array
-) -> Any:
-    """Compute RMSNormalization."""
-    return normalized(total, root, attributes | {"rms": 1}, x, scale)
+) -> list[Array]:
+    """Compute RMSNormalization with a reciprocal root."""
+    return [over_root(total, root, attributes, x, scale)]
+
+
+def over_root(total: Sum, root: Unary, attributes: Attributes, x: Array, scale: Array) -> Array:
+    """Divide groups of elements by the root of their mean square, and scale them."""
+    axis = attributes.get("axis", -1) % x.ndim
+    if scale.shape != x.shape[axis:]:
+        raise Unsupported("a scale that is broadcast")
+    real = x.dtype.type
+    rows = x.reshape(*x.shape[:axis], -1)
+    epsilon = real(np.float32(attributes.get("epsilon", 1e-5)))
+    square = total(rows * rows) / real(rows.shape[-1]) + epsilon
+    return (rows * root(square)[..., None] * scale.ravel()).reshape(x.shape)
 
 
 def batch(
@@ -773,8 +781,7 @@ def linear_weights(sizes: tuple[int, int], scale: Any, attributes: Attributes) -
 
 def resized(attributes: Attributes, x: Array, *others: Any) -> list[Array]:
     """Compute Resize, one axis after the other."""
-    region, scales, lengths = [*others, None, None, None][:3]
-    del region
+    scales, lengths = [*others, None, None, None][1:3]
     plain = {"mode", "coordinate_transformation_mode", "cubic_coeff_a", "nearest_mode"}
     if attributes.get("mode") not in {b"linear", b"cubic"} or not plain.issuperset(attributes):
         raise Unsupported("another mode")
@@ -915,16 +922,14 @@ KERNELS: dict[str, list[Any]] = {
     "AveragePool": [partial(pooled, form) for form in ("separable", "scaled terms", "lanes")],
     "BatchNormalization": [partial(batch, form) for form in ("fused", "centred")],
     "CausalConvWithState": [partial(causal_convolution, form) for form in PRODUCTS],
-    "Celu": [
-        partial(scaled_exponential, "Celu", form) for form in (np.expm1, lambda x: exp_of(x) - 1)
-    ],
+    **{
+        name: [partial(scaled_exponential, name, form) for form in (np.expm1, expm1_of)]
+        for name in ("Celu", "Elu", "Selu")
+    },
     "Conv": [partial(channels_last, form) for form in PRODUCTS],
     "Cos": [elementwise(partial(sin_of, first=1))],
     "CumSum": [cumulated],
     "DequantizeLinear": [dequantized],
-    "Elu": [
-        partial(scaled_exponential, "Elu", form) for form in (np.expm1, lambda x: exp_of(x) - 1)
-    ],
     "Erf": [elementwise(erf_of)],
     "Exp": [elementwise(exp_of)],
     "Gelu": [partial(gelu, erf_of, tanh_of), partial(gelu, erf_of, tanh_by_expm1)],
@@ -956,9 +961,6 @@ KERNELS: dict[str, list[Any]] = {
     },
     "Resize": [resized],
     "RotaryEmbedding": [rotated],
-    "Selu": [
-        partial(scaled_exponential, "Selu", form) for form in (np.expm1, lambda x: exp_of(x) - 1)
-    ],
     "Sigmoid": [elementwise(form) for form in SIGMOIDS],
     "Sin": [elementwise(sin_of)],
     "Softmax": [partial(shares, form) for form in ("shifted", "reciprocal", "power of two")],
