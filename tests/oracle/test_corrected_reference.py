@@ -541,14 +541,15 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
     assert passes(everything, scanned)
 
 
-@pytest.mark.parametrize("operator", ["AveragePool", "Conv", "LpPool", "MaxPool"])
+@pytest.mark.parametrize("operator", ["AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"])
 def test_windows_of_no_images_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
-    if operator == "Conv":
+    if operator.startswith("Conv"):
         # The products of larger batches may overflow.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
-    empty = np.zeros((0, 1, 3, 3), np.float32)
+    length = 5 if operator == "ConvTranspose" else 3
+    empty = np.zeros((0, 1, length, length), np.float32)
     model = model_of([node], inputs, {"y": empty})
     (conditioned_output,) = condition(model, inputs)
     assert not conditioned_output.reason

@@ -101,9 +101,11 @@ def _grouped(
     if kwargs.get("output_shape") or kwargs["auto_pad"].startswith("SAME"):
         kwargs |= {"pads": _transposed_pads(x, w, **kwargs)}
     biases = [None] * group if b is None else np.split(b, group)
-    parts = zip(np.split(x, group, 1), np.split(w, group), biases, strict=True)
+    # The reference has no output for a batch of no images.
+    images = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
+    parts = zip(np.split(images, group, 1), np.split(w, group), biases, strict=True)
     outputs = [original(node, *part, group=1, **kwargs)[0] for part in parts]
-    return (np.concatenate(outputs, axis=1),)
+    return (np.concatenate(outputs, axis=1)[: len(x)],)
 
 
 def _transposed_pads(
