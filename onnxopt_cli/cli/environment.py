@@ -90,9 +90,9 @@ def fault_of_environment(error: Exception) -> UsageError | None:
     for number, hint in _HINTS.items():
         # Loading a library or starting a thread raises these types with the system's text.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
-            return UsageError(f"the system says: {printable(text)}", hint=hint)
+            return UsageError(f"system error: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
-        return UsageError("the system starts no more threads", hint=_HINTS[errno.EAGAIN])
+        return UsageError("the system cannot start another thread", hint=_HINTS[errno.EAGAIN])
     return _unfit_package(error)
 
 
@@ -119,7 +119,7 @@ def _fault_of_system(error: OSError) -> UsageError | None:
     if hint is None:
         return None
     where = f" ({clipped(printable(str(error.filename)), 200)})" if error.filename else ""
-    return UsageError(f"the system says: {error.strerror}{where}", hint=hint)
+    return UsageError(f"system error: {error.strerror}{where}", hint=hint)
 
 
 def _unfit_package(error: Exception) -> UsageError | None:

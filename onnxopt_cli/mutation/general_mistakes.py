@@ -212,7 +212,7 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("Operands that are not broadcast are read correctly.", _filled, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"The elements of {name} are read in a row and repeated; other operands are right."
+        about = f"The elements of {name} are read as a flat array and repeated; others are right."
         rows = {f"broadcast {name} read without strides": np.resize}
         yield from _rows(about, partial(_filled_operand, position), rows)
 

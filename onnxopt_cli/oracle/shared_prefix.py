@@ -253,5 +253,5 @@ def _require_kept(values: Sequence[Any]) -> None:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is kept in any case: a small array, or none with a size."""
+    """Return whether a value is always kept: it is a small array, or has no size."""
     return not isinstance(value, np.ndarray) or value.nbytes <= _SMALL_BYTES

@@ -185,8 +185,8 @@ def test_run_succeeds_without_optional_system_calls(demo, error, calls):
 @pytest.mark.parametrize(
     ("call", "code", "words"),
     [
-        ("setsid", 2, "the system says: Function not implemented"),
-        ("socketpair", 2, "the system says: Function not implemented"),
+        ("setsid", 2, "system error: Function not implemented"),
+        ("socketpair", 2, "system error: Function not implemented"),
         ("rt_sigtimedwait", 4, "the system lets no signal be waited for"),
         ("rename", 2, "cannot write report.html"),
     ],

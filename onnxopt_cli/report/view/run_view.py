@@ -365,7 +365,7 @@ class RunView:
 
     @cached_property
     def examples(self) -> tuple[ResultView, ...]:
-        """The nonconforming results in an order whose beginning has every kind; failures first.
+        """The nonconforming results, failures first; every kind occurs among the first results.
 
         The first failure of each backend, operator and outcome comes first, then the second of
         each, and so on. Unsupported results follow.
