@@ -14,7 +14,7 @@ from onnxopt_cli.cli.console import Pace, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.view.repeat_command import operator_options
+from onnxopt_cli.report.view.repeat_command import operator_options, path_target
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
@@ -108,7 +108,7 @@ class FuzzDisplay:
                 names = printable(", ".join(cases))
                 self._console.print_line(Text(f"{printable(cause)}: {len(cases)} ({names})"))
         if self._found:
-            words = ["onnxopt", "run", str(options["output"]), "-b", options["backend"]]
+            words = ["onnxopt", "run", path_target(options["output"]), "-b", options["backend"]]
             operator_names = (operator.name for operator in registry().operators)
             rerun_command = command_line([*words, *operator_options(operator_names)])
             self._console.print_line(Text(f"run them again: {printable(rerun_command)}"))

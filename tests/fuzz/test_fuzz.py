@@ -85,6 +85,12 @@ def test_failure_above_a_threshold_shrinks_to_the_threshold(fuzz, onnxopt):
     assert "X_new  float32[]  1 of 1 off" in again.out
 
 
+def test_proposed_run_of_a_folder_with_the_name_of_a_suite_names_the_folder(fuzz):
+    options = ("--isolation", "none", "--examples", "20", "-o", "spec")
+    answer = fuzz(injected("WrongType"), *options)
+    assert "run them again: onnxopt run ./spec -b" in answer.out
+
+
 def test_explanations_can_be_disabled(fuzz):
     run = (injected("WrongType"), "--isolation", "none", "--examples", "20")
     for option in (["--no-explain"], ["--explain-time", "0"]):

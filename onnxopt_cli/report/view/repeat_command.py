@@ -55,16 +55,19 @@ def operator_options(names: Iterable[str]) -> list[str]:
     return [word for path in paths for word in ("--operators", path)]
 
 
+def path_target(path: Path) -> str:
+    """Return a path as a target that is not taken for an option or a suite."""
+    text = str(path)
+    return f"./{text}" if text.startswith("-") or is_suite(text) else text
+
+
 def _target(result: Result) -> list[str]:
     path = result.location.path
     if _is_packaged(result):
         return [result.case]
     if path.name.startswith("test_data_set_"):
         path = path.parent
-    target = str(path)
-    # These paths would be taken for an option or a suite.
-    if target.startswith("-") or is_suite(target):
-        target = f"./{target}"
+    target = path_target(path)
     if result.case in OUTSIDE_IDS:
         return [target]
     # -k with a complete id selects only that case.
