@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from inspect import getdoc
+from inspect import cleandoc
 from typing import Any
 
 from onnx import defs
@@ -12,6 +12,7 @@ from onnx import defs
 from onnxopt_cli.oracle.corrections.contested import CONTESTED
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.function_body import has_stable_body
+from onnxopt_cli.oracle.patching import is_acceleration
 from onnxopt_cli.oracle.reference_code import reference_functions
 from onnxopt_cli.oracle.rounding.injection import SHORT_UNITS, UNITS
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind, listed_kind
@@ -32,6 +33,7 @@ _KINDS = {
     NodeKind.EXPONENTIALS: "divides by a sum of exponentials, or takes its logarithm",
     NodeKind.NORMALIZE: "subtracts a mean and divides by a deviation",
     NodeKind.DETERMINANT: "computes a determinant",
+    NodeKind.WINDOW: "computes the samples of a window from cosines",
 }
 _MEASURED = "determined for each node, by running it with other inputs"
 _MOVEMENT = "the largest movement of an element under roundings, at least u |y|"
@@ -41,6 +43,8 @@ _UNITS = {
     NodeKind.MIX: f"{_MOVEMENT}, and u times the scale of the mixed terms",
     NodeKind.CONVOLVE: f"{_MOVEMENT}, and u times the scale of the mixed terms",
     NodeKind.TRANSFORM: f"{_MOVEMENT}, and u times the scale of the mixed terms",
+    NodeKind.DETERMINANT: f"{_MOVEMENT}, and u times the scale of a factorization with pivots",
+    NodeKind.WINDOW: f"{_MOVEMENT}, and the error of the cosine of an angle in float32",
     NodeKind.SELECT: "0, with the neighbours of a coordinate that rounds as alternatives",
 }
 
@@ -106,9 +110,12 @@ def _corrections(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
     corrected += [
         function
         for function in reference_functions(domain, op_type, opset)
-        if function.__module__.startswith(_CORRECTIONS) and _replaces(function)
+        if function.__module__.startswith(_CORRECTIONS)
+        and _replaces(function)
+        and not is_acceleration(function)
     ]
-    documented = (getdoc(item) or "" for item in corrected)
+    # Unlike getdoc, this ignores the docstrings of base classes, which are those of onnx.
+    documented = (cleandoc(item.__doc__ or "") for item in corrected)
     return tuple(
         dict.fromkeys(text.split("\n\n", 1)[0].replace("\n", " ") for text in documented if text)
     )

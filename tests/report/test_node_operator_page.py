@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from onnxopt_cli.oracle.operator_judgement import operator_judgement
+
 
 def words(text):
     return " ".join(text.split())
@@ -33,6 +35,12 @@ def test_moved_data_must_be_exact(onnxopt):
     assert "unit 0: outputs must be exact" in words(onnxopt("show", "Gather").out)
 
 
+def test_accelerations_of_the_reference_are_not_called_corrections(onnxopt):
+    answer = onnxopt("show", "MatMul")
+    assert answer.code == 0
+    assert "correction" not in answer.out
+
+
 @pytest.mark.slow
 def test_every_operator_of_onnx_has_a_page(onnxopt):
     names = {schema.name for schema in onnx.defs.get_all_schemas()}
@@ -41,6 +49,13 @@ def test_every_operator_of_onnx_has_a_page(onnxopt):
         answer = onnxopt("show", name)
         assert answer.code == 0, name
         assert name in answer.out
+
+
+def test_the_judgement_of_every_version_of_every_operator_is_described():
+    for schema in onnx.defs.get_all_schemas_with_history():
+        judgement = operator_judgement(schema.domain, schema.name, schema.since_version)
+        assert judgement.kind, schema
+        assert judgement.unit, schema
 
 
 def test_unknown_operator_is_answered_with_a_similar_one(onnxopt):

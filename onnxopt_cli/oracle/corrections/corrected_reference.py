@@ -30,7 +30,7 @@ from onnxopt_cli.oracle.corrections import (
 from onnxopt_cli.oracle.corrections.categories import category_mapper
 from onnxopt_cli.oracle.corrections.loops import scan_class
 from onnxopt_cli.oracle.corrections.recurrent import recurrent_operators
-from onnxopt_cli.oracle.patching import reference_modules, replaces
+from onnxopt_cli.oracle.patching import accelerates, reference_modules, replaces
 from onnxopt_cli.oracle.rounding import exponentials
 from onnxopt_cli.oracle.rounding.normalizations import (
     batch_normalization,
@@ -394,7 +394,7 @@ def _global_maximum(_original: Any, x: Array) -> Array:
     return largest
 
 
-@replaces("_op.OpRun._check_and_fix_outputs")
+@accelerates("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, original: Any, outputs: Any) -> Any:
     """Skip the reference's slow check if all outputs are arrays."""
     if type(outputs) is tuple and outputs and all(type(v) is np.ndarray for v in outputs):
@@ -427,9 +427,9 @@ def fast_loss(
     return (np.asarray(loss.sum() if reduction == "sum" else loss).astype(x.dtype),)
 
 
-@replaces("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
+@accelerates("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
 def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
-    """Accumulate 16-bit operands in float32, as NumPy does, but much faster."""
+    """Convert 16-bit operands to float32, in which NumPy accumulates them slowly."""
     if not isinstance(x, np.ndarray) or dtype_name(x.dtype) not in _SHORT_TYPES:
         return np.asarray(original(x, y, *args))
     wide = (v.astype(np.float32) if isinstance(v, np.ndarray) else v for v in (x, y, *args))

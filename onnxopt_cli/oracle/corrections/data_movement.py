@@ -72,7 +72,7 @@ def _padded_or_cut(
 def _unique(
     node: Any, original: Any, x: Array, axis: Any = None, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Move the axis to the front, and request all outputs.
+    """Compute first occurrences along the axis, also if only the values are an output.
 
     The reference takes first occurrences along the first axis, and only if another output than the
     values is requested.

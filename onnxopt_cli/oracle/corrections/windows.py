@@ -16,14 +16,14 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array, dtype_name
-from onnxopt_cli.oracle.patching import replaces
+from onnxopt_cli.oracle.patching import accelerates, replaces
 
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
-@replaces("op_conv.im2col")
+@accelerates("op_conv.im2col")
 def fast_columns(
     _original: Any,
     x: Array,
@@ -57,7 +57,9 @@ def _padded_by_zeros(x: Array, pads: Array) -> Array:
     return padded
 
 
-@replaces("op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation")
+@accelerates(
+    "op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation"
+)
 def fast_image(
     original: Any,
     columns: Array,
