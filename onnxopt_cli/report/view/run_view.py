@@ -313,7 +313,9 @@ class RunView:
             if name.startswith(SUITE)
         ]
         left_out = record.left_out.items()
-        parts = [", ".join(suites), *(f"without {name} ({reason})" for name, reason in left_out)]
+        label = "suite" if len(suites) == 1 else "suites"
+        parts = [f"{label} {', '.join(suites)}"] if suites else []
+        parts += [f"without {name} ({reason})" for name, reason in left_out]
         declaring = [backend for backend in record.backends if ",math=" in backend.text]
         parts += [
             f"{backend.name} judged as math={declared_math(backend.text)}" for backend in declaring
@@ -327,7 +329,7 @@ class RunView:
                 f"{name} passes {number} case{'s' * (number > 1)} {words}"
                 for name, number in counts.items()
             ]
-        return printable("; ".join(filter(None, parts)))
+        return printable("; ".join(parts))
 
     @cached_property
     def fallback(self) -> str:
