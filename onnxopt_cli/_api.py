@@ -22,7 +22,6 @@ from onnxopt_cli.backends.configuration import (
     known_configuration,
     read_configuration,
 )
-from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.select import CAPABILITIES, choose
@@ -376,7 +375,7 @@ def explain_session(
             results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )
         # Generated nodes are judged without declared arithmetic.
-        declaring = [backend.name for backend in plan.backends if declared_math(backend.text)]
+        declaring = [backend.name for backend in plan.backends if backend.specification.math]
         explanations += explain_nodes(
             results,
             cases,
@@ -443,7 +442,7 @@ def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result
     # Imported late: few runs have a failing model of several operators.
     from onnxopt_cli.analysis.locate import first_wrong_node
 
-    texts = {executor.name: executor.text for executor in plan.backends}
+    texts = {executor.name: executor.specification.given for executor in plan.backends}
     for backend, result in first_failures.items():
         # The workers of the session have ended.
         opened = open_plan([texts[backend]], config.execution, plan.judging, plan.interruption)

@@ -15,8 +15,8 @@ import onnx
 
 from onnxopt_cli.backends.lowering import ModelRunner
 from onnxopt_cli.backends.reference import NumpyBackend, compute_node
-from onnxopt_cli.backends.resolve import resolve_backend
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.resolve import create_backend
+from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.result import SETTLED, Outcome
@@ -134,7 +134,7 @@ class Host:
     """Runs requests on a backend in this process, and closes the backend.
 
     Args:
-        text: the backend as the user specified it.
+        specification: the backend.
         lowering: when to lower models to primitive operators.
 
     Raises:
@@ -142,9 +142,9 @@ class Host:
         BackendUnavailable: if it does not start.
     """
 
-    def __init__(self, text: str, lowering: LoweringMode) -> None:
-        self._backend = resolve_backend(text)
-        older_opsets = parse_specification(text).options.get("opset") == "auto"
+    def __init__(self, specification: Specification, lowering: LoweringMode) -> None:
+        self._backend = create_backend(specification)
+        older_opsets = specification.options.get("opset") == "auto"
         self._runner = ModelRunner(self._backend, lowering, older_opsets)
         is_numpy = isinstance(self._backend, NumpyBackend)
         self._computes_calls = is_numpy and lowering is not LoweringMode.ALWAYS

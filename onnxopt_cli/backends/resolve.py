@@ -65,18 +65,26 @@ class KnownBackend:
 
 
 def resolve_backend(text: str) -> Backend:
-    """Create the backend that a user specified.
+    """Parse the specification of a backend, and create the backend; see :func:`create_backend`.
 
     Args:
         text: a built-in backend, an entry point's name, a Python attribute, a command or an
             adapter, with options; see :mod:`onnxopt_cli.backends.specification`.
 
     Raises:
-        UsageError: if the text is malformed, or there is no such name or option.
+        UsageError: if the text is malformed.
+    """
+    return create_backend(parse_specification(text))
+
+
+def create_backend(specification: Specification) -> Backend:
+    """Create the backend that a user specified.
+
+    Raises:
+        UsageError: if there is no such name or option.
         BackendUnavailable: if the module, file, attribute or program does not exist, or does not
             start; or if the environment of the adapter does not exist.
     """
-    specification = parse_specification(text)
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
@@ -99,9 +107,9 @@ def resolve_backend(text: str) -> Backend:
                 os.environ[name.removeprefix(ENVIRONMENT)] = value
             except (OSError, ValueError) as error:
                 problem = f": {printable(name)}={printable(value)} cannot be set as a variable"
-                raise misused(text, problem, exception_text(error)) from None
+                raise misused(specification.given, problem, exception_text(error)) from None
     specification = replace(specification, options=options)
-    with starting(text):
+    with starting(specification.given):
         if environment is not None:
             return _adapter(environment)
         return with_patterns(_backend(specification), _option(specification))

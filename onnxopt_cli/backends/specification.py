@@ -35,7 +35,6 @@ from fnmatch import fnmatchcase
 from onnxopt_cli.backends.protocol import misused
 from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import nearest, printable
-from onnxopt_cli.errors import UsageError
 
 _LABEL = r"[A-Za-z][\w.-]{0,59}"
 #: The form of a user's name for a backend, in words.
@@ -101,6 +100,16 @@ class Specification:
     def name_in_results(self) -> str:
         """The name that identifies the results of the backend."""
         return self.label or self.text
+
+    @property
+    def math(self) -> str:
+        """The arithmetic that the option ``math`` declares; empty if it is absent."""
+        return self.options.get("math", "")
+
+    @property
+    def batch(self) -> int:
+        """The number of cases in a batch, from the option ``batch``; 1 if it is absent."""
+        return int(self.options.get("batch", 1))
 
     @property
     def given(self) -> str:
@@ -189,18 +198,6 @@ def _parsed(text: str) -> Specification:
         raise misused(text, problem, f"write {before}=BACKEND")
     options = _options(text, comma + written) if comma else {}
     return Specification(text, name=name.strip(), options=options)
-
-
-def batch_size(specification: Specification) -> int:
-    """Return the option ``batch`` of a specification; 1 if it is absent."""
-    return int(specification.options.get("batch", 1))
-
-
-def declared_math(text: str) -> str:
-    """Return the option ``math`` of a specification; empty if it is absent."""
-    with suppress(UsageError):
-        return parse_specification(text.strip()).options.get("math", "")
-    return ""
 
 
 def _command(text: str) -> Specification:

@@ -130,7 +130,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
         chosen = chosen_operators(portion["operators"])
         task = Task(
             chosen.operators,
-            executor.text,
+            executor.specification.given,
             Execution(),
             portion["seed"],
             examples=None,

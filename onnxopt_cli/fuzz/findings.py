@@ -11,7 +11,6 @@ from pathlib import Path
 
 from onnxopt_cli.analysis.explain import explain
 from onnxopt_cli.backends.host import Request
-from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.diff import Diff
@@ -104,7 +103,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     response = pending()
     if isinstance(response, str):
         raise BackendUnavailable(response)
-    math = declared_math(executor.text)
+    math = executor.specification.math
     result = judge(case, problem, expected, executor.name, response, judging, math)
     return Trial(example, case, result)
 

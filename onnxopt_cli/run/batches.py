@@ -21,7 +21,6 @@ from onnxopt_cli.backends.joined_models import (
     joining_key,
     operators_of,
 )
-from onnxopt_cli.backends.specification import batch_size, parse_specification
 from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
@@ -50,7 +49,7 @@ class _Batch:
 
 def in_batches(executor: Executor) -> Executor:
     """Return the backend, or one that runs its cases in batches if it has the option ``batch``."""
-    size = batch_size(parse_specification(executor.text))
+    size = executor.specification.batch
     return executor if size == 1 else BatchExecutor(executor, size)
 
 
@@ -63,7 +62,8 @@ class BatchExecutor:
     """
 
     def __init__(self, executor: Executor, size: int) -> None:
-        self.name, self.text, self.version = executor.name, executor.text, executor.version
+        self.specification = executor.specification
+        self.name, self.version = executor.name, executor.version
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}

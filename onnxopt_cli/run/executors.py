@@ -19,7 +19,6 @@ from onnxopt_cli.backends.host import (
 )
 from onnxopt_cli.backends.specification import (
     Specification,
-    backend_name,
     parse_specification,
     split_label,
 )
@@ -60,15 +59,15 @@ class Executor(Protocol):
     """Runs cases on one backend, in this process, in workers or on other machines.
 
     Attributes:
-        name: the user's name for the backend or its specification; identifies its results.
-        text: the backend as it is given to ``-b``, for starting it again.
+        specification: the specification of the backend.
+        name: the user's name for the backend, or its specification as text; identifies its results.
         ahead: number of cases to submit before the result of the first is awaited.
         version: the implementation and its version, as reported by the backend once it is ready;
             empty if unknown.
     """
 
+    specification: Specification
     name: str
-    text: str
     version: str
     ahead: int
 
@@ -137,29 +136,31 @@ def open_executors(
 
             return stack.enter_context(closing(WorkerLoop()))
 
-        def pool(text: str, how: Execution = execution, *, closed: bool = False) -> Pool:
+        def pool(
+            specification: Specification, how: Execution = execution, *, closed: bool = False
+        ) -> Pool:
             from onnxopt_cli.workers.pool import Pool
             from onnxopt_cli.workers.worker import Worker
 
-            worker = partial(Worker, text, how.lowering, how.limits, loop().selector, closed=closed)
-            return Pool(text, worker, how.jobs, loop(), interruption)
+            text, selector = specification.given, loop().selector
+            worker = partial(Worker, text, how.lowering, how.limits, selector, closed=closed)
+            return Pool(specification, worker, how.jobs, loop(), interruption)
 
         executors: list[Executor] = []
         if cluster and specifications:
             remote = _open_remote(cluster, specifications, execution, reference_oracle)
             executors += stack.enter_context(remote)
         for specification in specifications[len(executors) :]:
-            text = specification.given
             if failure := _installation_failure(specification, interruption, telling):
-                executors.append(NotStarted(text, failure))
+                executors.append(NotStarted(specification, failure))
                 continue
             is_numpy = execution.isolation is None and specification.name == "numpy"
             isolated = HAS_WORKERS or execution.isolation is not None
             if is_numpy or execution.isolation is Isolation.NONE or not isolated:
-                open_pool = partial(pool, text) if is_numpy and HAS_WORKERS else None
-                executors.append(_in_process(text, execution, interruption, open_pool))
+                open_pool = partial(pool, specification) if is_numpy and HAS_WORKERS else None
+                executors.append(_in_process(specification, execution, interruption, open_pool))
             else:
-                executors.append(pool(text))
+                executors.append(pool(specification))
 
         @cache
         def reference_submit() -> Submit:
@@ -167,13 +168,13 @@ def open_executors(
 
             assert reference_oracle is not None  # noqa: S101 - only the oracle calls this
             stack.callback(reference_oracle.close)
-            never = LoweringMode.NEVER
+            never, specification = LoweringMode.NEVER, parse_specification(REFERENCE_WORKER)
             if not HAS_WORKERS:
-                return InProcess(REFERENCE_WORKER, never, interruption, None).submit
+                return InProcess(specification, never, interruption, None).submit
             reference_execution = replace(
                 execution, lowering=never, limits=_reference_limits(execution.limits)
             )
-            return pool(REFERENCE_WORKER, reference_execution, closed=True).submit
+            return pool(specification, reference_execution, closed=True).submit
 
         if reference_oracle is not None:
             reference_oracle.workers = reference_submit
@@ -231,15 +232,15 @@ def _installation_failure(
 
 
 def _in_process(
-    text: str,
+    specification: Specification,
     execution: Execution,
     interruption: Interruption,
     open_pool: Callable[[], Pool] | None,
 ) -> InProcess | NotStarted:
     try:
-        return InProcess(text, execution.lowering, interruption, open_pool)
+        return InProcess(specification, execution.lowering, interruption, open_pool)
     except BackendUnavailable as error:
-        return NotStarted(text, error)
+        return NotStarted(specification, error)
 
 
 @contextmanager
@@ -261,7 +262,7 @@ def _open_remote(
     limits = execution.limits
     timeout = _CLUSTER_TIMEOUT_FACTOR * (limits.startup_timeout + limits.timeout * len(texts))
     with closing(WorkerGroup(cluster, _SERVED, arguments, timeout)) as workers:
-        yield [Remote(texts, place, workers) for place in range(len(texts))]
+        yield [Remote(specifications, place, workers) for place in range(len(texts))]
 
 
 def _reference_limits(limits: Limits) -> Limits:
@@ -276,12 +277,12 @@ class NotStarted:
     """A backend that failed to start; its cases do not run.
 
     Args:
-        text: the backend as it is given to ``-b``.
+        specification: the specification of the backend.
         error: the error that prevented the start.
     """
 
-    def __init__(self, text: str, error: BackendUnavailable) -> None:
-        self.name, self.text = backend_name(text), text
+    def __init__(self, specification: Specification, error: BackendUnavailable) -> None:
+        self.specification, self.name = specification, specification.name_in_results
         self.version = ""
         self.ahead = 1
         self._error = error
@@ -324,7 +325,7 @@ class InProcess:
     """A backend in the runner's own process: if it crashes, so does the runner.
 
     Args:
-        text: the backend as it is given to ``-b``.
+        specification: the specification of the backend.
         lowering: when the backend is given primitive operators.
         interruption: set when the user interrupts the run.
         open_pool: starts workers that run every model except a single node with a formula, or a
@@ -335,18 +336,18 @@ class InProcess:
 
     def __init__(
         self,
-        text: str,
+        specification: Specification,
         lowering: LoweringMode,
         interruption: Interruption,
         open_pool: Callable[[], Pool] | None,
     ) -> None:
-        self._start = partial(Host, text, lowering)
+        self._start = partial(Host, specification, lowering)
         self._host = self._start()
         self._interruption = interruption
         self._open_pool = open_pool
         self._pool: Pool | None = None
         self.ahead = 1
-        self.name, self.text = backend_name(text), text
+        self.specification, self.name = specification, specification.name_in_results
         self.version = self._host.version
 
     @property

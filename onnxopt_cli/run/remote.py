@@ -12,7 +12,7 @@ from onnxopt_cli.backends.host import (
     Request,
     Response,
 )
-from onnxopt_cli.backends.specification import backend_name
+from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.record_json import result_from_json
@@ -41,7 +41,7 @@ class Remote:
     those of a rerun or an explanation, go to one worker, in order.
 
     Args:
-        texts: all backends of the workers, as they are given to ``-b``.
+        specifications: the specifications of all backends of the workers.
         place: the index of this backend among them.
         workers: the workers.
 
@@ -49,9 +49,11 @@ class Remote:
         workers: the workers; other modules may send them requests.
     """
 
-    def __init__(self, texts: Sequence[str], place: int, workers: WorkerGroup) -> None:
-        self._names = [*map(backend_name, texts)]
-        self.name, self.text = self._names[place], texts[place]
+    def __init__(
+        self, specifications: Sequence[Specification], place: int, workers: WorkerGroup
+    ) -> None:
+        self._names = [specification.name_in_results for specification in specifications]
+        self.specification, self.name = specifications[place], self._names[place]
         self.version = ""
         self.ahead = 1
         self._place = place

@@ -60,7 +60,7 @@ def open_model_runner(
 
     It starts each backend again on first use, and does not try a second time if that fails.
     """
-    texts = {backend.name: backend.text for backend in plan.backends}
+    texts = {backend.name: backend.specification.given for backend in plan.backends}
     with ExitStack() as stack:
 
         @cache

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from onnxopt_cli.backends.host import Request
-from onnxopt_cli.backends.specification import declared_math
 from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.config.run_config import Execution, Judging
@@ -252,7 +251,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
 
 def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected, ...]:
     """Return the expected result for each backend, which may be pending."""
-    maths = [declared_math(executor.text) for executor in plan.backends]
+    maths = [executor.specification.math for executor in plan.backends]
     by_math = {math: plan.oracle.expected(problem, math) for math in dict.fromkeys(maths)}
     return tuple(by_math[math] for math in maths)
 
@@ -304,7 +303,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
             return unjudged_result(case, problem, expected, executor.name)
         if isinstance(response, str):
             return unanswered(case, executor.name, response)
-        math = declared_math(executor.text)
+        math = executor.specification.math
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if response.batch and result.outcome is not Outcome.PASS:
             # Other cases of the batch may have caused it.

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.specification import backend_name, split_label
+from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import (
     FailedLast,
@@ -194,9 +194,10 @@ def _failed_last(config: RunConfig) -> FailedLast | None:
     return FailedLast(names, only=config.failed_only)
 
 
-def _identity(text: str, version: str) -> BackendIdentity:
-    label, specification = split_label(text)
-    return BackendIdentity(label or text, version, specification if label else "")
+def _identity(executor: Executor) -> BackendIdentity:
+    specification = executor.specification
+    text = specification.text if specification.label else ""
+    return BackendIdentity(executor.name, executor.version, text)
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
@@ -217,7 +218,7 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
             if plan.remote or len(errors) == len(plan.backends):
                 raise errors[0] from error
             tell(f"{printable(executor.name)} is not tested, it could not be started")
-            executors.append(NotStarted(executor.text, error))
+            executors.append(NotStarted(executor.specification, error))
     return executors
 
 
@@ -251,9 +252,7 @@ class Session:
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
         # Weaknesses of the system in isolating worker processes are also recorded.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
-        self._backends = {
-            executor.name: _identity(executor.text, executor.version) for executor in plan.backends
-        }
+        self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
         self._log: Log | None = None
         self._writer: LogWriter | None = None

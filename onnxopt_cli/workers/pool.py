@@ -15,7 +15,7 @@ from onnxopt_cli.backends.host import (
     Request,
     Response,
 )
-from onnxopt_cli.backends.specification import backend_name
+from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
@@ -86,7 +86,7 @@ class Pool:
     """A backend in worker processes; the first one starts at once.
 
     Attributes:
-        text: the backend as it is given to ``-b``.
+        specification: the specification of the backend.
         worker: starts another worker.
         jobs: the largest number of workers.
         loop: the event loop of the workers.
@@ -94,7 +94,7 @@ class Pool:
         version: the implementation and its version, once the backend is ready.
     """
 
-    text: str
+    specification: Specification
     worker: Callable[[], Worker]
     jobs: int
     loop: WorkerLoop
@@ -109,7 +109,7 @@ class Pool:
     _refusal: OnnxoptError | None = None
 
     def __post_init__(self) -> None:
-        self.name = backend_name(self.text)
+        self.name = self.specification.name_in_results
         self.ahead = 2 * self.jobs
         self.loop.pools.append(self)
         self._workers.append(self.worker())

@@ -49,6 +49,7 @@ def main(
 def _serve(connection: socket.socket, input_file: int, output_file: int) -> None:
     # Imported here so that the supervisor is forked before large modules are loaded.
     from onnxopt_cli.backends.host import Host, Response
+    from onnxopt_cli.backends.specification import parse_specification
     from onnxopt_cli.config.run_config import LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
@@ -65,7 +66,7 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
     message, _ = reader.receive(connection.recv_into)
     number, text = message["id"], message["backend"]
     try:
-        host = Host(text, LoweringMode(message["lowering"]))
+        host = Host(parse_specification(text), LoweringMode(message["lowering"]))
     except (OnnxoptError, KeyboardInterrupt) as error:
         interrupted = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
         refusal = error if isinstance(error, OnnxoptError) else interrupted

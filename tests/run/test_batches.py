@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxopt_cli._api import load_cases
 from onnxopt_cli.backends.host import Request, Response, same_bits
 from onnxopt_cli.backends.joined_models import join_models, joined_name, joining_key
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.run.batches import BatchExecutor
 
@@ -135,7 +136,7 @@ def test_wrong_size_of_batches_is_an_error(value, onnxopt):
 class Backend:
     """Returns inputs as outputs; ``fault`` returns the response to other models, or None."""
 
-    name = text = version = "fake"
+    specification, name, version = parse_specification("fake"), "fake", ""
     ahead = 1
 
     def __init__(self, fault=lambda _operators: None):

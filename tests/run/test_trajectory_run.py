@@ -9,6 +9,7 @@ import pytest
 from places import PLUGINS
 from trajectory_files import GRADIENTS, START, trajectory_text
 
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.core.record_json import result_from_json, result_to_json
 from onnxopt_cli.run.executors import InProcess
@@ -130,7 +131,8 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     (workplace / "walk.yaml").write_text(trajectory_text("Adam", GRADIENTS["list"], 12))
     from onnxopt_cli.suites.collect import collect
 
-    executor = InProcess("onnxruntime", LoweringMode.AUTO, Interruption(), None)
+    specification = parse_specification("onnxruntime")
+    executor = InProcess(specification, LoweringMode.AUTO, Interruption(), None)
     prepared = []
     prepare = executor._host._backend.prepare
     executor._host._backend.prepare = lambda model: prepared.append(model) or prepare(model)

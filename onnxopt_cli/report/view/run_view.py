@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import count
 
-from onnxopt_cli.backends.specification import declared_math
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.cases.select import CAPABILITIES
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
 from onnxopt_cli.core.result import (
@@ -23,6 +24,7 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.tolerance import Relative
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.view.accuracy import Accuracy, accuracy
 from onnxopt_cli.report.view.agreement import agreements
 from onnxopt_cli.report.view.causes import FailureGroup, group_failures, reasons_alike
@@ -316,9 +318,10 @@ class RunView:
         label = "suite" if len(suites) == 1 else "suites"
         parts = [f"{label} {', '.join(suites)}"] if suites else []
         parts += [f"without {name} ({reason})" for name, reason in left_out]
-        declaring = [backend for backend in record.backends if ",math=" in backend.text]
         parts += [
-            f"{backend.name} judged as math={declared_math(backend.text)}" for backend in declaring
+            f"{backend.name} judged as math={math}"
+            for backend in record.backends
+            if (math := _declared_math(backend))
         ]
         passes = [
             result for result in record.results if result.note and result.outcome is Outcome.PASS
@@ -380,6 +383,15 @@ class RunView:
             return result.outcome in _WITHOUT_RESULT, number
 
         return tuple(map(self.result, sorted(self.nonconforming, key=rank)))
+
+
+def _declared_math(backend: BackendIdentity) -> str:
+    """Return the option ``math`` of a backend; empty if it is absent."""
+    if ",math=" in backend.text:
+        # The specification in a log may be invalid.
+        with suppress(UsageError):
+            return parse_specification(backend.text.strip()).math
+    return ""
 
 
 def operator_of(result: Result) -> str:

@@ -9,6 +9,7 @@ import onnx
 from onnx import parser
 
 from onnxopt_cli.backends.host import Request, Response
+from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.run import served
 from onnxopt_cli.run.remote import Remote
 from onnxopt_cli.run.runner import Plan
@@ -52,7 +53,8 @@ def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path
         request = Request(
             model, inputs, keep=True, collect=True, expected_bytes=2**30, formula_loop=True
         )
-        response = Remote(["mine"], 0, SimpleNamespace(ask=ask)).submit(request)()
+        specifications = [parse_specification("mine")]
+        response = Remote(specifications, 0, SimpleNamespace(ask=ask)).submit(request)()
     np.testing.assert_array_equal(response.outputs[0], [-1, -2])
     (received,) = backend.requests
     settings = ("keep", "collect", "expected_bytes", "formula_loop")
