@@ -1,26 +1,26 @@
 """Systematic errors of sums of products: accumulators that truncate, or that are too short.
 
-Each element of a matrix product may be within its limit although the accumulator rounds toward zero
-or has too few bits. The errors of many elements together reveal such a defect. If the digits of the
-operands are random, each rounding of a correct algorithm has an error of mean 0 between -u|s| and
-u|s|, where s is a partial sum. In units of u sum|ab|, the error r of an element of n products is
-then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without FMA.
-For T elements and a probability p,
+Each element of a matrix product may be within its tolerance although the accumulator rounds toward
+zero or has too few bits. The errors of many elements together reveal such a defect. If the digits
+of the operands are random, each rounding of a correct algorithm has an error of mean 0 between
+-u|s| and u|s|, where s is a partial sum. In units of u sum|ab|, the error r of a sum of n products
+is then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without
+FMA. For T elements, each of these bounds holds with a probability of at least 1 - p:
 
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
 
-Terms that are small compared with the sum are lost systematically, also those of an addend such as
-Gemm's C; a bound of this loss is added to both limits. Equal sums, as of repeated rows, have equal
-errors. T is therefore an effective number of elements: (sum c)^2 / sum c^2, where c elements have
-the same significand.
+Terms that are much smaller than the sum are lost systematically, and so is a small addend such as
+Gemm's C; a bound of this loss is added to both bounds. Equal sums, for example of repeated rows,
+have equal errors. T is therefore an effective number of elements, (sum c)^2 / sum c^2, where the
+sums are over the distinct significands of the outputs, and c elements share a significand.
 
 Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
-becomes 2. Subnormal outputs are left out, since their errors are not in proportion to them.
+becomes 2. Subnormal outputs are left out, because their errors are not proportional to |y|.
 
-Digits that are related, as in an arithmetic progression, make the errors of correct algorithms
-systematic. A finding is therefore dropped if sequential sums in float32, or correctly rounded
-outputs of 16 bits, yield one for the same operands.
+If the digits of the operands are related, as in an arithmetic progression, the errors of correct
+algorithms are systematic, too. A finding is therefore dropped if a correct algorithm yields one for
+the same operands: sequential sums in float32 or, for 16-bit outputs, correctly rounded sums.
 
 TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
@@ -42,28 +42,31 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-#: Probability that a correct algorithm fails one of the four tests of an output; together, the
-#: probability is below 1e-9.
+#: The probability with which a correct algorithm fails one test. An output has four tests: all
+#: together have a probability below 1e-9.
 FALSE_ALARM = 1e-10
-#: The probability of each test for a finding that is reported without a failure.
+#: The probability with which a correct algorithm causes a finding that is reported but is not a
+#: failure.
 FINDING_PROBABILITY = 1e-4
-#: Smaller outputs are not examined: the tests would be too weak.
+#: Outputs with fewer elements are not examined: the tests would be too weak.
 MIN_ELEMENTS = 256
-# Outputs with more products are not examined.
+# Outputs whose sums have more products in total are not examined.
 _MAX_PRODUCTS = 1 << 24
-# Nonzero operands must have magnitudes in this range, and this share of them a nonzero last byte.
+# The digits of float32 operands count as random if the magnitudes of their nonzero elements are in
+# this range, and at least this share of their elements has a nonzero last byte.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
 # 16-bit elements whose terms cancel by a larger factor are left out.
 _MAX_CANCELLATION = 64.0
-# A term is rounded systematically if it is below this number of unit roundoffs of the sum;
-# number of terms drawn.
-_SMALL_TERM, _DRAWN_TERMS = 8.0, 4096
+# A term that is below this number of unit roundoffs of the sum may be lost systematically.
+_SMALL_TERM = 8.0
+# The loss of small terms is estimated from this number of products, drawn at random.
+_DRAWN_TERMS = 4096
 _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# If the mean square is too large, the mean error is also stated if it exceeds this number of
-# standard errors.
+# A message about a mean square error that is too large also states the mean error if that exceeds
+# this number of standard errors.
 _SIGNIFICANT = 7.0
 
 
@@ -169,9 +172,10 @@ class _Sums:
     addend: Array
 
     def lost(self, roundoff: float) -> float:
-        """Return a bound of the systematic loss of small terms in a sum, in units.
+        """Return a bound of the systematic loss of small terms in a sum, in units of u sum|ab|.
 
-        A term below half a digit of the partial sum is lost completely: the error is not random.
+        A term below half of the last digit of the partial sum is lost completely, so that its
+        rounding error is not random.
         """
         if not self.magnitudes.any():
             return 0.0
@@ -263,10 +267,10 @@ def _finding_of(output: Array, sums: _Sums) -> AccumulationFinding | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The errors of sums, in units.
+    """The errors of sums.
 
     Attributes:
-        errors: the errors.
+        errors: the errors, in units of u sum|ab|, or of u|y| for 16-bit outputs.
         signs: the signs of the exact sums.
         independent: the effective number of independent errors.
         count: the number of products in a sum.
@@ -279,9 +283,9 @@ class _Sample:
 
 
 def _effective_count(exact: Array) -> int:
-    """Return the number of sums whose errors are independent.
+    """Return the effective number of sums whose errors are independent.
 
-    Sums that differ in sign or by a power of two alone have the same relative error.
+    Sums that differ only in sign or by a power of two have the same relative error.
     """
     significands = np.abs(np.frexp(exact)[0]).astype(np.float32)
     counts = np.unique(significands, return_counts=True)[1].astype(np.float64)
@@ -341,19 +345,19 @@ def _largest_ratio(elements: int) -> float:
 
 
 def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether an operand has the type of the output and random digits, or integers."""
+    """Return whether an operand consists of integers, or of random digits in the output's type."""
     if operand.dtype.kind in "iu":
         return True
     return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))
 
 
 def _has_random_digits(array: Array) -> bool:
-    """Return whether the last digits of operands appear random, without extreme magnitudes."""
+    """Return whether the last digits of an operand appear random, and no magnitude is extreme."""
     wide = np.abs(array.astype(np.float64))
     numbers = wide[wide > 0]
     if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:
         return False
-    # Equal terms are rounded in the same direction.
+    # If all terms are equal, they are all rounded in the same direction.
     if array.dtype != _SINGLE:
         return np.unique(array).size > 1
     if np.unique(array).size < _RANDOM_SHARE * array.size:
@@ -424,6 +428,7 @@ def _reduction(
     operation = _Operation(f"{letters}->{kept_letters}", (x,))
     if node.op_type == "ReduceSum":
         return operation
-    # The reciprocal of any other number has a rounding error that all means share.
+    # A mean may be computed by multiplication by the reciprocal of the count. Unless the count is a
+    # power of two, the reciprocal is rounded, and all means share that error.
     is_power_of_two = operation.count & (operation.count - 1) == 0
     return replace(operation, factors=(x / operation.count,)) if is_power_of_two else None

@@ -2,11 +2,11 @@
 
 A model without a formula of ours runs on onnx's reference: once in double, which gives the exact
 value y of each element, and eight times in double with roundings of the model's own types injected
-(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives y_r. It also runs as accepted
-reformulations compute it, which gives z: in its own types, by the function bodies that ONNX
+(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. It also runs by each
+accepted reformulation, which gives the values z: in its own types, by the function bodies that ONNX
 publishes, and with sequential sums. For each element
 
-    unit      = max_r |y_r - y|, at least u |y|, and |z - y| / 4 unless |z - y| is over 64 units
+    unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
 
 where u is the unit roundoff, and lambda the smallest normal number of the type if the element may
@@ -15,8 +15,9 @@ condition times u. An output that no rounding moves has the unit 0: it must be e
 doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
 A difference that is not proportional to the roundings does not widen the tolerance. Where z
-overflows, a perturbation crosses a discontinuity, or a root has a negative operand, the other value
-is an alternative: it is accepted for that element as y is, with a tolerance of its own.
+overflows, a perturbation crosses a discontinuity, or the operand of a root becomes negative, the
+value of that run is an alternative: it is accepted for that element beside y, with a tolerance of
+its own.
 ``docs/conditioned.md`` gives the reason of each rule.
 """
 
@@ -116,41 +117,45 @@ from onnxopt_cli.oracle.widen import (
     SINGLE,
     is_short,
     is_wide,
+    rounded_like,
     single_value,
     smallest_normal,
     widened,
     widened_value,
 )
 
-# A reformulation that differs by more units does not measure the condition. Where it overflows, it
-# is an alternative.
+# A reformulation that differs from y by more units does not measure the condition. Where it
+# overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
 # With this share of a reformulation's error as the unit, 16 units are four times its error.
 _REFORMULATION_SHARE = 1 / 4
-# Sequential sums may round equal terms in the same direction, up to 2^14 roundings. Twice their
-# error is accepted; beyond 1/16 of the largest output their result is an alternative.
+# Sequential sums may round equal terms in the same direction, so that their error grows to 2^14
+# roundings. Twice the error of an element is accepted if the error is at most 1/16 of the largest
+# output; otherwise the result of the sequential sum is an alternative.
 _MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
-# Roundings are this many times smaller when an output is tested for discontinuities.
+# To test an output for discontinuities, the perturbed runs are repeated with roundings that are
+# smaller by this factor.
 _FINER = 64.0
 _MAX_VISITS = 20_000
 #: Beginning of the reason for a missing estimate if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
-# How an intermediate result leaves the range of its type. NumPy reports the first two by these
-# names.
+# Events that are recorded in the run of a model in its own types. An intermediate result leaves the
+# range of its type; NumPy reports the first two of these events by these names:
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
-# NaN or infinity enters the operands that a fast algorithm mixes.
+# NaN or infinity is among the operands that a fast algorithm mixes:
 _SPREADS = "spreads"
-# A sum may overflow in another order of its terms.
+# A sum may overflow in another order of its terms:
 _REORDERED = "reordered"
 _MAX_MESSAGE_CHARS = 200
-# A node that interpolates between integers; recorded together with the contested questions.
+# Recorded among the contested questions: a node interpolates between integers.
 _INTEGERS = "integers"
 # Labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
 _FLUSHED = "the result with zeros for subnormal numbers"
 _SEQUENTIAL = "the result of sequential sums"
 _LOWEST = "the lowest finite number for a masked score"
-# Normalizations with a ``stash_type``, which is float32 by default, from a version on.
+# Normalizations with the attribute ``stash_type``, and the opset version that introduced it. Its
+# default is float32.
 _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 # With more contested questions in a model, their combinations are not tried.
 _MAX_COMBINED_QUESTIONS = 2
@@ -169,15 +174,15 @@ class ConditionedOutput:
     """The expected values of one output.
 
     Attributes:
-        right: right values, and for each of them the tolerance of its elements, float64. An element
-            may match any of them. The first is the exact value, rounded to the output's dtype; that
-            of a discrete output is the reference's result, with a tolerance of zero. Empty if there
-            is a reason.
-        reformulated: the same if operators are computed by identities that preserve only absolute
-            accuracy; empty if they make no difference.
+        right: pairs of a correct value of the output and the tolerances of its elements, float64.
+            An element may match any of the values. The first value is the exact one, rounded to the
+            output's dtype; for a discrete output, it is the reference's result, with a tolerance of
+            zero. Empty if there is a ``reason``.
+        reformulated: like ``right``, for operators that are computed by identities that preserve
+            only absolute accuracy; empty if this makes no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.
         units: the tolerance in units; 0 if the tolerances are all zero.
-        labels: a description of each of ``right``; empty, or omitted at the end, for none.
+        labels: a description of each pair in ``right``; an empty or missing one stands for none.
         structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
     """
 
@@ -189,7 +194,7 @@ class ConditionedOutput:
     labels: tuple[str, ...] = ()
 
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
-        """Return an output that also accepts the right values of another one."""
+        """Return an output that also accepts the correct values of an alternative."""
         labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
         labels += [text or label for text in alternative.labels[1:]]
         return replace(self, right=self.right + alternative.right, labels=tuple(labels))
@@ -223,7 +228,7 @@ def all_readings(
             :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; or empty.
 
     Returns:
-        The first readings of all questions, then other readings if their results differ.
+        The result by the first readings of all questions, then those by other readings that differ.
 
     Raises:
         NoReferenceError: if the condition cannot be estimated.
@@ -301,7 +306,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
             exact = ReferenceModel(model, wide=True).run(inputs)
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
             return native
-    return [*map(_rounded_to_type_of, exact, native)]
+    return [*map(rounded_like, exact, native)]
 
 
 def node_error_contributions(
@@ -349,13 +354,6 @@ def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> l
             raise NoReferenceError(f"onnx's reference: {_first_line(error)}") from error
 
 
-def _rounded_to_type_of(exact: Any, native: Any) -> Any:
-    tensors = isinstance(exact, np.ndarray) and isinstance(native, np.ndarray)
-    if not tensors or native.dtype not in ROUNDOFF or exact.shape != native.shape:
-        return native
-    return exact.astype(native.dtype)
-
-
 def _first_line(error: Exception) -> str:
     # Further lines may list all operators of the reference.
     return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
@@ -393,10 +391,10 @@ def _reading(
 
 
 def _prepared(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
-    """Return a model that onnx's reference computes by our formulas where there is one.
+    """Return a model in which nodes with a formula of ours are lowered, and gradients expanded.
 
-    The nodes of a formula are those that its lowering consists of: each of them rounds. So does
-    each node of the backward pass that takes the place of a Gradient node.
+    A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
+    backward pass. The roundings of each of these nodes count.
 
     Raises:
         NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.
@@ -423,7 +421,7 @@ def _same_reading(first: Reading, second: Reading) -> bool:
 def _same_values(
     first: Sequence[tuple[Array, Array]], second: Sequence[tuple[Array, Array]]
 ) -> bool:
-    """Return whether right values and their tolerances are bitwise equal."""
+    """Return whether correct values and their tolerances are bitwise equal."""
     return len(first) == len(second) and all(
         np.array_equal(a, b, equal_nan=a.dtype != object)
         for pairs in zip(first, second, strict=True)
@@ -475,7 +473,7 @@ def _estimate(
 
 
 def _shared_prefix(model: onnx.ModelProto) -> SharedPrefix:
-    """Return the nodes that the reformulations of a graph share with it."""
+    """Return the nodes that a graph has in common with its reformulations."""
     if len(model.graph.node) == 1:
         return SharedPrefix({})
     by_identity = {
@@ -529,8 +527,9 @@ class _Shared:
         math: the declared arithmetic.
         encountered: receives the contested questions that nodes of the model raise.
         prefix: the nodes before the first that is reformulated.
-        classes: the classes of nodes that ran.
-        unchanged: models without replaced operators, in their own types or double.
+        classes: the classes of nodes that ran, by node and types of operands.
+        unchanged: models without replaced operators, each with whether it computes in double, and
+            the reference model that runs it.
     """
 
     math: str
@@ -547,7 +546,7 @@ class _Shared:
         *,
         wide: bool = False,
     ) -> ReferenceModel:
-        """Return a model that shares initializers and nodes with earlier ones for the same model.
+        """Return a reference model that shares initializers and nodes with earlier ones.
 
         See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
         """
@@ -566,21 +565,24 @@ class _Evaluation:
     Attributes:
         native: the output in the model's own types.
         exact: the output in double.
-        perturbed: the outputs in double of all perturbed runs; empty if they do not move it.
-        finely_perturbed: the same with roundings divided by 64; empty if the output cannot jump.
+        perturbed: the output in double in each perturbed run; empty if no run moves it.
+        finely_perturbed: like ``perturbed``, with roundings divided by 64; empty if the output
+            crosses no discontinuity.
         sequential: the outputs in the model's own types with sequential sums, one per algorithm;
             empty if no sum is long.
-        out_of_range: outputs in the model's own types if an intermediate result leaves the range of
-            its type: as it is, with subnormal numbers flushed, with NaN or infinity spread.
+        out_of_range: further outputs in the model's own types if an intermediate result leaves the
+            range of its type: unchanged, with subnormal numbers flushed to zero, and with NaN or
+            infinity spread by a fast algorithm.
         underflows: whether an intermediate result within a node underflows.
         overflows: whether an intermediate result overflows.
         step: the size of the injected roundings, in roundings of the model's types.
-        accumulation: operator and kind of a model's only node, if it accumulates 16-bit operands.
+        accumulation: operator and kind of a model's only node if it accumulates 16-bit operands;
+            else None.
         elementwise: whether the model is a single node that rounds each element of its outputs
             once.
         units: the tolerance in units.
-        direct_bound: the largest error of direct evaluations of a single node; None if it is not
-            bounded.
+        direct_bound: the largest error of each element by a direct evaluation of a single node;
+            None if it is not bounded.
     """
 
     native: Any
@@ -611,7 +613,7 @@ def _evaluate_bodies(
 ) -> list[_Evaluation]:
     """Evaluate the function bodies that ONNX publishes for a model's nodes; empty without any."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
-        # The scale of the error of a window bounds the roundings of its body.
+        # The scale of a window's error already bounds the roundings of the published body.
         return []
     try:
         if accumulation:
@@ -621,7 +623,7 @@ def _evaluate_bodies(
         expanded = subtracting_operators(model)
         return _evaluate(model, inputs, shared, expanded, name=_BODIES) if expanded else []
     except MemoryError:
-        # Without the body, tolerances would be too narrow.
+        # Tolerances without the body would be too narrow.
         raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack an operator of the body
         return []
@@ -639,7 +641,7 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = _evaluate(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # The number of accepted float32 roundings is that of a float32 model.
+            # Accept as many roundings of float32 as for a float32 model.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)
@@ -677,13 +679,13 @@ class _FirstRun:
 
     Attributes:
         shared: the state that evaluations of the model and of its reformulations share.
-        is_model: whether it visits the model itself, not a reformulation.
+        is_model: whether the run is that of the model itself, not of a reformulation.
         is_node: whether the model consists of one node.
         visited: the nodes that ran.
-        types: for each of them, the dtypes of its outputs.
-        range_events: how intermediate results leave the range of their types.
-        special_events: other ways in which NaN or infinity may result: a fast algorithm spreads
-            them, or a sum overflows in another order.
+        types: for each of these nodes, the dtypes of its outputs.
+        range_events: the events by which intermediate results leave the range of their types.
+        special_events: other events by which NaN or infinity may result: a fast algorithm spreads
+            them, or a sum overflows in another order of its terms.
     """
 
     shared: _Shared
@@ -792,19 +794,19 @@ def _evaluate(
 
 def _visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
     before, after = _coarsest(operands), _coarsest(outputs)
-    # R of a training operator may be float32 beside tensors of doubles, and so may be values that
-    # depend on R alone.
+    # The input R of a training operator, and values that depend on R alone, may be float32 while
+    # the tensors are doubles.
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
     if node.op_type in GRIDS:
-        # Roundings of double would be lost in runs whose positions move by those of float32.
+        # Where positions move by roundings of float32, roundings of double would have no effect.
         roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    # Positions may be computed in the type of the grid that states them. Others follow from scales,
-    # which are float32.
+    # Positions from a grid may be computed in the type of the grid. Other positions follow from
+    # scales, which are float32.
     position_roundoff = (
         max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)
     )
@@ -843,7 +845,7 @@ def _perturbed_outputs(
 def _sequential_algorithms(
     sites: Sequence[RoundingSite],
 ) -> dict[str, AbstractContextManager[None]]:
-    """Return blocks in which sums are sequential, by algorithm; empty if no sum is long."""
+    """Return context managers that make sums sequential, by algorithm; empty without long sums."""
     if not any(map(has_long_sums, sites)):
         return {}
     operators = {site.op_type for site in sites}
@@ -861,7 +863,7 @@ def _sequential_algorithms(
 
 
 def _numpy_range_events(events: set[str]) -> AbstractContextManager[Any]:
-    """Record overflow and underflow within nodes, as NumPy reports them, in a block."""
+    """Return a context manager that records overflow and underflow that NumPy reports."""
     return np.errstate(over="call", under="call", call=lambda event, _: events.add(event))
 
 
@@ -1020,7 +1022,7 @@ def _float_output(
         ):
             close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
             if underflows:
-                # Few digits of subnormal intermediate results are left.
+                # Subnormal intermediate results have few significant digits.
                 close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
             unit = np.where(close, np.maximum(unit, distance * _REFORMULATION_SHARE), unit)
             infinite = ~np.isfinite(value) & overflows
@@ -1037,7 +1039,8 @@ def _float_output(
         for distance, value in _distances(
             [v for evaluation in evaluations for v in evaluation.sequential], exact
         ):
-            # The error of a normalized element is relative to the mean, not to the element.
+            # The error of a normalized element is relative to the mean, so it may exceed 2^14
+            # roundings of the element. It is compared with units and the largest output, too.
             share = np.minimum(
                 _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
             )
@@ -1061,7 +1064,7 @@ def _float_output(
 def _largest_unit(
     evaluations: Sequence[_Evaluation], exact: Array, rounding: Array
 ) -> tuple[Array | None, list[Array]]:
-    """Return how one rounding moves each element, and the values beyond discontinuities.
+    """Return the units of an output, and its values on other sides of discontinuities.
 
     Args:
         evaluations: the evaluations of an output by several reformulations.
@@ -1069,7 +1072,8 @@ def _largest_unit(
         rounding: the size of a rounding of each element.
 
     Returns:
-        The unit, or None if the output does not round; and the values.
+        The movement of each element by one rounding, or None if the output is not rounded; and the
+        values.
     """
     unit, values, rounds = np.zeros(exact.shape), [], False
     for evaluation in evaluations:
@@ -1089,11 +1093,12 @@ def _bounded(unit: Array, evaluation: _Evaluation) -> Array:
 
 
 def _unit(evaluation: _Evaluation, exact: Array) -> tuple[Array, list[Array]]:
-    """Return how one rounding moves each element, and the values beyond discontinuities."""
+    """Return the units of an output in one evaluation, and its values beyond discontinuities."""
     unit = np.zeros(exact.shape)
     if np.shape(evaluation.exact) != exact.shape:
         return unit, []
-    # Where a perturbed run overflows or has no root, the other runs measure the movement.
+    # Where a perturbed run overflows or takes the root of a negative number, only the other runs
+    # measure the movement.
     movements, fine_movements = (
         [(np.where(np.isfinite(distance), distance, 0.0), value) for distance, value in pairs]
         for pairs in (
@@ -1105,8 +1110,9 @@ def _unit(evaluation: _Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         reduce(np.maximum, (distance for distance, _ in pairs), unit)
         for pairs in (movements, fine_movements)
     )
-    # A smooth function moves in proportion to the roundings, an even one to their squares, a root
-    # to their square roots. Any other proportion is a discontinuity.
+    # The movement is proportional to the roundings, at the minimum of an even function to their
+    # squares, and at the zero of a root to their square roots. Any other ratio of the movements by
+    # large and small roundings reveals a discontinuity.
     jumps = ((finest > largest / 4) | (finest < largest / (8 * _FINER**2))) & (largest > 0)
     jumps &= bool(fine_movements)
     values: list[Array] = []
@@ -1150,7 +1156,14 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
 def _alternative(
     value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return another right value, with a relative tolerance or the tolerance of the exact value."""
+    """Return an alternative in an output's dtype, and its tolerances.
+
+    Args:
+        value: the alternative in double.
+        relative: its relative tolerance.
+        tolerance: the tolerances of the exact value, which are the least of the alternative.
+        dtype: the dtype of the output.
+    """
     relative_tolerance = relative * np.abs(value)
     finite = np.where(np.isfinite(relative_tolerance), relative_tolerance, 0.0)
     return value.astype(dtype), np.maximum(tolerance, finite)
@@ -1163,7 +1176,7 @@ def _with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOut
         if masked.any():
             lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
             scores = np.where(masked, lowest, expected).astype(expected.dtype)
-            # A bias may have been added to the lowest number.
+            # A finite bias may have been added to the lowest number.
             near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, tolerance)
             with_lowest = conditioned_output.with_alternatives(
                 ConditionedOutput(((scores, near),)), _LOWEST
@@ -1179,9 +1192,9 @@ def _interpolates_integers(node: Any, operands: Sequence[Any]) -> bool:
 def _with_either_integer(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
 ) -> list[ConditionedOutput]:
-    """Accept either neighbour of a number that is interpolated between integers.
+    """Accept both integers next to a number that is interpolated between integers.
 
-    Where the coordinates are rounded, a number close to an integer may be below or above it.
+    If the coordinates are rounded, a number close to an integer may be moved across it.
     """
     neighbours = []
     for toward, away in ((np.floor, -1.0), (np.ceil, 1.0)):
@@ -1204,13 +1217,13 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs rounded down or up after errors of coordinates; empty if those are exact.
+    """Return outputs rounded down or up after errors of coordinates; empty if these are exact.
 
     Args:
         model: a model that interpolates between integers.
         inputs: its inputs.
-        toward: the function that rounds.
-        away: the sign of an error that moves a number across an integer.
+        toward: the function that rounds, ``np.floor`` or ``np.ceil``.
+        away: the sign of an error that moves a number across an integer in that direction.
     """
     is_rounded = False
 

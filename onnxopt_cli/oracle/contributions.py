@@ -1,14 +1,16 @@
 """How much of the tolerance or error of a model's outputs each node causes.
 
-To first order, an output moves by the sum of c_i, where c_i is its movement by the roundings of
-node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so that it yields
+To first order, roundings move an output by the sum of c_i, where c_i is its movement by the
+roundings of node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so that
+the output moves by
 
     y_k = sum_i s_ik c_i        and        mean over k != l of s_ik s_il <y_k, y_l>
 
-estimates |c_i|^2 for all nodes at once. The nodes with the largest estimates then run alone, which
-measures their movements. The share of a node is |c_i|^2 / sum_j |c_j|^2.
+estimates |c_i|^2 for all nodes at once. For each of the nodes with the largest estimates, a further
+run with the roundings of that node alone measures c_i. The share of a node is
+|c_i|^2 / sum_j |c_j|^2.
 
-For the error of a backend, c_i is the movement by the error that the backend has in node i alone.
+For the error of a backend, c_i is the movement by the error that the backend makes in node i alone.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from onnxopt_cli.oracle.rounding.injection import (
 )
 from onnxopt_cli.oracle.widen import is_wide, widened_value
 
-# The estimates have a standard deviation of 1.4 / 12 of the total.
+# The estimates have a standard deviation of sqrt(2) / 12 of the total.
 _RUNS = 12
-# Nodes that run alone, for all outputs together.
+# The largest number of nodes whose movements are measured alone, for all outputs together.
 _MAX_ALONE = 4
 _SEED = 42
 
@@ -58,9 +60,9 @@ class _SignedInjector(Injector):
     Args:
         sites: the nodes of the exact run.
         step: the size of the roundings, in roundings of the model's types.
-        factors: the factors.
-        firsts: for each node, the number of elements that earlier nodes move; the first run of a
-            model appends them.
+        factors: the factor of each node.
+        firsts: for each node, the number of elements that earlier nodes move; filled by the first
+            run of the model, so that a node has the same roundings in all runs.
     """
 
     def __init__(
@@ -127,9 +129,9 @@ def error_contributions(
 ) -> list[Contribution]:
     """Return the largest contributions to the error of each output, largest first.
 
-    The error of a node is the difference between the outputs that a backend returned for the node
-    alone and those in double, both computed from operands that are rounded to the model's types.
-    The shares are of the movements of an output by these errors.
+    A backend ran each node alone, with operands rounded to the model's types. The error of the node
+    is the difference of its outputs from those in double for the same operands. The shares concern
+    the movements of an output of the model by these errors.
 
     Args:
         model: the model, as the reference runs it.
@@ -137,8 +139,8 @@ def error_contributions(
         returned: outputs of nodes that a backend ran alone, by name.
 
     Returns:
-        The contributions; none if an output that was returned is not one of a visited node, because
-        its operator is replaced by others.
+        The contributions; empty if a returned output belongs to no node that onnx's reference runs,
+        because the operator of its node was replaced by others.
     """
     wide_model = ReferenceModel(model, wide=True)
     doubles = {name: widened_value(value) for name, value in inputs.items()}
@@ -233,7 +235,11 @@ def _largest_shares(
 
 
 def _movement(moved: Any, exact: Any) -> Array | None:
-    """Return the movement of an output, scaled by its size; None unless it is comparable."""
+    """Return the movements of an output's elements as a vector.
+
+    A complex movement is represented by its magnitude and the sign of its real part. None stands
+    for an output that is discrete or empty, or whose shape has changed.
+    """
     if not is_wide(exact) or np.shape(moved) != exact.shape or not exact.size:
         return None
     difference = np.abs(np.asarray(moved) - exact) * np.sign(np.real(moved - exact))

@@ -1,7 +1,7 @@
 """Tests of the outputs of random operators: type, shape and distribution.
 
-Each output of a correct backend is rejected with a probability below 1e-9. ``TopK`` without
-``sorted`` is tested here as well: its outputs may have any order.
+The probability of rejecting a correct output is below 1e-9. ``TopK`` with ``sorted=0``, whose
+outputs may have any order, is tested here as well.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from onnxopt_cli.operators.nodes import all_nodes, imported_versions
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})
-# The probability of a false alarm of each of at most three tests of an output.
+# The probability of a false alarm in one test. An output has at most three tests.
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# Numbers with few digits move means by at most this many of the distances between them.
+# The rounding of a sample to representable numbers moves its mean and mean square by at most this
+# number of gaps between the levels of such numbers.
 _GRAINS = 8
-# Sums within four standard deviations are never unlikely.
+# The square of four standard deviations, in variances. Smaller deviations need no test.
 _LIKELY_VARIANCES = 16
 # The error of a scaled element, in ulps.
 _SCALING_ULPS = 16
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# Without them, it drops nothing.
+# In between it has neither, and drops nothing.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
 # Indices of the inputs of Dropout.
 _RATIO, _TRAINING = 1, 2
@@ -48,14 +49,15 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
 
     If the model has several nodes, only the types and shapes of its outputs are tested.
     """
-    # Only functions that a node calls can draw numbers. Running the model reports errors in them.
+    # Functions that no node calls draw no numbers. An error in a function is reported when the
+    # model runs.
     with suppress(NodeError):
         model = with_bound_functions(model)
     version = imported_versions(model).get("", 0)
     nodes = list(all_nodes(model))
     names = [output.name for output in model.graph.output]
     if len(nodes) == 1 and nodes[0].op_type == "TopK":
-        # Running the model reports errors in the node.
+        # An error in the node is reported when the model runs.
         with suppress(IndexError, ValueError, TypeError):
             return {name: law for name, law in _top(nodes[0], inputs) if name in names}
     undefined = len(nodes) == 1 and nodes[0].op_type == "ReduceMean" and not _size(nodes[0], inputs)
@@ -175,9 +177,10 @@ def _test_continuous(
 ) -> str:
     """Test a sample of a continuous distribution.
 
-    The distribution function maps the sample to levels, which are uniform from 0 to 1. The test
-    bounds the distance of their distribution (Dvoretzky, Kiefer, Wolfowitz) and, after mapping them
-    to the normal distribution, the mean and the mean square (Chernoff).
+    The distribution function maps the numbers of the sample to levels, which are then uniform from
+    0 to 1. The test bounds the distance of their empirical distribution from the uniform one
+    (Dvoretzky, Kiefer, Wolfowitz). It also maps the levels to the standard normal distribution, and
+    bounds the mean and the mean square of the result (Chernoff).
 
     Args:
         law: the distribution function of (x - origin) / scale.
@@ -189,7 +192,7 @@ def _test_continuous(
     if not scale:
         wrong = numbers != np.asarray(origin, sample.dtype)
         return f"has elements that are not {origin:g}" if wrong.any() else ""
-    # The largest gap between the levels of representable numbers.
+    # An upper bound of the gaps between the levels of neighbouring representable numbers.
     magnitude = max(abs(origin), abs(origin + scale)) / abs(scale)
     grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, magnitude)
     levels = np.sort(law((numbers - origin) / scale))
@@ -230,9 +233,10 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
 
 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
-    """Return whether the deviation of a weighted sum of zeros and ones is less likely than a bound.
+    """Return whether a weighted sum of zeros and ones deviates so much that its probability is low.
 
-    Any exponent yields a Chernoff bound. Exponents near that of a normal distribution are tried.
+    Each exponent yields a Chernoff bound of the probability. The exponents tried are near the best
+    one for a normal distribution.
     """
     deviation = float((weights * (values - chances)).sum())
     variance = float((weights**2 * chances * (1 - chances)).sum())
@@ -277,7 +281,7 @@ def _test_dropout(x: Array, keep: float, sample: Array) -> str:
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     ulp = np.spacing(np.abs(wide / keep).astype(sample.dtype)).astype(np.float64)
     scaled = np.abs(values - wide / keep) <= _SCALING_ULPS * ulp
-    # A kept infinity stays infinite. A dropped NaN or infinity may be NaN, as 0 times it is.
+    # A kept infinity stays infinite. A dropped NaN or infinity may become NaN, its product with 0.
     scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))
     if not (scaled | (values == 0)).all():
         return f"has elements that are neither 0 nor scaled by {1 / keep:g}"

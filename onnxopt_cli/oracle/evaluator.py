@@ -32,7 +32,8 @@ _SEQUENTIAL_TYPES = (np.float32, np.float64)
 _MATRIX_RANK = 2
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
-# Larger matrix products are not summed sequentially, which would take seconds.
+# Matrix products with more products of elements are not summed sequentially, which would take
+# seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
 # If initializers have more elements in total, they are converted to double at each use, to save
 # memory.
@@ -43,14 +44,13 @@ _MAX_UPDATED_TERMS = 4096
 Compute = Callable[..., tuple[Any, ...]]
 
 
-#: Called for each node; returns its outputs. The arguments are the node with the attributes that
-#: the evaluator reads, the function that computes it, its inputs, and the number of nodes visited
-#: before.
+#: Called for each node; returns its outputs. The arguments are the node as :func:`_prepared`
+#: describes it, the function that computes it, its inputs, and the number of nodes visited before.
 Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]]
 
 
 def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: int) -> Sequence[Any]:
-    """Compute a node: the visitor without an effect of its own."""
+    """Compute a node and do nothing else: the default visitor."""
     return compute(*inputs)
 
 
@@ -65,14 +65,14 @@ class ReferenceModel:
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
-        like: an instance for the same model without replaced operators. It shares initializers and,
-            if it computes in the same types, the nodes that are not replaced.
+        like: an instance for the same model without replaced operators, whose initializers are
+            reused and, if it computes in the same types, also its nodes that are not replaced.
 
     Attributes:
         wide: whether it computes in double.
-        visits: the visits of its runs, and of instances that share its nodes.
-        arrays: the initializers. Those of a wide instance are in the model's own types if their
-            doubles would take much memory.
+        visits: the state of the current run; instances that share nodes also share this object.
+        arrays: the initializers. Those of a wide instance keep the model's own types if their
+            doubles would take too much memory.
         proto: the model without these initializers, in double if it is wide.
     """
 
@@ -90,7 +90,7 @@ class ReferenceModel:
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
         )
-        # Nodes that two instances share run with the visitor of either.
+        # A node that two instances share finds the visitor of the current run in one object.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
             donor.proto if donor else _without_initializers(model, wide=wide)
@@ -185,12 +185,12 @@ class ReferenceModel:
 
 @dataclass
 class Visits:
-    """The visits of a run of a model.
+    """The state of a run of a model.
 
     Attributes:
         converts: whether operands may have to be converted to double.
-        visitor: visits the nodes.
-        count: the number of nodes visited before.
+        visitor: the visitor of the run.
+        count: the number of nodes visited so far.
     """
 
     converts: bool
@@ -213,7 +213,7 @@ class Visits:
         for node, released in nodes:
             outputs = self._outputs(node, values, attributes)
             values.update(zip(node.output, outputs, strict=False))
-            # An output without a name has the name that stands for an omitted operand.
+            # The name of an unnamed output is empty; as an input, it stands for an omitted operand.
             values[""] = None
             for name in released:
                 values.pop(name, None)
@@ -247,14 +247,14 @@ class Visits:
 
 
 def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
-    """Return the attributes of a node that runs and visitors read.
+    """Return a node with the attributes that the evaluator and visitors read.
 
-    Reading them from the node's message each time would be slow.
+    To read them from the node's protobuf message at each visit would be slow.
 
     Args:
         node: the node, as onnx's reference prepares it.
-        function: the class of the nodes that call a function.
-        wide: whether it computes in double.
+        function: the class of nodes that call a function.
+        wide: whether the node computes in double.
     """
     is_function = isinstance(node, function)
     for name, value in list(vars(node).items()) if wide else ():
@@ -262,8 +262,8 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             # A float32 scalar of NumPy would turn results with Python floats into float32.
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
-            # The reference's own operators accept only this value. In a wide model they compute
-            # in double nevertheless.
+            # The reference's operators accept only this value of stash_type. In a wide model they
+            # compute in double nevertheless.
             setattr(node, name, onnx.TensorProto.FLOAT)
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001
@@ -276,7 +276,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # The operators of a function belong to another message.
+        # None: the operators in a function or subgraph are not known from this node's message.
         contains=None if is_function or node.has_subgraph else operators_within,
         outer_names={*used_names(message)} if node.need_context() else None,
         is_visited=not node.has_subgraph and not is_function,
@@ -294,7 +294,7 @@ def _computed(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
 
 
 def _computed_in_double(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
-    # Some operators return float32 for operands of any type, others scalars.
+    # Some operators return float32 for operands of any type; some return scalars.
     return tuple([widened_value(_array(output)) for output in run(*operands, **settings)])
 
 
@@ -312,7 +312,7 @@ def _released(nodes: Sequence[SimpleNamespace], returned: Collection[str]) -> li
 def _initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> dict[str, Any]:
-    """Return the initializers of a graph, in double if they are few."""
+    """Return the initializers of a graph, in double if the model is wide and they are small."""
     arrays = (
         like.arrays
         if like and not like.wide
@@ -349,13 +349,13 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
 def sequential_sums(
     *, scaled: bool = False, from_last: bool = False, updated: bool = False
 ) -> AbstractContextManager[None]:
-    """Let NumPy's sums and products of float32 and float64 be sequential in a block.
+    """Compute NumPy's sums and matrix products of float32 and float64 sequentially in a block.
 
     NumPy sums pairwise, which is far more accurate than the sums of most runtimes.
 
     Args:
-        scaled: whether each term of a mean is multiplied by the reciprocal of their number, instead
-            of dividing the sum.
+        scaled: whether a mean multiplies each term by the reciprocal of the number of terms,
+            instead of dividing the sum.
         from_last: whether sums begin with the last term.
         updated: whether a mean of at most 4096 terms is updated term by term (Welford).
     """
@@ -381,7 +381,7 @@ def sequential_sums(
         return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
 
     def multiplied(blocked: Any, a: Any, b: Any) -> Any:
-        # numpy.dot of more than two axes does not multiply matrices of a batch.
+        # With more than two axes, numpy.dot is not a product of batches of matrices.
         batched = blocked is matmul and min(a.ndim, b.ndim) > 1
         matrices = a.ndim == b.ndim == _MATRIX_RANK or batched
         if not matrices or a.dtype not in _SEQUENTIAL_TYPES:
@@ -391,7 +391,7 @@ def sequential_sums(
         a, b = a[..., ::step], b[..., ::step, :]
         if b.shape[-1] == 1:
             return np.cumsum(a * np.swapaxes(b, -1, -2), axis=-1)[..., -1:]
-        # With several contiguous columns, einsum adds the terms of all of them in their order.
+        # With several contiguous columns, einsum adds the terms of each column in order.
         operands = np.ascontiguousarray(a), np.ascontiguousarray(b)
         return np.einsum("...ik,...kj->...ij", *operands, optimize=False)
 

@@ -1,8 +1,8 @@
 """Inputs that the specification of an operator excludes, or for which it defines no result.
 
-onnx's reference raises an error for some of them and computes a value for others: NumPy takes index
--1 as the last one, and clips the position at which a list is extended. A backend may do anything
-with such inputs, so no case can be judged by them.
+onnx's reference raises an error for some of these inputs and computes a value for others: NumPy
+interprets the index -1 as the last one, for example. A backend may do anything with such inputs, so
+a case that contains them is invalid.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from onnxopt_cli.operators.nodes import plain_domain
 
 #: Beginning of the reason why a case with an excluded input is invalid.
 EXCLUDED = "the specification defines no result"
-# Rules read omitted inputs at the end as None.
+# Appended to the operands of a node, so that a rule may read omitted operands at the end as None.
 _OMITTED = (None,) * 8
 _Attributes = Mapping[str, Any]
-# Returns a description of the excluded operand of a node; empty if all operands are valid.
+# Given attributes and operands, describes an excluded operand; empty if all operands are valid.
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
 
@@ -31,10 +31,11 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
     """Return why the specification defines no result for the operands of a node.
 
     Args:
-        node: a node whose attributes have values of their own.
+        node: a node none of whose attributes refers to an attribute of a surrounding function.
         operands: its operands; None for an omitted one.
-        is_model: whether the node is a whole model. Elements without a defined value count only
-            then, because the outputs of a larger model need not depend on them.
+        is_model: whether the node is a whole model. Operands that leave only some elements of the
+            outputs undefined are excluded only then, because the outputs of a larger model need not
+            depend on these elements.
 
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.
@@ -59,8 +60,8 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
     Args:
         quantity: what the values are, with an article.
         values: the values, of any shape.
-        least: the smallest values, of a shape that broadcasts to that of ``values``.
-        most: the largest values.
+        least: the smallest allowed values, of a shape that broadcasts to that of ``values``.
+        most: the largest allowed values, of such a shape.
     """
     if values is None:
         return ""
@@ -362,7 +363,7 @@ def _frame(_attributes: _Attributes, operands: Sequence[Any]) -> str:
         length = len(window)
     if fault := _outside("the step", step, 1):
         return fault
-    # The number of frames is floor((signal - length) / step) + 1, which may be zero.
+    # The number of frames is floor((signal - length) / step) + 1, and may be zero but not negative.
     return _outside("the length", length, 1, signal.shape[1] + step)
 
 
@@ -385,12 +386,12 @@ def _integer_cast_like(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
     """Return a description of a value that an integer type cannot hold; empty if there is none."""
-    # Published cases convert floats beyond the range of types with 2 or 4 bits.
+    # Types with 2 or 4 bits have no limit here: published cases convert floats beyond their range.
     if kind_of(values.dtype) is not NumberKind.FLOAT or dtype.kind not in "iu":
         return ""
     limits = np.iinfo(dtype)
     truncated = np.trunc(values.astype(np.float64))
-    # The largest 64-bit integers are not doubles: the next double is the first one beyond.
+    # The largest 64-bit integers cannot be represented as doubles; their successors can.
     holds = (truncated >= float(limits.min)) & (truncated < float(int(limits.max) + 1))
     if holds.all():
         return ""
@@ -398,7 +399,7 @@ def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
     return f"the value {value}, which is out of the range of {dtype}"
 
 
-# For each operator, by domain, the rule for its operands.
+# The rule for the operands of each operator, by domain and name.
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _along_axis for name in ("Gather", "GatherElements")},
     **{("", name): _scattered_along_axis for name in ("Scatter", "ScatterElements")},
@@ -438,7 +439,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "TopK"): _largest_count,
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
 }
-# For each operator that leaves the values of some elements undefined, the rule for its operands.
+# Rules for operands that leave only some elements of the outputs undefined.
 _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "Cast"): _integer_cast,
     ("", "CastLike"): _integer_cast_like,

@@ -53,13 +53,14 @@ class Expected:
             rejected.
         tolerances: the tolerance of each output, by name.
         invalid: why the case is invalid; empty for a valid case.
-        unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if it can.
         contradictions: the stored outputs that contradict the oracle.
         derive: derives the error bounds of all outputs, by name in the node's order; None unless
             the result is that of a formula.
-        alternatives: other correct results. A backend's outputs must all match the same one.
-        note: added to the result of a backend that matches this one, if it is an alternative.
-        contested: whether it follows from the second reading of an ambiguous specification.
+        alternatives: other correct results. All outputs of a backend must match the same result.
+        note: for an alternative, a remark on the result of a backend that matches it.
+        contested: whether this result follows from the second reading of an ambiguous
+            specification.
+        unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if it can.
     """
 
     outputs: Mapping[str, Value]
@@ -103,12 +104,12 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True)
 class FormulaOracle:
-    """Evaluates the formula of an operator, with which stored outputs must agree.
+    """Evaluates the formula of an operator. Stored outputs must agree with its result.
 
     Attributes:
         judging: how outputs are judged.
-        bound_once: whether the error bounds of large tensors are derived once for all elements,
-            instead of anew for each block of elements that differ.
+        bound_once: whether the error bounds of large tensors are derived once, for all elements;
+            otherwise they are derived for the elements that differ, at each comparison.
     """
 
     judging: Judging
@@ -132,7 +133,7 @@ class FormulaOracle:
         for name in _output_names(problem):
             stated, derived = _stated(problem, name), error_bounds[name]
             tolerances[name] = _effective_tolerance(stated, derived, self.judging)
-            # The error bound is around the formula's value; a stored value may have been rounded.
+            # An error bound applies to the formula's value; a stored value may have been rounded.
             is_exact = name not in stored or tolerances[name] is derived
             outputs[name] = values[name] if is_exact else stored[name]
             if name in stored:
@@ -184,7 +185,7 @@ def stored_outputs(problem: Problem, judging: Judging) -> Expected:
 
 
 def _output_names(problem: Problem) -> list[str]:
-    """Return the names of the outputs, interned because the diffs of many cases hold the same."""
+    """Return the names of the outputs, interned: the diffs of many cases repeat the same names."""
     return [intern(output.name) for output in problem.model.graph.output]
 
 
@@ -237,7 +238,7 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # A rounded value may take the other branch of a choice: use the bound's value then.
+            # Rounding may make a choice select its other branch; then use the bound's own value.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
@@ -278,9 +279,9 @@ def _effective_tolerance(
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Return how a stored output differs from the formula's; empty if either tolerance accepts it.
+    """Return how a stored output differs from that of the formula.
 
-    The tolerances are the error bound and the tolerance that the case states.
+    Empty if it agrees within the derived error bound or within the tolerance that the case states.
     """
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []

@@ -18,10 +18,10 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 BODY = "onnxopt.body"
 #: Operators that published bodies call and whose own bodies are expanded, because they subtract.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
-# Their bodies compute the variance as E(X^2) - E(X)^2, which loses u (mean / deviation)^2. An
-# unstable algorithm is not a measure of the condition.
+# Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
+# u (mean / deviation)^2. The error of an unstable algorithm is not a measure of the condition.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
-# Operators of graphs whose bodies subtract.
+# Operators whose bodies subtract; in a graph of several nodes, only these bodies are expanded.
 _SUBTRACTING = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
@@ -59,11 +59,11 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         return None
     doubles = any(getattr(value, "dtype", None) == np.float64 for value in inputs.values())
     if doubles and PRECISION_ATTRIBUTES.isdisjoint(schema.attributes):
-        # Some bodies convert integers to float32 for a root, which says nothing about doubles.
+        # Some bodies take the root of an integer in float32; a model of doubles needs it in double.
         function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
     function.domain = BODY
-    # The body may not compute optional outputs that the node omits.
+    # The body must not compute optional outputs that the node omits.
     del function.output[len(node.output) :]
     function.opset_import.extend(
         opset for opset in model.opset_import if opset.domain not in domains
@@ -93,8 +93,8 @@ def has_stable_body(schema: Any) -> bool:
 def subtracting_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators of a graph whose published bodies subtract.
 
-    ``Softplus`` that feeds a ``Tanh`` is omitted: it is part of ``Mish``, whose small results would
-    lose all digits.
+    A ``Softplus`` that feeds a ``Tanh`` is omitted: it is part of ``Mish``, and small results of
+    ``Mish`` would lose all digits.
     """
     version = imported_versions(model).get("", 0)
     nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]

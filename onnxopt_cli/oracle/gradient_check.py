@@ -1,11 +1,11 @@
-"""Confirm derivatives that were computed in reverse mode by differences of the function itself.
+"""Confirm derivatives from reverse mode by difference quotients of the function itself.
 
 The function that a Gradient node differentiates runs on onnx's reference in double, at points on
-both sides of the node's inputs, at distances h that become smaller. An element of a derivative is
-confirmed if at one of these distances the central difference agrees with it, and the difference
-between the slopes on both sides is small or decreases with h. It does not decrease where the
-function has a kink, such as Relu at 0 or a tie of Max; there the derivative is undefined, and no
-implementation is wrong.
+both sides of the node's inputs, at several distances h in decreasing order. An element of a
+derivative is confirmed if at one of these distances the central difference quotient agrees with it,
+and the difference between the slopes on both sides is small or decreases with h. At a kink, such as
+Relu at 0 or a tie of Max, that difference does not decrease. The derivative is undefined there, so
+no implementation can be wrong.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected
 
-# Distances in units of the element's magnitude.
+# The distances h, relative to the element's magnitude.
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
-# A derivative is not confirmed if its relative distance to the difference quotient is larger.
+# The largest relative difference of a confirmed derivative from the difference quotient.
 _AGREEMENT = 1e-6
-# A derivative much smaller than the largest of its tensor is lost in the roundings of the function.
+# A derivative below this share of the largest one of its tensor is compared as if it had that size,
+# because the roundings of the function hide it.
 _SMALL_SHARE = 1e-6
-# The roundings of the function, relative to its outputs.
+# The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
-# Slopes on both sides that differ by less are equal.
+# Slopes on both sides whose relative difference is smaller are considered equal.
 _SAME_SLOPE = 1e-5
-# If differences along each element would visit more nodes, a few random directions are taken.
+# If quotients along each element would visit more nodes, quotients along random directions are
+# used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 
 
 def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Array]:
-    """Return the elements of derivatives that differences do not confirm, as masks.
+    """Return masks of the elements of derivatives that difference quotients do not confirm.
 
     Args:
         model: a model with Gradient nodes.
         inputs: its inputs.
 
     Returns:
-        For each output of the graph that a Gradient node computes or that depends on one, whether
-        each element is unconfirmed. The mask of an output that a node computes from derivatives is
-        a scalar.
+        For each output of the graph, whether each of its elements is unconfirmed. The mask of an
+        output of another node than Gradient is a scalar: whether it depends on any unconfirmed
+        element.
 
     Raises:
         NodeError: if a derivative cannot be computed.
@@ -157,7 +159,7 @@ class _Function:
         point = {name: values[self._graph.substitutes.get(name, name)] for name in self._free}
         model = self._as_model()
         if nested:
-            # The inner derivatives of derivatives have been confirmed separately.
+            # For a derivative of a derivative, the inner Gradient node is confirmed separately.
             model = expand_gradients(model, point, native_outputs)
         function = ReferenceModel(model, wide=True)
         (y,) = function.run(point)
@@ -197,7 +199,7 @@ def _is_confirmed(
     direction: _Direction,
     derivative: Array,
 ) -> bool:
-    """Return whether differences along a direction confirm a derivative."""
+    """Return whether difference quotients along a direction confirm a derivative."""
     terms = derivative * direction.step
     # Elements that do not move have a step of zero; their derivative may be infinite.
     stated = float(np.sum(np.where(direction.step != 0, terms, 0.0)))

@@ -1,4 +1,4 @@
-"""Outputs that are texts of floats: the specification of Cast leaves the number of digits open."""
+"""Outputs that are floats as text. The specification of Cast leaves the number of digits open."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_IDENTITIES = 1000
 
 
 def number_texts(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, NumberText]:
-    """Return how to judge the outputs of a model that a cast from floats to strings yields.
+    """Return how to judge the outputs that a cast from floats to strings computes, by name.
 
-    Texts that other nodes transform are not among them: they are compared exactly.
+    Texts that a further node transforms are omitted: they are compared exactly.
     """
     names = {
         output.name
@@ -45,7 +45,7 @@ def number_texts(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[st
 def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if model.functions:
         names = sorted({(function.domain, function.name) for function in model.functions})
-        # Running the model reports errors in functions.
+        # An error in a function is reported when the model runs.
         with suppress(OnnxRefusal):
             return inline_functions(spell_out_defaults(model), names)
     return model

@@ -1,4 +1,4 @@
-"""How the outputs of an operator without a formula are judged, in words."""
+"""A description of how the outputs of an operator without a formula are judged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OperatorJudgement:
     """How outputs of an operator are judged.
 
     Attributes:
-        kind: how the operator computes, which decides where it rounds.
+        kind: how the operator computes; this decides where roundings are injected.
         unit: the unit of the tolerance.
         limit: the tolerance in units.
         reformulations: the reformulations whose rounding errors are accepted.
@@ -101,7 +101,7 @@ def operator_judgement(domain: str, op_type: str, opset: int) -> OperatorJudgeme
 
 
 def _corrections(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
-    """Return the first sentences of the docstrings of corrections."""
+    """Return the first paragraphs of the docstrings of an operator's corrections."""
     corrected: list[Any] = [
         implementation
         for implementation in operators()

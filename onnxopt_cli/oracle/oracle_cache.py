@@ -1,4 +1,4 @@
-"""Condition estimates of earlier runs, in the cache."""
+"""The cache of condition estimates, which later runs reuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMAT = 3
 
 
 class OracleCache:
-    """The cached estimates of earlier runs and of this run."""
+    """The cached condition estimates of earlier runs and of this run."""
 
     def __init__(self) -> None:
         self._cache = Cache(f"estimates-{_origin()[:16]}", "condition estimates are computed")
@@ -57,7 +57,7 @@ class OracleCache:
 
 
 def estimate_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return the key of an estimate: a digest of everything that it depends on.
+    """Return the key of an estimate: a digest of the model, the inputs, the code and its versions.
 
     The key is empty if an input cannot be serialized.
     """

@@ -29,8 +29,8 @@ class Oracles:
 
     Attributes:
         judging: how outputs are judged.
-        reference: the reference oracle; None to use stored outputs without a reference.
-        bound_once: as in :class:`FormulaOracle`.
+        reference: the reference oracle; None to accept stored outputs without consulting it.
+        bound_once: see :class:`FormulaOracle`.
     """
 
     judging: Judging
@@ -58,7 +58,7 @@ def resolved(expected: Expected | PendingExpected) -> Expected:
 
 
 def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
-    """Return a case with its expected outputs, in a form that a test directory can hold.
+    """Return a problem with its expected outputs, in a form that an ONNX test directory can store.
 
     Stored outputs are kept. Others are those of the formula or of onnx's reference.
 
@@ -69,7 +69,7 @@ def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
     expected = resolved(oracle.expected(problem))
     if expected.unusable:
         raise UsageError(expected.unusable)
-    # The layout holds a single tolerance for all outputs.
+    # A test directory has a single tolerance for all outputs.
     tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
     return replace(problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={})
 

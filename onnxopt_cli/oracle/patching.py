@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
 _ACCELERATIONS: set[Callable[..., Any]] = set()
-# A module of NumPy that is linked with the BLAS library, and the names that OpenBLAS gives to its
-# functions: in NumPy's wheels, and in other builds.
+# A module of NumPy that is linked with the BLAS library, and the forms of the names of OpenBLAS's
+# functions in NumPy's wheels and in other builds.
 _LINKED_MODULE = "numpy.linalg._umath_linalg"
 _OPENBLAS_NAMES = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
 
@@ -39,12 +39,13 @@ def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def replaces(*places: str) -> Callable[[F], F]:
-    """Register a function that replaces functions of onnx's reference.
+    """Return a decorator that registers a replacement of functions of onnx's reference.
 
-    Its first argument is the original function; that of a method is the node, then the original.
+    The first argument of the replacement is the original function. A replacement of a method has
+    two: the node, then the original.
 
     Args:
-        places: the functions to replace: module, class if any, and name.
+        places: the functions to replace, each as module, class if any, and name, with dots.
     """
 
     def register(function: F) -> F:
@@ -87,10 +88,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def corrected() -> Iterator[None]:
-    """Apply all corrections of onnx's reference in a block, which ignores NumPy's warnings.
+    """Apply all corrections of onnx's reference in a block, and ignore NumPy's warnings there.
 
-    Matrix products run in one thread. The products of a model are mostly small, so that further
-    threads would spend most of their time waiting, and sums could depend on the number of threads.
+    Matrix products run in one thread. Most products of a model are so small that further threads
+    would mostly wait, and sums could depend on the number of threads.
     """
     with np.errstate(all="ignore"), replaced(*replacements()), _one_blas_thread():
         yield
@@ -117,7 +118,7 @@ def blas_thread_functions() -> tuple[Callable[[], int], Callable[[int], object]]
     module = importlib.util.find_spec(_LINKED_MODULE)
     if module is None or module.origin is None:
         return None
-    # Symbols are also looked up in the libraries with which the module is linked.
+    # ctypes also finds symbols of the libraries with which the module is linked.
     library = ctypes.CDLL(module.origin)
     for name in _OPENBLAS_NAMES:
         getter, setter = name.format("get_num_threads"), name.format("set_num_threads")
@@ -137,5 +138,5 @@ def reference_modules() -> Any:
 
 
 def _method(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Return a method. A partialmethod would create an object at each of many calls."""
+    """Return a method that calls a replacement; faster than ``functools.partialmethod``."""
     return lambda node, *args, **kwargs: function(node, original, *args, **kwargs)

@@ -20,10 +20,10 @@ _COMPUTING = (
     "onnxopt_cli.oracle.rounding.normalizations",
     "onnxopt_cli.oracle.rounding.exponentials",
 )
-# Methods of onnx's base classes that check types and log, before and after the computation.
+# A method of onnx's base class that checks types and logs before and after the computation.
 _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
-# Name of the parameter by which a correction receives the function that it replaces, if it calls
-# it. Otherwise the parameter is named "_original".
+# A correction receives the function that it replaces as a parameter of this name if it calls that
+# function, else as "_original".
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",
@@ -88,12 +88,12 @@ def _unwrapped(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, partial):
-        # A correction of a function: the partial object binds the original.
+        # A correction of a function: a partial object that binds the original.
         yield from _unwrapped(value.func)
         if _calls_original(value.func):
             yield from (item for bound in value.args for item in _unwrapped(bound))
     elif isinstance(value, FunctionType) and value.__module__ == patching.__name__:
-        # A correction of a method: its closure has the correction and the original.
+        # A correction of a method: a closure over the correction and the original.
         cells = dict(zip(value.__code__.co_freevars, (value.__closure__ or ()), strict=True))
         if "original" not in cells:
             return

@@ -1,9 +1,9 @@
-"""The condition estimate as a backend that runs in a worker, because a model may loop forever.
+"""The condition estimate as a backend, which runs in a worker because a model may loop forever.
 
-The response has an empty value for each declared output, then a text in JSON that describes the
-readings, then their tensors: for each output of each reading, right values and tolerances in pairs.
-An entry :data:`VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS` in the metadata of the
-model asks for other results.
+The response consists of an empty value for each declared output, a text in JSON that describes the
+readings, and the tensors of the readings: pairs of a correct value and its tolerances, by reading
+and output. An entry :data:`VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS` in the
+metadata of the model requests another result instead.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from onnxopt_cli.oracle.condition_estimate import (
 )
 from onnxopt_cli.oracle.contributions import Contribution
 
-#: Key in a model's metadata that asks for the outputs instead of a condition estimate.
+#: Key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"
-#: Key that asks for the contributions of nodes to the tolerances, see :func:`parsed_contributions`.
+#: Key that requests the contributions of nodes to the tolerances; the response is parsed by
+#: :func:`parsed_contributions`.
 CONTRIBUTIONS = "onnxopt.contributions"
-#: Key that asks for the contributions of nodes to the errors of a backend.
+#: Key that requests the contributions of nodes to the errors of a backend.
 ERROR_CONTRIBUTIONS = "onnxopt.error-contributions"
-#: Beginning of the names of inputs that are outputs of nodes on the backend; the name follows.
+#: Prefix of the names of additional inputs: outputs of nodes that a backend returned, by name.
 RETURNED = "onnxopt.returned/"
 
 
 class ConditionedReference:
-    """Returns the expected values of a model's outputs instead of the outputs."""
+    """Returns condition estimates of a model's outputs instead of the outputs."""
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
-        """Return the readings of a model, as :func:`readings` parses them."""
+        """Return the readings of a model, in the form that :func:`readings` parses."""
         output_count = len(model.graph.output)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         if VALUES in metadata:

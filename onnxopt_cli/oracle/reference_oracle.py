@@ -1,8 +1,8 @@
 """The reference oracle: expected results and condition estimates of models without a formula.
 
 A model is not trusted: it may loop forever or exhaust the memory. Therefore onnx's reference runs
-it in a worker with the limits of a backend. Outputs whose estimate takes too much time or memory
-are judged by ONNX's tolerance, with a remark.
+it in a worker with the limits of a backend. If the estimate exceeds a limit, the outputs are judged
+by ONNX's default tolerance, and the result states the reason.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ if TYPE_CHECKING:
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-# Kinds of outputs with rounding errors; all others must be equal.
+# Kinds of outputs with rounding errors. Outputs of other kinds must be equal.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
-# Stored outputs that were rounded for print have fewer decimals than this.
+# A stored output counts as rounded for print if all its elements have fewer decimals than this.
 _MAX_PRINTED_DECIMALS = 6
-# Characters of a description of a sequence.
 _MAX_STRUCTURE_CHARS = 200
 _CONTRADICTION = (
     "the stored outputs differ from onnx's corrected reference in double precision by more than "
@@ -72,22 +71,23 @@ _CONTRADICTION = (
 )
 _MISSING_OUTPUTS = "store the outputs in a test directory"
 _MISSING_OPERATOR = "define the operator in a file for --operators"
-#: Submits a request. The returned function waits for the response, or returns why it is missing.
+#: Submits a request. The returned function waits for the response; it returns a text with the
+#: reason if the response is missing.
 Submit = Callable[[Request], Callable[[], Response | str]]
 #: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
-#: Key in a model's metadata for the mathematics that a backend declares.
+#: Key in a model's metadata for the arithmetic that a backend declares with the option ``math``.
 DECLARED = "onnxopt.math"
 
 
 @dataclass
 class ReferenceOracle:
-    """Estimates conditions of models; the first request starts a worker.
+    """Computes outputs and tolerances by condition estimates.
 
     Attributes:
-        judging: settings of the judgement.
-        workers: returns the function that submits requests, and starts a worker at the first call;
-            None without workers.
+        judging: how outputs are judged.
+        workers: returns the function that submits requests; the first call starts a worker. None if
+            there are no workers.
     """
 
     judging: Judging
@@ -95,7 +95,7 @@ class ReferenceOracle:
     _cache: OracleCache | None = None
 
     def open_cache(self) -> OracleCache:
-        """Return the cache, which the first call reads: before any backend could write to it."""
+        """Return the cache. Call it before any backend starts: a backend could change the files."""
         if self._cache is None:
             # Imported late: runs of the NumPy reference on formulas do not need it.
             from onnxopt_cli.oracle.oracle_cache import OracleCache
@@ -110,15 +110,16 @@ class ReferenceOracle:
         return by_rule and tolerance_override(self.judging) is None
 
     def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected | None:
-        """Submit the condition estimate of a case's outputs.
+        """Submit the condition estimate of a case's outputs to a worker.
 
         Args:
             problem: the problem of the case.
             math: the ``math`` option of the backend.
 
         Returns:
-            A function that waits for the estimate and returns the expected result with it; None if
-            the outputs are stored and none of them needs an estimate.
+            A function that waits for the estimate and returns the expected result; the result
+            itself if it needs no estimate because the case is invalid or its outputs are random;
+            None if outputs are stored and none of them needs an estimate.
         """
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:
@@ -184,7 +185,7 @@ def estimated_here(problem: Problem) -> Expected:
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a model whose metadata declare a backend's mathematics, overriding its own entry."""
+    """Return a model whose metadata declare a backend's arithmetic, instead of any own entry."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not math and DECLARED not in metadata:
         return model
@@ -195,7 +196,7 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return the estimate of each output by each reading, or a reading with the reason."""
+    """Return the readings of an estimate; if it is missing, a reading that states the reason."""
     from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, Reading
     from onnxopt_cli.oracle.reference_in_worker import readings
 
@@ -239,8 +240,8 @@ def _completed(
 ) -> Expected:
     """Return an expected result with the condition estimate of some outputs.
 
-    Stored outputs that agree with one of several readings do not contradict the reference. Missing
-    outputs are those of the first reading.
+    Stored outputs that agree with one of several readings do not contradict the reference. Outputs
+    that the case does not store are those of the first reading.
 
     Args:
         problem: the case's problem.
@@ -361,8 +362,9 @@ def _of_reading(
 ) -> Expected:
     """Return an expected result with the estimate of one reading.
 
-    A stored output that differs by more than its own tolerance contradicts the reference. If it
-    differs by less, but by more than rounding, it keeps its own tolerance, with the reason.
+    A stored output that differs from the reference by more than the tolerance of the case
+    contradicts the reference. If it differs by more than rounding, but within the tolerance of the
+    case, that tolerance remains, with a reason.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []
@@ -415,9 +417,10 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 
 
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
-    """Return the reason why the reference's structure is wrong, rather than the stored one.
+    """Return why the structure of the reference's output is wrong; empty if it may be right.
 
-    The reason is empty unless the reference contradicts onnx's inference; then the case is invalid.
+    It is wrong if it contradicts the type and shape that onnx infers, and the stored output does
+    not.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}
@@ -468,7 +471,7 @@ def _is_reformulation(
 
 
 def _is_printed(expected: Array, stored: Value) -> bool:
-    """Return whether a stored output has few decimals, and is wrong by at most one of the last."""
+    """Return whether a stored output has few decimals, and is right up to one unit of the last."""
     if not isinstance(stored, np.ndarray) or stored.dtype not in (np.float32, np.float64):
         return False
     return any(

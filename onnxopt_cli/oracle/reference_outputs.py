@@ -1,4 +1,4 @@
-"""The outputs of a model by onnx's corrected reference, for cases that store none."""
+"""The outputs of trusted models by onnx's corrected reference, for generated cases."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reaso
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.oracle.rounding.node_kinds import DEFINED
-from onnxopt_cli.oracle.widen import ROUNDOFF
+from onnxopt_cli.oracle.widen import ROUNDOFF, rounded_like
 
 
 def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
     """Return the outputs of a trusted model, computed in double and rounded to its own types.
 
-    Discrete outputs are those that the reference computes in the model's own types.
+    Outputs that are not floating-point are computed in the model's own types.
 
     Args:
-        model: a model of ours; the reference runs it in this process.
+        model: a trusted model, because the reference runs it in this process.
         inputs: a value for each input of the graph.
 
     Raises:
@@ -38,7 +38,7 @@ def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> li
         if {node.op_type for node in nodes} <= DEFINED or not any(map(_is_rounded, native)):
             return native
         exact = ReferenceModel(model, wide=True).run(inputs)
-        return [_narrowed(value, wide) for value, wide in zip(native, exact, strict=True)]
+        return [*map(rounded_like, exact, native)]
 
 
 def _array(value: Value) -> Value:
@@ -47,9 +47,3 @@ def _array(value: Value) -> Value:
 
 def _is_rounded(value: Value) -> bool:
     return isinstance(value, np.ndarray) and value.dtype in ROUNDOFF
-
-
-def _narrowed(native: Value, exact: Value) -> Value:
-    if isinstance(native, np.ndarray) and isinstance(exact, np.ndarray) and _is_rounded(native):
-        return exact.astype(native.dtype) if exact.shape == native.shape else native
-    return native

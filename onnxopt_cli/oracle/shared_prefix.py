@@ -1,8 +1,9 @@
-"""Runs of a model and of its reformulations, which share their first nodes.
+"""Reuse of a model's results in the runs of its reformulations.
 
-A reformulation computes some operators in another way. Until the first node with such an operator,
-each of its runs is bitwise a run of the model itself. The values that cross this boundary are kept
-within a limit of memory, and the runs of the reformulation begin behind it.
+A reformulation computes some operators in another way. Up to the first node with such an operator,
+the boundary, its results are bitwise those of the model itself. The results before the boundary
+that nodes behind it read are kept, within a limit of memory, and the run of the reformulation
+begins at the boundary.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, Visitor
 
 V = TypeVar("V", bound=Visitor)
 
-# Bytes of values that are kept for all runs together.
+# The largest number of bytes of values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# Smaller arrays are kept whether or not a node reads them: they may decide control flow.
+# Smaller arrays are kept even if no node behind a boundary reads them: they may decide control
+# flow.
 _SMALL_BYTES = 1 << 12
-# These operators read values in ways that a visitor of nodes does not see.
+# These operators read values without a visitor being called.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
@@ -33,12 +35,12 @@ _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """A run meets other nodes than the first run, or reads a value that is not kept."""
+    """A run executes other nodes than the first run, or reads a value that is not kept."""
 
 
 @runtime_checkable
 class ResumableVisitor(Protocol):
-    """A visitor with a state."""
+    """A visitor whose state can be saved and restored."""
 
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], index: int
@@ -49,16 +51,16 @@ class ResumableVisitor(Protocol):
         """Return the state before the next node."""
 
     def resume(self, state: Any) -> None:
-        """Continue from a state."""
+        """Restore a state that :meth:`state` returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """The values of one run that cross a boundary.
+    """The values of one run that are computed before a boundary and read behind it.
 
     Attributes:
-        outputs: the outputs of each node before the boundary; a placeholder for those that are not
-            kept.
+        outputs: the outputs of each node before the boundary, with a placeholder for each output
+            that is not kept.
         state: the state of the visitor at the boundary; None if it has none.
     """
 
@@ -71,8 +73,9 @@ class SharedPrefix:
     """The boundaries of the reformulations of a model, and the values that cross them.
 
     Attributes:
-        changed: the operators that each reformulation computes in another way, by its name.
-        boundaries: the number of nodes before the first of these operators, by the same name.
+        changed: for each reformulation, by name, the operators that it computes in another way.
+        boundaries: for each reformulation, by name, the number of nodes before the first node with
+            such an operator.
     """
 
     changed: Mapping[str, Collection[str]]
@@ -87,17 +90,19 @@ class SharedPrefix:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
-        """Return the boundaries of a model's reformulations; none if it has hidden readers.
+        """Return an object that shares the first nodes of a model with its reformulations.
+
+        It shares none if the model has operators whose reads a visitor does not see.
 
         Args:
             model: the model.
-            changed: the operators that each reformulation computes in another way, by its name.
+            changed: for each reformulation, by name, the operators that it computes in another way.
         """
         operators = {node.op_type for node in all_nodes(model)}
         return cls({} if operators & _HIDDEN_READERS else changed)
 
     def observe(self, node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Record which nodes read the outputs of which others, in the first run of the model."""
+        """Record, in the first run of the model, which earlier outputs a node reads."""
         if not self.changed:
             return
         index = len(self._names)
@@ -111,7 +116,7 @@ class SharedPrefix:
         for place, output in enumerate(outputs):
             # A node may return one of its operands.
             self._places.setdefault(id(output), []).append((index, place))
-        # An object that is deleted could leave its id to another one.
+        # Keep the outputs alive, so that no later object gets the id of one of them.
         self._held.append(outputs)
 
     def observe_end(self, returned: Sequence[Any]) -> None:
@@ -133,19 +138,21 @@ class SharedPrefix:
         inputs: Mapping[str, Value],
         create_visitor: Callable[[], V],
     ) -> tuple[list[Any], V]:
-        """Run the model and keep the values that cross boundaries, or resume a reformulation there.
+        """Run the model and keep the values that cross boundaries, or run a reformulation.
 
-        All of a reformulation runs if the values at its boundary are not kept.
+        A reformulation runs from its boundary on if the values that cross it are kept, and from the
+        beginning otherwise.
 
         Args:
             name: the name of the reformulation; empty for the model itself.
-            key: identifies the run, the same for the model and its reformulations.
+            key: identifies the run; equal for corresponding runs of the model and its
+                reformulations.
             model: the model or reformulation.
             inputs: its inputs.
             create_visitor: creates the visitor.
 
         Returns:
-            The outputs, and the visitor that has visited the run.
+            The outputs, and the visitor after the run.
         """
         visitor = create_visitor()
         if not name:
@@ -204,7 +211,7 @@ class SharedPrefix:
                     for reader, value in zip(reads, values, strict=True)
                 ]
             )
-        # The weights of Constant nodes are the same arrays in all runs.
+        # Arrays that occur in several runs, such as those of Constant nodes, are counted once.
         added = {
             id(value): value
             for values in kept
@@ -253,5 +260,5 @@ def _require_kept(values: Sequence[Any]) -> None:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is always kept: it is a small array, or has no size."""
+    """Return whether a value is always kept: it is a small array, or not an array."""
     return not isinstance(value, np.ndarray) or value.nbytes <= _SMALL_BYTES

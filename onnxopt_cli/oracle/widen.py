@@ -1,8 +1,8 @@
 """Models, values and onnx's reference in wider floating-point types.
 
-In a widened model each floating-point type is double (or float32 for 16-bit types): types of
-values, constants, Cast targets, function bodies. Operators of onnx's reference that round to
-float32 for operands of any type are widened by :func:`in_double`.
+In a widened model, double replaces each floating-point type of values, constants, targets of Cast
+and function bodies (or float32 replaces each 16-bit type). Some operators of onnx's reference round
+to float32 for operands of any type; :func:`in_double` makes them compute in double.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SINGLE: dict[int, int] = {
 }
 #: Attributes that name the type in which an operator computes.
 PRECISION_ATTRIBUTES = frozenset({"precision", "softmax_precision", "stash_type"})
-# Attributes that name an element type, of any operator.
+# Attributes of any operator that name an element type.
 _TYPE_ATTRIBUTES = PRECISION_ATTRIBUTES | {"to", "dtype", "output_datatype", "output_dtype"}
 # Attributes of Constant that hold float32 numbers.
 _CONSTANT_ATTRIBUTES = frozenset({"value_float", "value_floats"})
@@ -76,6 +76,18 @@ def widened_value(value: Value) -> Value:
     if value is None or value.dtype not in ROUNDOFF or value.dtype in _DOUBLES:
         return value
     return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+
+
+def rounded_like(exact: Value, native: Value) -> Value:
+    """Return a value in double, rounded to the type of the same value in the model's own types.
+
+    A value that is not a floating-point tensor, or whose shape in double differs, is that in the
+    model's own types.
+    """
+    if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
+        return native
+    is_rounded = native.dtype in ROUNDOFF and exact.shape == native.shape
+    return exact.astype(native.dtype) if is_rounded else native
 
 
 def is_short(value: object) -> bool:
@@ -125,7 +137,7 @@ def _widen(message: Message, types: Mapping[int, int]) -> None:
 
 
 class _NumpyInDouble(ModuleType):
-    """NumPy, except that its float32 is double."""
+    """NumPy with the attribute ``float32`` set to double."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
