@@ -9,11 +9,12 @@
      ├── BackendUnavailable   exit 4   the backend could not be started
      ├── NothingSelected      exit 5   no case matches the selection
      ├── NodeError                     a node breaks its operator's signature
-     ├── Unsupported                   a backend says that it does not know something
+     ├── Unsupported                   a backend does not know an operator, opset, type or device
      ├── NotApplicable                 the lowering refuses a node, so the case does not run
-     ├── UnusableOutput                a backend returned an object that is not an ONNX value
+     ├── UnusableOutput                a value is not an ONNX value, or cannot be sent
      ├── BackendFailure                a backend reports a failure
      ├── BackendDied                   a backend's process ended before it responded
+     │    └── BackendDiedEarlier       it ended even before it read the request
      ├── BackendHangs                  a backend did not respond in time
      └── ProtocolBreach                a backend violated its protocol
 
@@ -117,11 +118,11 @@ class NotApplicable(OnnxoptError):
 
 
 class UnusableOutput(OnnxoptError):
-    """A backend returned an object that is not a tensor, sequence, optional or map."""
+    """A value is not a tensor, sequence, optional or map, or exceeds the limits of a message."""
 
 
 class BackendFailure(OnnxoptError):
-    """A backend reports a failure in a response of its protocol; the message is its own."""
+    """A backend reports a failure in a response of its protocol; the message is the backend's."""
 
 
 class BackendDied(OnnxoptError):
@@ -129,7 +130,7 @@ class BackendDied(OnnxoptError):
 
 
 class BackendDiedEarlier(BackendDied):
-    """A backend's process ended before it read the request, which is not the cause."""
+    """A backend's process ended before it read the request, so the request is not the cause."""
 
 
 class BackendHangs(OnnxoptError):

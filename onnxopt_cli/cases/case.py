@@ -36,7 +36,8 @@ class Problem:
     Attributes:
         model: the model to run, with its external data included.
         inputs: a value for every input of the graph that must be fed, in the graph's order.
-        stored: the stored outputs by name, in the graph's order; None if the formula yields them.
+        stored: the stored outputs by name, in the graph's order; None if the case has none, and the
+            expected outputs are computed.
         tolerance: the case's own tolerance for all outputs, or None.
         output_tolerances: the case's own tolerances for single outputs; they take precedence.
         must_reject: True if a correct backend must reject the model or its inputs.
@@ -78,7 +79,7 @@ class _GuardedLoad:
     """Loads the problem of a case and binds its call; converts every error to InvalidCase.
 
     Args:
-        load: loads the problem.
+        load: function that loads the problem.
         location: file and line of the case.
     """
 
@@ -102,7 +103,8 @@ def bind_problem(problem: Problem) -> Problem:
     """Bind the operator's call, unless the loader of the problem has already done so.
 
     Raises:
-        NodeError: if the node breaks its operator's signature, unless it must be rejected.
+        NodeError: if the node breaks its operator's signature, except in a case that a correct
+            backend must reject.
     """
     if problem.call is not None:
         return problem
@@ -130,15 +132,17 @@ class Case:
         id: independent of how the path was typed: ``spec/adam/adam_multiple``,
             ``onnx-node/test_adam/0``.
         location: file and line, for messages.
-        load: loads the problem; raises no exception but InvalidCase.
+        load: function that loads the problem. It may be given as any function: errors other than
+            InvalidCase are converted to InvalidCase.
         operators: distinct names of the operators in the model; None if they are unknown before the
             case is loaded.
         about: what the case tests, in one sentence.
         source: the origin of the numbers.
         tags: words that select the case.
-        suite_version: the version of the suite, 2 for ``conformance@2``; empty if it states none.
-        files: returns the files of the case by path: files that have been read to find the case
-            with their signatures, and files that loading will open with an empty signature.
+        suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
+            version.
+        files: function that returns the files of the case by path. A file that was read to find
+            the case has a signature; a file that is only read by loading has an empty one.
     """
 
     id: str
@@ -152,7 +156,7 @@ class Case:
     files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
 
     def __post_init__(self) -> None:
-        """Make loading raise no exception but InvalidCase."""
+        """Wrap ``load``, so that it raises no exception other than InvalidCase."""
         if not isinstance(self.load, _GuardedLoad):
             object.__setattr__(self, "load", _GuardedLoad(self.load, self.location))
 

@@ -11,7 +11,8 @@ from onnxopt_cli.core.result import CaseContent
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.values import Value, describe
 
-# Limits: inputs, elements of an input, nodes of a model, characters of a text.
+# The content of a case has at most this number of inputs, of elements in each input, of nodes, and
+# of characters in each text.
 _MAX_INPUTS = 50
 _MAX_ELEMENTS = 32
 _MAX_NODES = 20
@@ -41,7 +42,7 @@ def input_text(value: Value, most: int) -> str:
 
     Args:
         value: the value.
-        most: maximum number of elements of a tensor; a larger one ends with dots.
+        most: maximum number of elements of a tensor; the text of a larger tensor ends with dots.
     """
     if value is None:
         return ""

@@ -31,26 +31,30 @@ from onnxopt_cli.operators.rewrite import Formula, rewrite
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
 
-#: The default T and R of a case template, and the wider of the two floating-point types.
+#: The default T of a case template.
 COUNT = 3
+#: The default R of a case template.
 RATE = 0.4
+#: The element type of the inputs of a case template with ``wide=True``.
 WIDE_TYPE = "float64"
 # Number of calls that must return equal values before a formula counts as deterministic.
 _CALLS = 20
 
-# Ordinary elements: short decimals without special values, one row for each tensor of a group.
+# The elements of tensors whose values a template does not state, called ordinary: short decimals
+# without special values. The tensors X, G, V, H of a group each have a row.
 _ROWS = (
     (1.5, -0.7, 0.3, 2.25, -1.1),
     (-0.9, 0.4, 1.1, -0.35, 0.6),
     (0.2, -0.6, 0.5, 1.3, -0.15),
     (0.8, 1.7, 0.25, 0.06, 0.45),
 )
-# Ordinary values of the numeric attributes, in order: below 1, distinct, and not a default.
+# Ordinary values of the numeric attributes, as fractions of their ranges in the order of the
+# attributes: distinct, between 0 and 1, and different from the usual defaults.
 _ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
 
 
 class Author:
-    """Writes case templates about one operator."""
+    """Creates case templates of one operator."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
@@ -81,7 +85,7 @@ class Author:
         return least + (largest - least) * fraction
 
     def slot_name(self, tensor: str, group: int, groups: int) -> str:
-        """Return the operator's name of a tensor in one of some groups."""
+        """Return the operator's name of a tensor of one group, such as ``X2`` for group 1 of 2."""
         position = self.operator.tensors.index(tensor) * groups + group
         return self.operator.input_names(groups)[len(self.operator.scalars) + position]
 
@@ -91,7 +95,10 @@ class Author:
         return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
-        """Return the value of :meth:`within` as float32, and its neighbours in the limits."""
+        """Return the value of :meth:`within` as float32 between its two neighbours in float32.
+
+        The neighbours do not exceed the limits of the attribute.
+        """
         middle = np.float32(self.within(name, fraction))
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
         below, above = (np.nextafter(middle, end) for end in ends)
@@ -173,18 +180,19 @@ class Author:
             name: the name of the case.
             about: what the case tests.
             count: T.
-            attributes: all numeric attributes of the node; None for the ordinary ones.
-            changed: attributes that replace some of these.
-            setting: values of the attributes with choices; None takes the next setting in turn.
-            turn: whether to take the next setting in turn if none is given, instead of the first.
+            attributes: all numeric attributes of the node; None for ordinary values.
+            changed: attributes that replace some of ``attributes``.
+            setting: values of the attributes with choices, such as the mode of Momentum. With None,
+                successive templates use all combinations in turn.
+            turn: if False, a template without ``setting`` uses the first combination instead.
             shapes: the shape of the tensors in each group.
-            narrow: shapes of tensors that broadcast, by name and group.
+            narrow: shapes of tensors that broadcast to the shape of their group, by name and group.
             types: element types by the name of a tensor, or by name and group.
             tensors: values by the name of a tensor, or by name and group.
             rate: the element type of R.
             wide: whether all inputs are doubles.
             rate_value: R.
-            rank: the ranks of the scalars, repeated in turn.
+            rank: the ranks of the scalars; if there are fewer ranks than scalars, they repeat.
         """
         if wide:
             types, rate = self.double, WIDE_TYPE
@@ -205,7 +213,8 @@ class Author:
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
     ) -> list[Array]:
         """Return the operator's scalars: integers are counts, all others are rates."""
-        # The first rate has the given value. The others differ, to detect exchanged scalars.
+        # The first rate has the given value. Other rates differ from it, so that an implementation
+        # that exchanges two scalars fails.
         further_rates = (RATE + place / 8 for place in range(1, len(self.operator.scalars)))
         rates = iter([rate, *further_rates])
         scalars = []
@@ -252,7 +261,7 @@ def _settings(operator: Operator) -> list[dict[str, str]]:
 
 
 def unreadable(operator: Operator) -> str:
-    """Return the line and reason if an interpretation of the formula fails, else an empty string.
+    """Return the line and the reason if an interpretation of the formula fails, or ``""``.
 
     The formula is interpreted with ordinary operands, once for each combination of values of the
     attributes with choices. Every NumPy function it calls must be in the vocabulary.
@@ -282,8 +291,8 @@ class _AnyOperand(Joining):
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
     """Return the error about a function outside the vocabulary; None if the formula uses none.
 
-    Called with plain numbers, such a function may raise an error that does not name it, for
-    example about an axis that is out of bounds.
+    A function outside the vocabulary that is called with plain numbers may raise an error that does
+    not name the function, for example about an axis that is out of bounds.
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]

@@ -80,9 +80,9 @@ def choose(
     Args:
         cases: the cases to select from.
         filters: the filters of the command line; an empty one selects every case.
-        tell: called with each notice for the user: a word of a pattern that matches no case, or
-            the reason why all cases run although --lf was given.
-        without: further capabilities to exclude, each with the reason.
+        tell: called with each notice for the user: about a word of a pattern that matches no case,
+            or the reason why all cases run although --lf was given.
+        without: capabilities to exclude in addition to those of the filters, each with the reason.
         failed: how to use earlier failures; None ignores them.
 
     Returns:
@@ -135,11 +135,11 @@ def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str
     failures = _read(cache_folder() / _FAILURES_FILE).get(working_folder(), {})
     unknown = [name for name in wanted.backends if name not in failures]
     if unknown:
-        return cases, f"no earlier run on {unknown[0]} is known here: all cases run"
+        return cases, f"no earlier run on {unknown[0]} in this folder is known: all cases run"
     ids = {case for name in wanted.backends for case in failures[name]}
     failed = [case for case in cases if case.id in ids]
     if not failed:
-        return cases, "none of the cases failed last: all run"
+        return cases, "none of the cases failed in its last run: all cases run"
     return failed + ([] if wanted.only else [case for case in cases if case.id not in ids]), ""
 
 
@@ -184,8 +184,8 @@ _MAX_DEPTH = 100
 class _Pattern:
     """A pattern of -k, matched against ids.
 
-    A text that matches an id literally and a single word are not parsed as expressions, because an
-    id may contain parentheses or blanks, and an operator may be called And.
+    Two kinds of texts are not parsed as expressions: a text that matches an id literally, since ids
+    may contain parentheses or blanks, and a single word, since an operator is called And.
 
     Args:
         text: the text of the pattern.
@@ -301,10 +301,10 @@ def _leave_out(
 #: The capabilities with their descriptions, in display order.
 CAPABILITIES = {
     "double": "tensors of doubles",
-    "mixed-types": "floating-point inputs of unlike types",
+    "mixed-types": "floating-point inputs of different types",
     "many-tensors": "several optimized tensors in a node",
-    "broadcasting": "tensors of a shape unlike the first one's",
-    "refusals": "refusing what breaks the signature",
+    "broadcasting": "tensors that broadcast to the shape of the first one",
+    "refusals": "rejection of nodes that break the operator's signature",
     "not-finite": "NaN and infinity in inputs, attributes or stored outputs",
     "large-counts": "counts beyond 2^24, which float32 cannot hold",
     "empty": "tensors without elements",

@@ -1,6 +1,7 @@
-"""The settings of a run: all of them, in groups where a part of the program needs only some.
+"""The settings of ``onnxopt run`` and ``onnxopt locate``.
 
-A new setting of ``onnxopt run`` is declared here, in one place. The order is that of the help.
+Settings that are passed on together form a group, such as the limits of a worker. A new setting is
+declared here and nowhere else. The order of declarations is the order of the help.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# The cases, backends and expectations of two runs are compared themselves.
+# Settings that select cases, backends or expectations. A resumed or merged run may state them in
+# other words: the cases, backends and expectations that result from them are compared instead.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
+# Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
 
 
@@ -57,7 +60,7 @@ class Isolation(StrEnum):
 
 
 class LoweringMode(StrEnum):
-    """When a backend is given primitive operators instead of those with a formula."""
+    """When operators with a formula are replaced by primitive operators for a backend."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -65,7 +68,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """The tolerance of all cases; it takes precedence over tolerances that cases state."""
+    """A rule for the tolerances of all cases; it takes precedence over the cases' tolerances."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -76,7 +79,8 @@ class ToleranceRule(StrEnum):
 class Shard:
     """Part ``index`` of ``count``, counted from 1.
 
-    A case's part depends on nothing but its id: adding or removing cases moves no other case.
+    The part of a case depends on its id alone, so adding or removing cases moves no other case to
+    another part.
     """
 
     index: int
@@ -87,7 +91,7 @@ class Shard:
         """Read ``I/N``.
 
         Raises:
-            UsageError: if the text is not two whole numbers of which 1 <= I <= N.
+            UsageError: if the text is not two whole numbers with 1 <= I <= N.
         """
         numbers = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if numbers is None:
@@ -98,7 +102,7 @@ class Shard:
         """Check the numbers.
 
         Raises:
-            UsageError: if there is no such part.
+            UsageError: if the index or the count is out of range.
         """
         if not 1 <= self.index <= self.count <= _MAX_SHARDS:
             shard = f"{self.index}/{self.count}"
@@ -163,14 +167,14 @@ class ModelInputs(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sizes  # noqa: B018 - refuses sizes that are not valid
+        self.sizes  # noqa: B018 - raises an error for an invalid size
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of symbolic dimensions by name.
 
         Raises:
-            UsageError: if one is not valid.
+            UsageError: if a size is invalid.
         """
         sizes: dict[str, int] = {}
         for text in self.dims:
@@ -191,18 +195,18 @@ class Filters(Settings):
     """The filters that choose among cases; a case must pass all of them.
 
     Attributes:
-        patterns: each a case's whole id; or a glob; or, without `*?[`, a piece of an id; or
-            several of these with ``and``, ``or``, ``not`` and parentheses. A case must match one
-            of them.
+        patterns: patterns of ids, one of which the case must match. A pattern is the whole id of a
+            case, a glob, a part of an id (without ``*?[``), or an expression of such patterns with
+            ``and``, ``or``, ``not`` and parentheses.
         operators: names of operators, one of which the model must contain.
-        tags: tags, one of which the case must carry.
+        tags: tags, one of which the case must have.
         without: capabilities that the case must not need.
     """
 
     patterns: tuple[str, ...] = setting(
         (),
         "-k PATTERN",
-        "Only cases whose id is this, matches this glob or contains this text; also "
+        "Only cases whose id equals, contains or (as a glob) matches PATTERN, or an expression: "
         "'adam and not (double or T_0)'. Given several times: any of them.",
         Text("pattern"),
         many=True,
@@ -226,7 +230,8 @@ class Filters(Settings):
     without: tuple[str, ...] = setting(
         (),
         "--without CAPABILITY",
-        "Leave out cases that need this: double, many-tensors, ... Again for more.",
+        "Leave out cases that need this capability: double, many-tensors, ... May be given several "
+        "times.",
         Text("capability"),
         many=True,
         from_log=True,
@@ -240,8 +245,8 @@ class Limits(Settings):
     Attributes:
         timeout: seconds that a case may take.
         startup_timeout: seconds that a backend may take to start.
-        memory: bytes that a process of the backend may hold, and all of a worker's together; 0 for
-            no limit. A case of a case file may take as much.
+        memory: maximum memory in bytes of a backend's process, and of all processes of a worker
+            together; 0 for no limit. It also limits the memory of a case from a case file.
     """
 
     timeout: float = setting(
@@ -268,9 +273,10 @@ class Execution(Settings):
     """How backends are run.
 
     Attributes:
-        lowering: when they are given primitive operators.
-        isolation: where; None for in workers, except what our own reference computes by a formula.
-        limits: what each worker may use.
+        lowering: when operators with a formula are replaced by primitive operators.
+        isolation: where backends run. None means in workers, except for cases that ``numpy``
+            computes by a formula, which run in this process.
+        limits: limits of each worker.
         jobs: number of workers of each backend.
     """
 
@@ -287,7 +293,7 @@ class Execution(Settings):
         "Run backends in processes of their own, or all in this one.  "
         "[default: process, but none for our own formulas]",
         OneOf(members=Isolation),
-        # Not taken from a log, which may come from another user: it must not weaken isolation.
+        # A log may come from another user and must not weaken isolation, so from_log is False.
         repeated=True,
     )
     limits: Limits = group(Limits)
@@ -306,10 +312,11 @@ class ClusterConfig(Settings):
     """The cluster to use, if any.
 
     Attributes:
-        cluster: ``local``, ``local:N``, the address of a scheduler or its file; None for none.
-        ship: files and folders that every worker is sent.
-        tls: files of the certificates to trust, our own, and its key; none for what Dask's
-            configuration says.
+        cluster: ``local``, ``local:N``, the address of a scheduler, or its file; None for no
+            cluster.
+        ship: files and folders to send to every worker.
+        tls: files of the trusted certificates, of the client's certificate, and of its key; empty
+            to use Dask's configuration.
         insecure: whether to connect to other machines without TLS.
     """
 
@@ -323,7 +330,7 @@ class ClusterConfig(Settings):
     ship: tuple[Path, ...] = setting(
         (),
         "--ship PATH",
-        "Send this file or folder to every worker. Again for more.",
+        "Send this file or folder to every worker. May be given several times.",
         File(exists=True),
         many=True,
         may_differ=True,
@@ -343,7 +350,7 @@ class ClusterConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cluster is None and (self.ship or self.tls or self.insecure):
-            raise UsageError("--ship, --tls and --insecure mean nothing without --cluster")
+            raise UsageError("--ship, --tls and --insecure require --cluster")
 
 
 @dataclass(frozen=True)
@@ -351,14 +358,14 @@ class Judging(Settings):
     """How outputs are judged. A tolerance given here takes precedence over tolerances of cases.
 
     Attributes:
-        tolerance: the rule that yields the tolerance of all cases; None for their own tolerances.
+        tolerance: the rule for the tolerances of all cases; None for the cases' tolerances.
         rtol: relative tolerance; None for the tolerances of the cases.
         atol: absolute tolerance; None for the tolerances of the cases.
         ulp: distance in ulp; None for the tolerances of the cases.
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether to count inconclusive elements even if they equal the expected ones. It has
-            no option of its own; ``--verbose`` implies it.
+        examine: whether inconclusive elements are also counted among the elements that are bitwise
+            equal to the expected values. It has no option; ``--verbose`` sets it.
     """
 
     tolerance: ToleranceRule | None = setting(
@@ -405,28 +412,30 @@ class RunConfig(Settings):
     """The settings of a run.
 
     Attributes:
-        targets: files, folders, suites and ids of cases; none for the default.
-        filters: which of their cases run.
-        failed_only: whether only cases run that failed when they last ran here.
-        failed_first: whether these run first.
-        shard: which part of the selected cases runs; None for all.
+        targets: files, folders, suites and ids of cases; empty for the default.
+        filters: filters of the cases of these targets.
+        failed_only: whether to run only cases that failed in their last run in this folder.
+        failed_first: whether to run these cases first.
+        shard: the part of the selected cases to run; None for all.
         model_inputs: the inputs of targets that are model files without test data.
         backends: the backends under test.
         execution: how backends are run.
-        machines: the cluster on which they run, if any.
+        machines: the cluster on which backends run, if any.
         judging: how outputs are judged.
-        expect: expectation files; a later one precedes an earlier one.
-        update_expect: the expectation file that the run changes; None for none.
-        max_fail: stop after this number of cases that do not conform; None for never.
-        rerun: how often a case that does not conform runs again; None for never.
+        expect: expectation files; a later file takes precedence over an earlier one.
+        update_expect: the expectation file to update; None for none.
+        max_fail: number of cases that do not conform after which the run stops; None for no limit.
+        rerun: number of reruns of each case that does not conform; None for no reruns.
         log: the log to write; None for none.
         resume: the log to resume; None for none.
-        verbose: whether every output is shown.
-        quiet: whether only failing cases and the summary are shown.
-        durations: how many of the slowest cases are shown; None for none.
-        explain: whether to look for known mistakes that reproduce failures.
-        explain_time: seconds to look for them; None for a part of the time that the run took.
+        verbose: whether to show every output.
+        quiet: whether to show only failing cases and the summary.
+        durations: number of the slowest cases to show; None for none.
+        explain: whether to search for known mistakes that reproduce failures.
+        explain_time: time limit of this search in seconds; None for a part of the time that the run
+            took.
         reports: reports to write, each ``FORMAT=PATH``.
+        label: text that identifies the version under test in reports; None for none.
         artifacts: the folder for failing cases as ONNX test directories; None for none.
     """
 
@@ -470,7 +479,7 @@ class RunConfig(Settings):
     expect: tuple[Path, ...] = setting(
         (),
         "--expect FILE",
-        "Expectation file; a later file precedes an earlier one.",
+        "Expectation file; a later file takes precedence over an earlier one.",
         File(),
         many=True,
         section="Expectations",
@@ -479,7 +488,7 @@ class RunConfig(Settings):
     update_expect: Path | None = setting(
         None,
         "--update-expect FILE",
-        "Update an expectation file to what this run shows; it also counts as --expect.",
+        "Update an expectation file to the outcomes of this run; it also counts as --expect.",
         File(),
         may_differ=True,
     )
@@ -495,7 +504,7 @@ class RunConfig(Settings):
     rerun: int | None = setting(
         None,
         "--rerun N",
-        "Run what does not conform N times more, to tell flaky from failing.",
+        "Rerun each case that does not conform N times, to distinguish flaky from failing cases.",
         Number(least=1, most=1000, whole=True),
         from_log=True,
     )
@@ -509,8 +518,8 @@ class RunConfig(Settings):
     resume: Path | None = setting(
         None,
         "--resume LOG",
-        "Resume from a log; run only missing cases. Without targets the log says what to run; a "
-        "backend that is not built in must be given again.",
+        "Resume from a log; run only missing cases. Without targets, cases and settings are taken "
+        "from the log, but a backend that is not built in must be given again.",
         File(),
         may_differ=True,
     )
@@ -578,9 +587,9 @@ class RunConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shard and self.update_expect:
-            raise UsageError("--update-expect needs a whole run, --shard runs a part of one")
+            raise UsageError("--update-expect requires a whole run, but --shard runs a part of it")
         if self.log and self.resume and not _is_same(self.log, self.resume):
-            raise UsageError("--resume goes on writing the log it reads; --log names another one")
+            raise UsageError("--resume appends to the log that it reads; --log names another file")
         if self.verbose and not self.judging.examine:
             object.__setattr__(self, "judging", replace(self.judging, examine=True))
 
@@ -604,7 +613,7 @@ class LocateConfig(Settings):
 
     Attributes:
         backends: the backends under test.
-        filters: which of the target's cases is examined; it must be one.
+        filters: filters of the target's cases; exactly one case must remain.
         model_inputs: the inputs of a model file without test data.
         execution: how backends are run.
         judging: how outputs are judged.

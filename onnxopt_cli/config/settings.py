@@ -29,30 +29,30 @@ _OPTION, _GROUP, _SECTION = "option", "group", "section"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text.
+    """A text, and the base class of other kinds of values.
 
     Attributes:
-        of: what the text names, for completion in a shell: ``backend``, ``operator``; may be empty.
+        of: kind of name for completion in a shell: ``backend``, ``operator``; may be empty.
     """
 
     of: str = ""
 
     def check(self, value: object) -> Any:
-        """Return a value as the setting holds it.
+        """Return a value, converted to the type of the setting.
 
         Raises:
-            ValueError: with a description of valid values.
+            ValueError: with a description of valid values, if the value is invalid.
         """
         if not isinstance(value, str):
             raise ValueError("text")  # noqa: TRY004 - one error for all wrong values
         return value
 
     def word(self, value: Any) -> str:
-        """Return a value as it is typed on the command line, and stored in JSON."""
+        """Return a value as it is typed on the command line."""
         return str(value)
 
     def json(self, value: Any) -> Any:
-        """Return a checked value as JSON holds it."""
+        """Return a checked value as JSON."""
         return self.word(value)
 
 
@@ -78,8 +78,8 @@ class Number(Text):
 
     Attributes:
         least: the lower limit.
-        most: the upper limit; None for none.
-        beyond: whether the lower limit itself is excluded.
+        most: the upper limit; None for no limit.
+        beyond: whether the lower limit itself is invalid.
         whole: whether only whole numbers are valid.
     """
 
@@ -131,7 +131,7 @@ class Size(Text):
 
     __slots__ = ()
 
-    #: Less is not enough for a worker to start.
+    #: The least memory with which a worker can start.
     MIN_BYTES = 64 << 20
     _UNITS: ClassVar = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
     _TYPED: ClassVar = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
@@ -179,7 +179,7 @@ class JobCount(Number):
         """Return the number that a word stands for.
 
         Raises:
-            ValueError: if the word is neither.
+            ValueError: if the word is neither ``auto`` nor a valid number.
         """
         if written == "auto":
             from onnxopt_cli.core.blocks import available_jobs
@@ -211,20 +211,21 @@ class File(Text):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The command line's view of a setting, and its uses.
+    """A setting as an option or argument of the command line, and its uses.
 
     Attributes:
-        written: the spellings, and a name for the value, as the help shows them: ``-j, --jobs N``.
-            One that begins with ``[`` is an argument.
+        written: the spellings and a placeholder for the value, as in the help: ``-j, --jobs N``. A
+            text that begins with ``[`` declares an argument.
         about: the help text.
-        kind: of its value, or of each value.
-        many: True if it may be given several times, 3 if it takes three values; the setting is a
-            tuple.
-        may_differ: whether a run that resumes another, or is merged with it, may differ in this.
+        kind: the kind of the value, or of each of several values.
+        many: True if the option may be given several times, 3 if it takes three values; the value
+            of the setting is then a tuple.
+        may_differ: whether a run may be resumed or merged with another value of the setting.
         from_log: whether ``--resume`` without targets takes the value from the log.
-        repeated: whether the command that repeats a case states it, because it changes verdicts.
-        typed_default: the default of the command line, if it is not that of the field.
-        shorthand: another spelling that stands for a value: (spelling, value, help text).
+        repeated: whether the command that repeats a case contains the option, because the setting
+            changes verdicts.
+        typed_default: the default on the command line, if it differs from that of the field.
+        shorthand: a spelling for one particular value: (spelling, value, help text).
     """
 
     written: str
@@ -239,15 +240,15 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The longest spelling, as ``--jobs``; of a pair of flags the one for false."""
+        """The longest spelling, as ``--jobs``; for a pair of flags, the flag for false."""
         last = self.written.rpartition(", ")[2].partition(" ")[0]
         return last.rpartition("/")[2]
 
     def check(self, value: Any) -> Any:
-        """Return a value, or several, as the setting holds it.
+        """Return a value, or a tuple of several, converted to the type of the setting.
 
         Raises:
-            ValueError: with a description of valid values.
+            ValueError: with a description of valid values, if a value is invalid.
         """
         if not self.many:
             return self.kind.check(value)
@@ -255,9 +256,9 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return the words that are typed for a value, valid or not; no words for None."""
+        """Return the words to type for a value, which need not be valid; no words for None."""
         if isinstance(self.kind, Flag):
-            # A pair of flags is named by the one for false, which is not the default.
+            # Of a pair of flags, self.flag is the flag for false, because true is the default.
             return [self.flag] if value is ("/" not in self.written) else []
         if value is None:
             return []
@@ -270,7 +271,7 @@ class Option:
         return [self.flag, *typed] if typed else []
 
     def json(self, value: Any) -> Any:
-        """Return a checked value as JSON holds it."""
+        """Return a checked value, or several, as JSON."""
         if value is None:
             return None
         return [*map(self.kind.json, value)] if self.many else self.kind.json(value)
@@ -278,13 +279,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A setting of a group, or of a group within it.
+    """A declared setting.
 
     Attributes:
-        name: of the field, of the parameter of commands and of the JSON.
-        option: how the command line spells it.
-        default: of the field.
-        section: the heading of the help under which it is listed.
+        name: name of the field, of the parameter of commands, and of the key in JSON.
+        option: the option or argument of the command line.
+        default: default value of the field.
+        section: the heading of the help under which the option is listed.
     """
 
     name: str
@@ -305,12 +306,12 @@ def setting(
     """Declare a setting: a field of a dataclass that derives from :class:`Settings`.
 
     Args:
-        default: of the field.
+        default: default value of the field.
         written: see :class:`Option`.
         about: see :class:`Option`.
-        kind: of its value; None for text.
-        section: the heading of the help under which it is listed; empty for that of the setting
-            declared before it, or of the group.
+        kind: the kind of the value; None for text.
+        section: the heading of the help under which the option is listed; empty for the section of
+            the setting declared before it, or else of the group.
         uses: the other attributes of :class:`Option`.
     """
     option = Option(written, about, kind or Text(), **uses)
@@ -321,7 +322,7 @@ Group = TypeVar("Group", bound="Settings")
 
 
 def group(kind: type[Group], section: str = "") -> Group:
-    """Declare a group of settings within another."""
+    """Declare a field of :class:`Settings` that is itself a group of settings."""
     made: Group = field(default_factory=kind, metadata={_GROUP: kind, _SECTION: section})
     return made
 
@@ -330,7 +331,7 @@ class Settings:
     """Base of frozen dataclasses whose fields are settings, or groups of settings.
 
     Raises:
-        UsageError: if a value is not one that its setting takes.
+        UsageError: if a value of a setting is invalid.
     """
 
     __slots__ = ()
@@ -350,19 +351,19 @@ class Settings:
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
-        """Return all settings, with the settings of a group in place of the group."""
+        """Return all settings, including those of groups, in the order of declaration."""
         return tuple(_settings_of(cls, ""))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings with these values, including settings of its groups.
+        """Return an object with the given values.
 
         Args:
-            values: values by the names of settings; a setting without a value, or with None, keeps
-                its default.
+            values: values by the names of settings, including those of groups; a setting without a
+                value, or with None, keeps its default.
 
         Raises:
-            UsageError: if a value is not one that its setting takes.
+            UsageError: if a value of a setting is invalid.
         """
         given: dict[str, Any] = {}
         for member in fields(cls):
@@ -374,10 +375,10 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the settings of JSON, which need not be trusted.
+        """Return the settings that JSON from an untrusted source describes.
 
-        Unknown names, values that no setting takes, and values of a group that contradict each
-        other are ignored.
+        Unknown names, invalid values, and values of a group that contradict each other are
+        ignored.
         """
         groups: dict[str, Any] = {}
         valid: dict[str, Any] = {}
@@ -393,7 +394,7 @@ class Settings:
             return cls(**groups)
 
     def values(self) -> dict[str, Any]:
-        """Return the values by name, groups' among them."""
+        """Return the values of all settings by name, including those of groups."""
         found: dict[str, Any] = {}
         for member in fields(self):
             value = getattr(self, member.name)
@@ -404,7 +405,7 @@ class Settings:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values by name as JSON holds them."""
+        """Return the values of all settings by name, as JSON."""
         values = self.values()
         return {
             declared.name: declared.option.json(values[declared.name])
@@ -433,11 +434,11 @@ def _settings_of(cls: type[Settings], section: str) -> Iterator[Declared]:
 
 
 def words_of(settings: Iterable[Declared], values: Mapping[str, Any]) -> list[str]:
-    """Return values as they are typed, arguments last.
+    """Return the words to type for the values of some settings; arguments are last.
 
     Args:
-        settings: those to state.
-        values: by name, of JSON or of settings; they need not be valid.
+        settings: the settings.
+        values: values by the names of settings, from JSON or from settings; they need not be valid.
     """
     words: list[str] = []
     arguments: Sequence[str] = ()

@@ -1,1 +1,1 @@
-"""Frozen data that all other parts share; no behaviour beyond describing itself."""
+"""Data types that all packages share, and their comparison, encoding, printing and storage."""

@@ -38,8 +38,9 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     if size < LARGE_ELEMENTS or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
-    # glibc returns the end of its heap to the system after every block, and the system clears it
-    # again. Freeing one piece of this size raises glibc's threshold for that.
+    # By default, glibc returns the temporaries of every block to the system, which clears the pages
+    # before it provides them again. Freeing one array of this size (16 MB) raises the threshold
+    # from which glibc returns memory.
     np.empty(1 << 24, np.uint8)
     # Imported late: small tensors do not need it.
     from concurrent.futures import ThreadPoolExecutor
@@ -56,10 +57,10 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
 
 
 def room(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialized flat array whose memory the system provides page by page.
+    """Return an uninitialized flat array whose memory the system provides in normal pages.
 
-    NumPy requests huge pages. On a busy or virtual machine, finding and clearing one takes longer
-    than reading a file into it.
+    NumPy requests huge pages for large arrays. On a busy or virtual machine, finding and clearing a
+    huge page takes longer than reading data from a file into it.
 
     Raises:
         MemoryError: if there is not enough memory.

@@ -4,10 +4,12 @@ Entries decide verdicts, so they are read only if onnxopt wrote them on this mac
 
 - The folder belongs to the user, and other users have no access.
 - Files are written completely or not at all.
-- An index lists the size, times and SHA-256 digest of every entry. No program can set all times, so
-  an entry that was copied or unpacked is computed again, as is one that has changed.
+- An index lists the size, mtime, ctime and SHA-256 digest of every entry. An entry that differs
+  from its row is computed again. Programs cannot set ctime, so this includes entries that were
+  copied or unpacked.
 
-The index is read once, before any backend runs. Programs of the same user can forge all of this.
+The index is read once, before any backend runs. This does not protect against programs of the same
+user, which can forge an index together with its entries.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _INDEX_LIMIT = 16 << 20
 # The largest entry holds all node cases of onnx: 13 MB.
 _MAX_ENTRY_BYTES = 64 << 20
 _MAX_CACHE_BYTES = 1 << 30
-# The index of this number of entries is smaller than its limit.
+# The index of a cache with this number of entries is smaller than _INDEX_LIMIT.
 _MAX_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
 # The folders that could not be used; a warning about each is logged once.
@@ -79,7 +81,7 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    # Each call checks a folder and its parent.
+    # foreign() checks a folder and its parent, so this checks three levels.
     if reason := foreign(folder) or foreign(folder.parent):
         return reason
     return "" if is_private(status) else "other users have access to it"
@@ -102,8 +104,8 @@ class Cache:
     """The entries of one kind, by key.
 
     Args:
-        name: name of the folder. It must change with the versions of everything that determines an
-            entry but is not in its key.
+        name: name of the folder. It must contain the versions of everything that determines an
+            entry but is not part of its key.
         purpose: what happens without the cache, for a warning: ``estimates are computed``.
 
     Attributes:

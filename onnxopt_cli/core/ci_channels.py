@@ -1,8 +1,8 @@
 """Withhold the environment variables by which a step of a CI job controls the job.
 
-The code under test has no use for them. With these files and tokens it could set ``PATH`` for the
-next step, write the job's summary, or request a signature from the server. This is not a security
-boundary: a backend that runs as the same user may find the files without their names.
+Backends do not need these variables. With the files and tokens that they name, a backend could set
+``PATH`` for the next step, write the job's summary, or request a signature from the server. This is
+not a security boundary: a backend that runs as the same user may find the files by itself.
 
 Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
 https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
@@ -50,12 +50,12 @@ _withheld: dict[str, str] = {}
 
 
 def without_ci_channels(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without these variables, for a backend."""
+    """Return an environment for a backend: without the variables that control a CI job."""
     return {name: value for name, value in environment.items() if not _is_channel(name)}
 
 
 def withhold_ci_channels() -> None:
-    """Remove these variables from the environment of this process and of its future children."""
+    """Remove the variables that control a CI job from the environment of this process."""
     for name in filter(_is_channel, list(os.environ)):
         _withheld[name] = os.environ.pop(name)
 

@@ -62,7 +62,8 @@ _MAX_DEPTH = 32
 _MAX_DIGITS = 40
 _MAX_DIMENSIONS = 64
 _MAX_DIMENSION = 1 << 48
-# NumPy's long floats and times. Types with pointers or fields are never read.
+# Element types without a counterpart in ONNX that a backend may return: NumPy's long floats, dates
+# and durations. Types with pointers (objects) or fields (records) are never accepted.
 _FOREIGN = re.compile(r"[fc](12|16|24|32)|[mM]8(\[\w{1,12}\])?")
 
 
@@ -88,13 +89,13 @@ def read_json(text: bytes, most_parts: int = _MAX_PARTS) -> Any:
     except RecursionError:
         raise ValueError("too much nesting") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"invalid JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a field that stands twice in one object")
+        raise ValueError("a field that occurs twice in one object")
     return fields
 
 
@@ -159,6 +160,7 @@ class ValueWriter:
                 _require_few("characters", self._characters, LARGEST_LINE)
             return described
         if described["dtype"] not in DTYPES:
+            # Without the byte order, which is always little-endian in a message.
             described["dtype"] = value.dtype.str[1:]
             if not _FOREIGN.fullmatch(described["dtype"]):
                 raise UnusableOutput(
@@ -206,7 +208,8 @@ class MessageReader:
     """Assembles messages from bytes as they arrive."""
 
     def __init__(self) -> None:
-        # Received bytes of the next line, of which the first `_searched` have no end of line.
+        # The received bytes of an incomplete line. The first `_searched` of them have been searched
+        # for an end of line.
         self._ahead = bytearray()
         self._searched = 0
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
@@ -294,7 +297,7 @@ class ValueReader:
 
     Args:
         payload: the raw bytes.
-        alignment: each value begins at a multiple of this; the bytes before it are padding.
+        alignment: each value begins at a multiple of this number of bytes, after padding.
     """
 
     def __init__(self, payload: memoryview | bytes = b"", alignment: int = 1) -> None:

@@ -65,8 +65,8 @@ def compare_outputs(
         tolerance_of: function from the name of an output to its tolerance.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
-        examine: whether to derive the limits even of elements that are bitwise equal. The verdict
-            does not need them, but the number of inconclusive elements does.
+        examine: whether to derive limits for bitwise equal elements, too. The verdict does not
+            depend on these limits, but the number of inconclusive elements does.
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. The first few surplus
@@ -122,7 +122,8 @@ def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bo
         error_bound: the tolerance of the output.
 
     Returns:
-        True if all elements agree; False also if that takes :func:`compare_outputs` to decide.
+        True if all elements agree. False if an element disagrees, or if this function cannot
+        decide; then call :func:`compare_outputs`.
     """
     if kind_of(expected.dtype) is not NumberKind.FLOAT or describe(expected) != describe(actual):
         return False
@@ -150,7 +151,7 @@ def largest_share(
     """Return the largest error / tolerance of all outputs; more than 1 is wrong.
 
     It is infinite if types or shapes differ, or if an output is not a tensor. Mutation analysis
-    compares outputs many thousand times and has no use for the statistics of a Diff.
+    calls this function many thousand times and does not need the statistics of a Diff.
     """
     if len(actual) != len(expected):
         return float("inf")
@@ -199,8 +200,8 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 
 @cache
-def spent(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return a description of a tolerance, which holds no arrays and judges nothing."""
+def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
+    """Return an error bound that only describes a tolerance: it holds no limits of elements."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 
@@ -224,7 +225,7 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         known_share = _known_share(tolerance, flat_expected, flat_actual)
 
     def judged(block: slice) -> _Elements | None:
-        """Judge the elements of a block that are not equal to the bit."""
+        """Judge the elements of a block that are not bitwise equal."""
         places = np.arange(block.stop - block.start)
         if not examine_all:
             places = _differing(flat_expected[block], flat_actual[block])
@@ -242,10 +243,11 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
 
 
 def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
-    """Return error / tolerance of some element of a large tensor, at most 1.
+    """Return the largest error / tolerance in a sample of a large tensor's elements, at most 1.
 
-    Elements that surely use less do not need their limits derived. The result is 0 if the least
-    limit of elements is unknown.
+    The largest error / tolerance of the tensor is at least as large, so the exact limits of
+    elements with surely smaller shares need not be derived. The result is 0 if the tolerance has no
+    lower bound of its limits, or if the sample agrees bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:
@@ -326,7 +328,7 @@ class _Elements:
 
 
 def _differing(expected: Array, actual: Array) -> Array:
-    """Return the indices at which two flat arrays differ in bits, and possibly further ones."""
+    """Return the indices at which two flat arrays differ bitwise, and possibly other indices."""
     kind = kind_of(expected.dtype)
     if kind is NumberKind.FLOAT:
         bits = f"u{expected.dtype.itemsize}"
@@ -345,9 +347,9 @@ def _judged(
 ) -> _Elements:
     """Judge the elements of two flat arrays at some indices.
 
-    An element whose error / tolerance is surely below ``known_share`` gets the least limit that is
-    possible instead of its own. Without ``with_steps``, distances in ulp are measured only for a
-    tolerance in ulp.
+    Deriving the limit of an element is slow. An element whose error / tolerance is surely below
+    ``known_share`` gets a lower bound of its limit instead. Without ``with_steps``, distances in
+    ulp are measured only for a tolerance in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
@@ -377,7 +379,8 @@ def _judged(
             with np.errstate(all="ignore"):
                 limit = np.where(np.isfinite(size), atol + rtol * size, 0.0)
         case Ulps(ulp=ulp) if steps is not None:
-            # A distance in ulp has no limit in absolute terms: an element is allowed or not.
+            # A tolerance in ulp defines no absolute limit: infinity accepts an element, 0 rejects
+            # it.
             limit = np.where(np.isfinite(distance) & (steps <= ulp), np.inf, 0.0)
         case None:
             limit = np.zeros_like(size)
@@ -385,7 +388,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of shares and zeros, ``size`` numbers in all; reorders the shares."""
+    """Return the median of ``size`` numbers: the given shares, and zeros; reorders the shares."""
     zeros = size - shares.size
     middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])
@@ -404,7 +407,8 @@ class _Statistics:
     accepted: Counter[str] = field(default_factory=Counter)
     # The maxima, by their names in a Diff.
     largest: dict[str, Any] = field(default_factory=dict)
-    # Error / tolerance by derived limits, without elements that are equal to the bit (zero).
+    # Error / tolerance of elements if the tolerance is an error bound. Bitwise equal elements,
+    # whose share is 0, are not included.
     shares: list[Array] = field(default_factory=list)
     # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
     # has b bits.
@@ -423,7 +427,7 @@ class _Statistics:
             self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
                 differs = differs_in_sign_of_zero(elements.expected, elements.actual)
-                # An infinite limit, as for distances in ulp, would accept an infinite distance.
+                # A limit may be infinite and would then accept even an infinite distance.
                 elements.distance[differs], elements.limit[differs] = np.inf, 0.0
         share, relative = elements.share, elements.relative
         wrong = ~(elements.distance <= elements.limit)
@@ -432,7 +436,7 @@ class _Statistics:
         self.inconclusive += elements.inconclusive
         self.accepted += elements.accepted
         if isinstance(self.tolerance, ErrorBound):
-            # float32 saves memory; larger values need no distinction.
+            # float32 saves memory. Shares above 1e30 need not be distinguished.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
             self._find_needed(elements.distance, elements.size)
@@ -450,7 +454,7 @@ class _Statistics:
         return Diff(
             name,
             kind,
-            # A Diff is kept during the whole run.
+            # A Diff is kept during the whole run, and must not keep the tensors of the case.
             tolerance=_without_tensors(tolerance),
             elements=size,
             mismatches=self.mismatches,
@@ -509,7 +513,7 @@ def _without_tensors(tolerance: Tolerance | None) -> Tolerance | None:
     """Return a tolerance, or a description of one that refers to the case's tensors."""
     match tolerance:
         case ErrorBound():
-            return spent(tolerance.factor, tolerance.provenance)
+            return bound_without_limits(tolerance.factor, tolerance.provenance)
         case NumberText():
             return replace(tolerance, values=None)
     return tolerance
@@ -540,7 +544,7 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
         return np.hypot(real, absolute_distance(expected.imag, actual.imag))
     with np.errstate(all="ignore"):
         expected, actual = expected.astype(np.float64), actual.astype(np.float64)
-        # Of two scalars, NumPy returns a number, not an array.
+        # For zero-dimensional arrays, NumPy returns a scalar.
         distance = np.asarray(np.abs(actual - expected))
     equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     distance[equal] = 0.0
@@ -558,7 +562,7 @@ def share_of_limit(distance: Array, limit: Array) -> Array:
 
 
 def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]:
-    """Return expected value, limit and label of the result that is nearest to each element.
+    """Return for each element the accepted result nearest to it: its value, limit and label.
 
     Distances are measured in units of the limits.
     """

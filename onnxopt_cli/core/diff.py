@@ -9,8 +9,9 @@ from onnxopt_cli.core import numbers
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Tolerance
 
-# Outputs in a sentence, and characters of an element or a name in it.
+# Maximum number of outputs in a message.
 _MAX_NAMED_OUTPUTS = 3
+# Maximum number of characters of a name or an element in a message.
 _MAX_NAME_CHARS = 60
 
 
@@ -58,15 +59,16 @@ class Diff:
         tolerance_used: largest error / tolerance; 1.0 is the limit.
         tolerance_used_median: median error / tolerance. For a large tensor with errors in most
             elements it may be an upper bound, since few limits are derived.
-        inconclusive: number of examined elements that the case cannot judge, since their limit
-            reaches from the value to zero. Elements that are equal to the bit, and most elements of
-            a large tensor with small errors, are examined only on request.
+        inconclusive: number of examined elements that the case cannot judge, since their limit is
+            infinite or at least half the expected value. Elements that are bitwise equal, and most
+            elements of a large tensor with small errors, are examined only on request.
         ulp_counts: at index ``b`` the number of elements whose distance in representable values
-            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; without the elements that are finite on one
-            side only; empty unless the dtype is a float.
+            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which only one value is finite
+            are not counted. Empty unless the dtype is a float.
         worst: the elements with the largest errors, worst first.
-        accepted: number of elements that agree with a further accepted result, by its label. The
-            note of a result states it in words, so logs omit it.
+        accepted: number of elements that agree with an alternative accepted result, by its label.
+            Logs omit it, since the note of a result contains the text of
+            :func:`accepted_results`.
     """
 
     name: str
@@ -98,7 +100,8 @@ def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
 
     Args:
         index: its index.
-        steps: recorded steps of a trajectory, by which its outputs are stacked.
+        steps: numbers of the recorded steps of a trajectory, whose outputs are stacked along a
+            leading axis; empty for a single step.
     """
     stacked = index and index[0] < len(steps)
     step, index = (f"step {steps[index[0]]} ", index[1:]) if stacked else ("", index)
@@ -122,7 +125,7 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
 
 
 def accepted_results(diffs: Sequence[Diff]) -> str:
-    """Return a line with the elements that agree with a further accepted result; may be empty."""
+    """Return a line with the elements that agree with an alternative accepted result, or ``""``."""
     parts = [
         f"{printable(diff.name)[:_MAX_NAME_CHARS]}: {count} of {diff.elements} by {label}"
         for diff in diffs

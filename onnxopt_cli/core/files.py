@@ -17,7 +17,7 @@ from types import ModuleType
 
 from onnxopt_cli.errors import UsageError
 
-# Time that a pipe may stay without a reader.
+# How long opening a pipe waits for a reader.
 _READER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -25,8 +25,8 @@ _POLL_SECONDS = 0.05
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = False) -> None:
     """Write a file completely or not at all, with the permissions of a new file.
 
-    An existing pipe or device, such as ``/dev/stderr``, is written to and not replaced. A pipe has
-    a few seconds to find a reader.
+    An existing pipe or device, such as ``/dev/stderr``, is written to and not replaced. If a pipe
+    has no reader, the function waits for one for up to 5 seconds.
 
     Args:
         path: path of the file.
@@ -51,7 +51,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
             else:
                 os.replace(temporary, path)  # noqa: PTH105 - a counterpart to os.link
         finally:
-            # Also after Ctrl-C.
+            # The temporary file is also removed after Ctrl-C.
             with contextlib.suppress(OSError):
                 temporary.unlink()
     except OSError as error:
@@ -73,7 +73,9 @@ def require_place(option: str, path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(f"{option} cannot write {path}: its folder: {reason}") from None
+        raise UsageError(
+            f"{option} cannot write {path}: cannot create {folder}: {reason}"
+        ) from None
 
 
 def shown_path(path: Path) -> str:
@@ -106,7 +108,10 @@ def _shown_from(path: Path, directory: str) -> str:
 
 
 def run_file(path: Path, name: str) -> ModuleType:
-    """Return a Python file as a module; the file runs once, or again after it has raised."""
+    """Return a Python file as a module.
+
+    The file runs only in the first call with this name, and again if it raised an exception.
+    """
     if name not in sys.modules:
         loader = SourceFileLoader(name, str(path))
         module = module_from_spec(spec_from_loader(name, loader))  # type: ignore[arg-type]
@@ -137,7 +142,7 @@ def _open_special(path: Path) -> int:
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a new file, which has no name until it is complete if the system supports that."""
+    """Write a new file. If the system supports it, the file has no name until it is complete."""
     descriptors = Path("/proc/self/fd")
     try:
         nameless = os.O_TMPFILE if descriptors.exists() else os.O_CREAT | os.O_EXCL

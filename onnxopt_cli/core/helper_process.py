@@ -50,7 +50,8 @@ def fork_helper(work: Callable[[], object]) -> int:
     """
     parent = os.getpid()
     with held_signals(), warnings.catch_warnings():
-        # Python warns of threads. Those of NumPy's libraries handle a fork themselves.
+        # Python warns if a process with threads forks. NumPy's libraries prepare their threads for
+        # a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
         if process:
@@ -83,7 +84,7 @@ def plain_signals() -> None:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Block signals while processes are forked that then call :func:`plain_signals`."""
+    """Block SIGNALS during a fork. The child unblocks them by calling :func:`plain_signals`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -105,5 +106,5 @@ def losing_exceptions() -> Iterator[None]:
 
 
 def exceptions_are_lost() -> bool:
-    """Return whether the caller, a signal handler, has interrupted :func:`losing_exceptions`."""
+    """Return whether :func:`losing_exceptions` is active; for signal handlers."""
     return _exceptions_are_lost.get()

@@ -1,4 +1,4 @@
-"""Numbers as text, short and aligned."""
+"""Format numbers briefly for messages and reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ def error(number: float | None) -> str:
     """Return an error with three digits; a dash for None."""
     if number is None:
         return "-"
-    return "0" if number == 0 else f"{number:.3g}" if math.isfinite(number) else str(number)
+    if number == 0:
+        return "0"
+    return f"{number:.3g}" if math.isfinite(number) else str(number)
 
 
 def count(number: int | None) -> str:
@@ -31,7 +33,7 @@ def element(value: object, kind: str) -> str:
     if isinstance(value, float):
         if kind.startswith("float64"):
             return repr(value)
-        # A saved report may have a number beyond the range of float32.
+        # A saved report is not validated: its number may be beyond the range of float32.
         with np.errstate(over="ignore"):
             return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

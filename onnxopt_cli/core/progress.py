@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
-#: Opens a progress display for an activity and a kind of items, both in words; yields a function
-#: that takes the number of items done and their total number.
+#: Function that opens a progress display. Its arguments are an activity and a kind of items, both
+#: in words. The context is a function of the number of items done and the total number of items.
 Telling: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], object]]]
 
 

@@ -55,9 +55,9 @@ class Explanation:
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        causes: causes, each with the failing cases that no earlier one explains.
-        others: number of other failing cases, by state (``not explained``, ``not tried``), then by
-            kind (``trajectory``).
+        causes: causes; each lists the failing cases that no earlier cause explains.
+        others: number of failing cases without a cause, by state (``not explained``, ``not
+            tried``), then by kind of case (``trajectory``).
         note: remark on an unsuccessful or interrupted search; may be empty.
         complete: False if the time ran out before the end of the search.
     """
@@ -87,7 +87,7 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        """One sentence for a reader; its counts add up to the failing cases."""
+        """One sentence for a reader; its counts add up to the number of failing cases."""
         unexplained = {state: kinds for state, kinds in self.others.items() if kinds}
         counts = [(f"{cause.found}:", len(cause.cases)) for cause in self.causes]
         if self.causes and self.causes[0].known_mistakes:
@@ -112,7 +112,7 @@ UNEXPLAINED = "not explained"
 NOT_TRIED = "not tried"
 
 
-#: Maximum number of kinds in a sentence.
+#: Maximum number of kinds of cases that a sentence lists.
 _MAX_KINDS = 4
 
 
@@ -126,9 +126,9 @@ def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join([*parts, f"{remaining} others"] if remaining else parts)
 
 
-#: Prefix of the names of suites among the versions of a run.
+#: In ``RunRecord.versions``, the prefix of keys that name suites.
 SUITE = "suite "
-#: Key of the processor's model among the versions of a run.
+#: In ``RunRecord.versions``, the key of the processor's model.
 PROCESSOR = "processor"
 
 
@@ -141,8 +141,8 @@ class RunRecord:
         backends: the backends under test.
         options: settings of the run, from ``RunConfig.to_json``.
         results: results in the order of their arrival.
-        problems: faults of case files that yield no case.
-        findings: entries of expectation files that no longer hold: stale, expired, duplicate.
+        problems: faults of case files from which no case could be loaded.
+        findings: entries of expectation files that no longer apply: stale, expired, duplicate.
         explanations: explanations of failures.
         exit_code: the exit code; None for an unfinished run.
         started: start in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxopt_cli.core.codec import ValueReader, ValueWriter
-from onnxopt_cli.core.compare import spent
+from onnxopt_cli.core.compare import bound_without_limits
 from onnxopt_cli.core.diff import Diff, Element
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import (
@@ -57,7 +57,7 @@ def value_to_json(value: Value) -> Any:
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # Such a value is a failure, and its Diff has the type.
+        # The output is a failure, and its Diff states the element type.
         return None
 
 
@@ -174,7 +174,7 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
 
 
 def _diff_from_json(data: Any) -> Diff:
-    # Positional arguments are faster, and a log has very many diffs.
+    # A log may have very many diffs, and positional arguments are faster than keywords.
     name, kind, structure, tolerance, *numbers, counts, worst = _from_diff(data)
     if str in map(type, numbers):
         numbers = list(map(number_from_json, numbers))
@@ -217,4 +217,4 @@ def _tolerance_from_json(data: Any) -> Tolerance | None:
         return Ulps(data["ulp"], provenance)
     if "distribution" in data:
         return Drawn(data["distribution"], lambda _sample: "", provenance)
-    return spent(float(data["factor"]), provenance)
+    return bound_without_limits(float(data["factor"]), provenance)

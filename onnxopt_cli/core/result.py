@@ -55,9 +55,11 @@ NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
 #: Outcomes that a rerun cannot change.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
-#: Beginning of the note of a pass that relies on an identity without relative accuracy.
+#: Beginning of the note of a pass by absolute accuracy alone: a common implementation of the
+#: operator, such as the sigmoid by way of tanh, has no relative accuracy for these inputs.
 ABSOLUTE_ONLY = "absolute accuracy only"
-#: Note of a pass with elements that the case cannot judge, and message of a case that has no other.
+#: Beginning of the note of a pass with inconclusive elements, and of the message of a case whose
+#: elements are all inconclusive.
 INCONCLUSIVE = "inconclusive: "
 #: Beginning of the message of results whose backend never started; the reason follows.
 NOT_STARTED = "the backend could not be started: "
@@ -75,9 +77,9 @@ class Standing(StrEnum):
     FLAKY = "flaky"
 
 
-#: Suite of results that concern a backend's worker instead of a case.
+#: Name that replaces the suite in the id of a result of a backend's worker, not of a case.
 OUTSIDE_CASES = "worker"
-#: Ids of these results.
+#: Ids of the results of a worker: its end, and events between cases.
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
@@ -88,7 +90,7 @@ class CaseContent:
     Attributes:
         about: what the case tests; may be empty.
         nodes: the operator and the attributes of each node.
-        inputs: name, type with shape, and elements of each input; long ones are cut.
+        inputs: name, type with shape, and elements of each input; long texts are shortened.
     """
 
     about: str
@@ -122,9 +124,10 @@ class Result:
         note: qualification of the outcome: ``contested: reading 2 of 2 (...)``, or
             :data:`ABSOLUTE_ONLY` with the identity, or :data:`INCONCLUSIVE` with a number of
             elements; may be empty.
-        content: the content of the case, of a result other than a pass; None if it is unknown.
-        opset: the older opset in which the backend ran the model; 0 for the model's own.
-        batch: the number of cases whose models ran as one; 0 for a case that ran alone.
+        content: the content of the case; None for a pass, and if it is unknown.
+        opset: the older opset to which the model was converted for the backend; 0 if the model ran
+            in its own opset.
+        batch: the number of cases whose models ran as one model; 0 for a case that ran alone.
     """
 
     case: str
@@ -172,10 +175,10 @@ class Result:
 
 
 def with_shared(result: Result, **shared: object) -> Result:
-    """Set fields of a new result, which must have no other reference yet, and return it.
+    """Set fields of a result in place, and return it; no other code may hold the result yet.
 
-    Equal objects of many results are replaced by a shared one. ``dataclasses.replace`` would take
-    most of the time of reading a large log.
+    Readers of logs use it to let many results share equal objects. ``dataclasses.replace`` would
+    take most of the time of reading a large log.
     """
     for name, value in shared.items():
         object.__setattr__(result, name, value)
@@ -183,7 +186,10 @@ def with_shared(result: Result, **shared: object) -> Result:
 
 
 def worse(earlier: Result | None, later: Result) -> Result:
-    """Return the one that does not conform, if any, of two results with an id of OUTSIDE_IDS."""
+    """Return which of two results with the same id of OUTSIDE_IDS to keep.
+
+    That is the earlier result if it does not conform or both conform, otherwise the later one.
+    """
     if earlier is None or (earlier.conforms and not later.conforms):
         return later
     return earlier

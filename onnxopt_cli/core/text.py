@@ -61,7 +61,7 @@ def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
 
     Args:
         text: the lines.
-        goes_on: whether the first line continues a line that was written before.
+        goes_on: whether the text begins in the middle of a line, after earlier output.
     """
     if not _may_command(text):
         return text
@@ -139,7 +139,7 @@ def wrapped_list(introduction: str, names: Iterable[str]) -> str:
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Return the first of some names, printable, and the number of the others."""
+    """Return the first ``most`` names, printable, and the number of names left out."""
     text = ", ".join(map(printable, names[:most]))
     return f"{text} and {len(names) - most} more" if len(names) > most else text
 
@@ -150,7 +150,8 @@ class FreeNames:
     Args:
         form: format of a name with a number, as in ``"{} ({})"``.
         taken: names that are already in use.
-        alike: function that maps names which count as equal to the same text.
+        alike: function to compare names by, such as ``str.casefold``: names with the same result
+            count as equal.
     """
 
     def __init__(

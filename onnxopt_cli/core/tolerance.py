@@ -12,18 +12,18 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value, as_strings, dtype_named
 
-# The texts of numbers that the specification of Cast names, without "INF" and "NaN".
+# The texts of finite numbers that the specification of Cast defines.
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 # Eight digits do not always identify a float32 or a double, but the example in the specification,
 # 314.15926, has eight, and ONNX Runtime writes no more.
 _SUFFICIENT_DIGITS = 8
-# A limit is widened by the rounding errors of its own computation in double.
+# Factor that exceeds the rounding errors of computing and comparing limits in double.
 _COMPUTATION = 1 + 1e-7
 
 
 class Provenance(StrEnum):
-    """Where a tolerance came from, strongest first."""
+    """Where a tolerance came from, in order of precedence, highest first."""
 
     COMMAND_LINE = "command line"
     OUTPUT = "output"
@@ -71,9 +71,10 @@ class Branch:
         expected: the expected values.
         limit: largest allowed absolute errors, of the output's shape, float64; infinite where the
             case cannot judge the element.
-        otherwise: further accepted values, each element on its own; equal to ``expected`` where an
-            element has none. Examples are the output if every choice that rounding decides
-            falls the other way, and the results of reformulations for infinite inputs.
+        otherwise: alternative accepted values, of the same shape. Each element may match either
+            branch; an element without an alternative has the same value in both. Examples are the
+            output if every comparison within rounding error had the opposite result, and the
+            results of reformulations for infinite inputs.
         label: description of the elements that only this branch accepts; may be empty.
     """
 
@@ -86,10 +87,8 @@ class Branch:
     def inconclusive(self) -> Array:
         """The elements that a case cannot judge: the limit is infinite or at least half the value.
 
-        A result of half the value would pass there.
-
-        A value of zero is never inconclusive by its own magnitude; its limit follows from the
-        operands.
+        A result of half the expected value would pass there. An expected zero is inconclusive only
+        if its limit is infinite.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (
@@ -100,7 +99,11 @@ class Branch:
         )
 
     def wrong(self, actual: Array) -> Array:
-        """Return which elements of an output, or of several, no branch accepts."""
+        """Return which elements no branch accepts.
+
+        Args:
+            actual: one or several results, stacked along leading axes.
+        """
         wide_expected = np.asarray(self.expected, np.float64)
         wide_actual = np.asarray(actual, np.float64)
         with np.errstate(all="ignore"):
@@ -122,8 +125,8 @@ class ErrorBound:
     """A limit for each element, derived from a formula or from a condition estimate.
 
     Attributes:
-        at: function from flat indices to the accepted values there. It is called only for elements
-            that are not equal to the bit, since these need no limit.
+        at: function from flat indices to the accepted values there. Elements that are bitwise equal
+            need no limit, so it is usually called only for the other elements.
         factor: the limit in units of the error bound or of the condition estimate; 0 if the output
             must be exact.
         provenance: where the limit comes from.
@@ -168,17 +171,17 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberText:
-    """Texts of floats, each judged by the number that it states: the number of digits is open.
+    """Texts of floats, as from Cast, each judged by the number that it represents.
 
-    A text is right if it states the value, rounded up or down to the digits of the text, and if
-    these digits suffice: the number rounds to the value in the type of the value, or is within half
-    a unit of the eighth significant digit of the value.
+    A text is right if its number is the value rounded up or down to the digits of the text, and if
+    there are enough digits: the number rounds to the value in the type of the value, or is within
+    half a unit of the eighth significant digit of the value.
 
     Attributes:
         text_of: name of the type of the values.
-        values: the values, of the output's shape; None if they are those of the expected texts.
-        rtol: additional relative tolerance of values that a model computes before it writes them;
-            0 if they are given.
+        values: the values, of the output's shape; None if the expected texts represent them.
+        rtol: additional relative tolerance if the model computes the values; 0 if they are inputs
+            or constants.
         provenance: where the tolerance comes from.
     """
 
@@ -204,7 +207,7 @@ class NumberText:
         return self.values.reshape(-1)[places].astype(np.float64)
 
     def judged(self, values: Array, actual: Array) -> tuple[Array, Array]:
-        """Return the errors of texts, infinite for a text that states no number, and their limits.
+        """Return the errors of texts, infinite for a text that is not a number, and their limits.
 
         Args:
             values: the correct values, from :meth:`values_at`.
@@ -230,7 +233,7 @@ class NumberText:
 
 
 def _stated_values(texts: Array) -> tuple[Array, Array]:
-    """Return the numbers that texts state, and whether each text states one."""
+    """Return the numbers that texts represent, and whether each text is a number."""
     numbers = [_stated_value(text) for text in as_strings(texts).reshape(-1).tolist()]
     values = np.array([math.nan if number is None else number for number in numbers], np.float64)
     return values, np.array([number is not None for number in numbers], np.bool_)
@@ -240,15 +243,15 @@ def _stated_value(text: str) -> float | None:
     if (special := _SPECIAL_TEXTS.get(text.lower())) is not None:
         return special
     number = float(text) if _NUMBER.fullmatch(text) else math.inf
-    # Only the texts above state an infinity.
+    # A text such as 1e999 is invalid: only the special texts represent an infinity.
     return number if math.isfinite(number) else None
 
 
 def _last_unit(text: str) -> float:
-    """Return the unit of a text's last nonzero digit, reduced by the errors of comparisons.
+    """Return the unit of the last nonzero digit of a text, divided by :data:`_COMPUTATION`.
 
-    A number that is rounded up or down to the digits of the text is off by less than this unit. It
-    is 0 for other texts and for texts of zero.
+    If the text is a number rounded up or down to the digits of the text, the rounding error is less
+    than this unit. The result is 0 for the text of zero, and for a text that is not a number.
     """
     mantissa, separator, exponent = text.lower().partition("e")
     last = max(map(mantissa.rfind, "123456789"))

@@ -1,7 +1,7 @@
 """Files that others may have written: their owners, and reading them within limits.
 
-Only regular files are read, up to a size, and inside a folder. Without consent, code runs only if
-no other user can have written it.
+Only regular files are read, up to a maximum size, and only inside a given folder. Code from a file
+runs only if no other user can have written it, or if the user consents.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ MAX_CASE_BYTES = 4 << 30
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
-# A device such as /dev/null keeps nothing that is written to it.
+# File types that must not be writable by all users. Devices such as /dev/null may be, since they do
+# not return what was written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
+# The results of the active contexts of recorded().
 _records: list[dict[str, Signature]] = []
-# The nested limits in effect: the remaining bytes and the total of each.
+# For each active context of reading_at_most(): the remaining bytes, and its limit.
 _allowances: list[list[int]] = []
 
 
@@ -243,10 +245,11 @@ def is_private(status: os.stat_result) -> bool:
 def foreign(path: Path) -> str:
     """Return the reason why another user may have written a file; empty if none can have.
 
-    The file, links to it and the folders of both must belong to this user or root. The file must
-    not be writable by all users, nor must its folder, unless that has the sticky bit (as ``/tmp``)
-    and the file is not a hard link, which every user can create. A folder whose content counts must
-    not be writable by all users.
+    If the path is a link, its target is checked, too. A file and its folder must belong to this
+    user or root. The file must not be writable by all users. The folder may be writable by all
+    users only if it has the sticky bit (as ``/tmp``) and the file is not a hard link, which every
+    user can create. If the path is a folder, it must not be writable by all users, with or without
+    the sticky bit.
 
     Args:
         path: the file or folder; the result is empty if it does not exist.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Value: TypeAlias = "Array | list[Value] | dict[Any, Value] | None"
 
-# ml_dtypes' names of ONNX's short floats.
+# The names of ONNX's 8-, 6- and 4-bit floats, with their names in ml_dtypes.
 _SHORT_FLOATS = {
     "float8e4m3fn": "float8_e4m3fn",
     "float8e4m3fnuz": "float8_e4m3fnuz",
@@ -40,7 +40,7 @@ _NUMPY_DTYPES = (
     *("bool", "float16", "float32", "float64", "complex64", "complex128"),
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
 )
-# ONNX's names of element types that differ from NumPy's.
+# The element types whose names in ONNX and NumPy differ.
 _ALIASES = {"float": "float32", "double": "float64", **_SHORT_FLOATS}
 
 STRING = "string"
@@ -64,7 +64,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class _ThreadState(threading.local):
-    """The generator of a thread."""
+    """State of a thread: its random generator."""
 
     def __init__(self) -> None:
         self.random = np.random.RandomState()
@@ -77,8 +77,8 @@ def random_state(seed: int) -> np.random.RandomState:
     """Return this thread's generator, seeded to draw the numbers of ``RandomState(seed)``.
 
     NumPy guarantees the stream of RandomState, but not that of the newer Generator. Creating a
-    generator takes longer than drawing a small tensor, so each thread has one. Its earlier users
-    must not draw from it any more.
+    generator takes longer than drawing a small tensor, so all calls in a thread return the same
+    object. Do not draw from it after another call has seeded it.
     """
     _THREAD_STATE.random.seed(seed)
     return _THREAD_STATE.random

@@ -146,7 +146,7 @@ def test_error_text_is_the_commands_without_escape_sequences():
         ("not-utf-8", "bytes that are not UTF-8"),
         ("nested", "too much nesting"),
         ("nan", "NaN, which is not JSON"),
-        ("field-twice", "stands twice"),
+        ("field-twice", "occurs twice"),
         ("other-id", "answered the request 99, but was asked"),
         ("true-id", "answered the request True, but was asked"),
         ("no-id", "answered the request None"),

@@ -130,7 +130,7 @@ def test_option_with_three_values_can_be_in_the_file(place, onnxopt):
     for name in ("ca", "cert", "key"):
         (place / name).touch()
     answer = onnxopt("run", "spec", "-q")
-    assert (answer.code, "mean nothing without --cluster" in answer.err) == (2, True)
+    assert (answer.code, "require --cluster" in answer.err) == (2, True)
 
 
 def test_settings_may_be_in_pyproject_or_in_a_file_named_by_a_variable(place, onnxopt, monkeypatch):

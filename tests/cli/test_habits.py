@@ -112,7 +112,7 @@ def test_case_that_passes_again_is_not_a_last_failure(demo, onnxopt):
 def test_last_failures_are_kept_by_backend_and_folder(demo, onnxopt, monkeypatch):
     onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-k", "plain")
     on_numpy = onnxopt("run", "demo.yaml", *IN_PROCESS, "--lf")
-    assert "no earlier run on numpy is known here: all cases run" in on_numpy.err
+    assert "no earlier run on numpy in this folder is known: all cases run" in on_numpy.err
     assert "5 pass" in on_numpy.out
     on_both = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "-b", "numpy", "--lf")
     assert "2 of 5 cases" in on_both.out

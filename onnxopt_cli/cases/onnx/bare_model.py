@@ -1,8 +1,8 @@
-"""A model file as a case: inputs from files or a seed, and expected outputs from the oracle.
+"""Cases of model files without test data: inputs from files or a seed, and no stored outputs.
 
-A dimension is symbolic if it has a name, is negative (as Paddle's exporter writes it) or is not
-declared. One name stands for one size in all inputs. Sizes that the user does not state are chosen
-so that onnx's shape inference finds no contradiction and no empty tensor.
+A dimension is symbolic if it has a name, is negative (as Paddle's exporter writes unknown sizes) or
+has no size. A name stands for the same size in all inputs. Sizes that the user does not state are
+chosen so that onnx's shape inference finds no contradiction and no empty tensor.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 
 # Sizes of symbolic dimensions, in the order in which they are tried.
 _SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
-# The first dimension is usually a batch, and the second one of an image its channels.
+# Sizes for the first dimension of a tensor, usually a batch, and for the second dimension of a
+# tensor of rank 4, usually the channels of an image.
 _BATCH, _CHANNELS, _IMAGE_RANK = 1, 3, 4
-# Integers of an unknown meaning are 0 or 1: masks, flags, and indices into any tensor.
+# Integers of unknown meaning are drawn below this limit. 0 and 1 are valid as masks, as flags, and
+# as indices into most tensors.
 _INTEGERS_BELOW = 2
-# Operators between an input and the Gather that it indexes.
+# Operators that may lie between an input and the Gather that uses it as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
 _HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"
@@ -68,7 +70,7 @@ def bare_model_case(path: Path, settings: ModelInputs) -> Case:
 
 
 def _files(path: Path, settings: ModelInputs) -> dict[str, tuple[()]]:
-    """Return the files that reading the case opens."""
+    """Return the paths of the files that are read to load the case."""
     files = [path, *external_files(path)]
     if settings.inputs:
         inputs = settings.inputs
@@ -80,7 +82,7 @@ def _read(path: Path, settings: ModelInputs) -> Problem:
     """Read the model and make its inputs.
 
     Raises:
-        InvalidCase: if a file is not valid, or the inputs cannot be made.
+        InvalidCase: if a file is invalid, or inputs cannot be drawn.
     """
     with reading_at_most(MAX_CASE_BYTES):
         model = read_model(path)
@@ -135,8 +137,8 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
 def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
     """Draw the inputs of a model by their declared types and shapes.
 
-    Floats are normally distributed. An integer that a Gather reads as an index is a valid index;
-    8-bit integers have the whole range of their type; all others are 0 or 1.
+    Floats are normally distributed. Integers that a Gather uses as indices are valid indices;
+    integers of up to 8 bits have the whole range of their type; all other integers are 0 or 1.
 
     Args:
         model: the model.
@@ -200,7 +202,7 @@ def _shapes(
     settings: ModelInputs,
     where: str,
 ) -> dict[str, tuple[int, ...]]:
-    """Return a shape for each input, with a size for each symbol."""
+    """Return a shape for each input, in which every symbol is replaced by a size."""
     symbols = {info.name: [*_symbols(info)] for info in declared}
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes

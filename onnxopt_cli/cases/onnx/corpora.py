@@ -1,7 +1,7 @@
 """The test cases that come with the installed onnx package, by name.
 
-onnx holds its node cases in memory only, and takes seconds to make them. The first use writes them
-to the cache, as a single entry.
+onnx does not store its node cases in files, but computes them, which takes seconds. Their first use
+writes them to the cache, as a single entry.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _PREFIX = "onnx-"
 
 #: The corpora with their descriptions.
 CORPORA = {
-    _NODE: "every operator by itself: onnx's node tests",
+    _NODE: "single operators: onnx's node tests",
     "onnx-simple": "small models: sequences, functions, shape inference, sign of zero",
     "onnx-pytorch-operator": "single PyTorch operators, as exported",
     "onnx-pytorch-converted": "PyTorch modules, as converted through Caffe2",
-    "onnx-light": "nine image classifiers with constants for weights",
+    "onnx-light": "nine image classifiers with constant weights",
 }
 
 
@@ -86,7 +86,7 @@ def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fau
 _FORMAT = 4
 _ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
-# A test whose name is a literal in the source; other names are composed at run time.
+# Finds the names of tests that are literals in the source; other names are composed at run time.
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 
 
@@ -211,7 +211,7 @@ def _by_name(declared: Any, values: Any) -> dict[str, Value]:
 
 
 def _normal(value: Any) -> Value:
-    """Convert a value of onnx, possibly a message, NumPy scalar or tuple, to that of a case."""
+    """Convert a value of onnx, which may be a message, NumPy scalar or tuple, to a Value."""
     if value is None:
         return None
     if isinstance(value, TensorProto):

@@ -156,7 +156,7 @@ def _name_unread_files(
     files: CaseFiles, names: Iterable[str], paths: Mapping[str | None, Sequence[Path]]
 ) -> None:
     """Warn once of the visible files of a data set that are not read, such as ``input_0.npy``."""
-    # The folder of a light model holds other models.
+    # The folder of a light model contains other models as well.
     if files.inputs is None or files.folder in _warned_folders:
         return
     read_names = {path.name for values in paths.values() for path in values}
@@ -169,7 +169,7 @@ def _name_unread_files(
 
 
 def read_checked_case(files: CaseFiles) -> Problem:
-    """Read a case; check its model with onnx, and its shapes against those of the graph.
+    """Read a case, check its model with onnx, and the shapes of its values against the graph.
 
     Raises:
         InvalidCase: see :func:`read_case`.

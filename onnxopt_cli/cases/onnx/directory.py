@@ -88,7 +88,7 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
 
 
 def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], list[Fault]]:
-    """Find the cases of one model file, and of no other file beside it.
+    """Find the cases of one model file, without those of other models in its folder.
 
     Args:
         path: the model.
@@ -130,8 +130,8 @@ class _Search:
 
         Args:
             path: the folder as the user typed it, for messages.
-            real: the same with links resolved, for names.
-            depth: number of folders between it and the root.
+            real: the folder with links resolved, from which ids are derived.
+            depth: number of folders between the folder and the root.
         """
         below = _contains(self._root, real)
         if real in self._visited or self._remaining[below] < 0:
@@ -164,11 +164,11 @@ class _Search:
 
         Args:
             path: the folder.
-            below: whether it is below the root.
-            depth: number of folders between it and the root.
+            below: whether the folder is below the root.
+            depth: number of folders between the folder and the root.
 
         Raises:
-            Malformed: if it cannot be read, or exceeds the limit of depth or of entries.
+            Malformed: if the folder cannot be read, or exceeds the limit of depth or of entries.
         """
         if depth > _MAX_DEPTH:
             raise Malformed(f"is more than {_MAX_DEPTH} folders deep; not searched")

@@ -34,13 +34,15 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.registry import registry
 
 _MAX_FAULT_CHARS = 300
-# Models may compute shapes from inputs, but not from inputs larger than this.
+# Inputs of at most this size are given to inference as constants, because a model may compute
+# shapes from them.
 _MAX_CONSTANT_ELEMENTS = 1000
-# A fault in the published body of MeanVarianceNormalization: it adds a float32 to the node's type.
+# onnx's error about its own function body of MeanVarianceNormalization, which adds a float32
+# constant to a tensor of the node's type.
 _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )
-# Names that exporters write for an unknown size.
+# Names that exporters write for dimensions of unknown size.
 _PLACEHOLDERS = frozenset({"none", "unk", "unknown"})
 
 
@@ -48,7 +50,7 @@ def model_fault(model: onnx.ModelProto) -> str:
     """Return why onnx's full check rejects a model; an empty string if it accepts the model."""
     newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
     if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
-        # The installed onnx is too old to check this model.
+        # The installed onnx cannot check models of this opset or IR version.
         return ""
     registry().register_schemas()
     try:
@@ -104,14 +106,15 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _declare_derivatives(model: onnx.ModelProto) -> None:
-    """Declare the types of derivatives that other nodes read: onnx does not infer them."""
+    """Declare the types of outputs of Gradient nodes that other nodes read; onnx infers none."""
     read = {name for node in model.graph.node for name in node.input}
     gradients = [
         node
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # The type of a second derivative follows from that of the first.
+    # A second derivative has the type of the first derivative, which may not be declared yet, so
+    # repeat.
     for _ in gradients:
         declared = _declared_types(model)
         derivatives = [
@@ -126,7 +129,7 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
 
 
 def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of tensors that are declared, or that onnx infers from those declared."""
+    """Return the types of all tensors whose type is declared, or is inferred by onnx."""
     try:
         graph = infer_shapes(model).graph
     except OnnxRefusal:
@@ -141,8 +144,8 @@ def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     """Clear the declared shapes of the outputs of operators with a formula.
 
-    Inference gives V_new the shape of V. But V may broadcast to the shape of X, which is the shape
-    of V_new. The formula determines the shapes instead.
+    Inference assigns the shape of V to V_new. But V may broadcast to the shape of X, and V_new then
+    has the shape of X. Without a declared shape, inference has nothing to contradict.
     """
     yielded = {
         name
@@ -170,7 +173,10 @@ def _shapeless(model: onnx.ModelProto) -> list[Any]:
 
 
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
-    """Add the default attributes that a node's published body uses, which inference ignores."""
+    """Add the default attributes that the function body of a node's operator uses.
+
+    Inference of the function body ignores the defaults of omitted attributes.
+    """
     domain = plain_domain(node.domain)
     version = versions.get(domain, 0)
     if not version or not defs.has(node.op_type, version, domain):
@@ -200,8 +206,8 @@ def symbol_fault(
 ) -> str:
     """Return a message if a symbolic dimension of a graph has two sizes, or an empty string.
 
-    A name stands for one size in the whole graph, unless it is not an identifier (``?``, ``-1``) or
-    means that the size is unknown.
+    A name stands for one size in the whole graph, except for names without a letter (``?``, ``-1``)
+    and names for an unknown size (``unk``).
     """
     sizes: dict[str, tuple[int, str]] = {}
     for infos, values, kind in ((graph.input, inputs, "input"), (graph.output, outputs, "output")):
@@ -254,9 +260,11 @@ def inferred_output(
 
 
 def input_fault(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return why onnx's inference rejects a model with the inputs of a case; empty if it does not.
+    """Return why onnx's inference rejects a model with the inputs of a case, or an empty string.
 
-    The model itself passes onnx's check.
+    Args:
+        model: a model that passes onnx's check.
+        inputs: the inputs of the case.
     """
     try:
         _inferred(_with_inputs(model, inputs), check_type=True, strict_mode=True)
@@ -310,7 +318,7 @@ def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:
 
 
 def structure_fits(structure: Any, declared: TypeProto) -> bool:
-    """Return whether a structure (see ``structure_of``) may be that of a declared type."""
+    """Return whether a value with a structure (see ``structure_of``) may have a declared type."""
     if declared.HasField("optional_type"):
         inner = declared.optional_type.elem_type
         return structure == structure_of(None) or structure_fits(structure, inner)

@@ -34,7 +34,7 @@ _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
 def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
     """Read a model and its external data, which must be inside the model's folder.
 
-    The operators are not checked, because a backend may support others than onnx.
+    The operators are not checked, because a backend may support operators that onnx lacks.
 
     Args:
         path: the file.
@@ -57,7 +57,8 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
         raise InvalidCase([Fault(str(path), str(error))]) from None
     problems: list[Fault] = []
     oversized: list[Fault] = []
-    # Many tensors may refer to the same bytes, so the sizes of the files do not limit the total.
+    # Many tensors may refer to the same bytes of a file, so a limit on file sizes does not limit
+    # the size of the model.
     allowance = PROTOBUF_LIMIT - len(data)
     for place, tensor in _tensors(model):
         try:
@@ -157,7 +158,8 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     Args:
         tensor: the tensor.
         folder: the model's folder; files outside it are not opened.
-        allowance: the bytes that remain, after this tensor, of the limit for a model.
+        allowance: the number of bytes that may be added to the model after this tensor; negative if
+            this tensor exceeds the limit.
 
     Raises:
         Malformed: if the location leads out of the folder or through a link, the offset or length

@@ -39,11 +39,12 @@ class Wiring:
     Attributes:
         names: the graph's names for inputs and outputs of the node. Inputs with the same name are
             one value.
-        inputs: the first inputs that the graph declares; the others follow in the node's order.
-        outputs: the first outputs that the graph declares; the others follow in the node's order.
-        initializers: inputs of the node that are initializers of the graph. Those among `inputs`
-            are also declared as inputs, which IR versions before 4 required.
-        attributes: the first attributes of the node; the others follow sorted by name.
+        inputs: the inputs that the graph declares first; other inputs follow in the node's order.
+        outputs: the outputs that the graph declares first; other outputs follow in the node's
+            order.
+        initializers: inputs of the node that are initializers of the graph. An initializer that is
+            also in `inputs` is declared as a graph input too, which IR versions before 4 required.
+        attributes: the first attributes of the node; other attributes follow, sorted by name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -196,8 +197,9 @@ def formula_model(
     outputs: list[onnx.ValueInfoProto] = []
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         inferred, shape = inputs[like].shape, inputs[base].shape
-        # onnx infers the shape of the input `like`. A dimension in which that differs from the
-        # formula's shape is declared as unknown, because the model check would reject it.
+        # onnx infers that the output has the shape of the input `like`. A dimension in which this
+        # differs from the formula's result is declared as unknown, because onnx's check would
+        # reject the correct size.
         sizes = (
             size if size == inferred_size else None
             for size, inferred_size in zip(shape, inferred, strict=False)
@@ -231,7 +233,7 @@ def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.Va
 
 
 def value_info(name: str, value: Declared) -> onnx.ValueInfoProto:
-    """Declare a value with its type and shape; the shapes of a sequence's elements stay unknown."""
+    """Declare a value with its type and shape; elements of a sequence have no declared shape."""
     return helper.make_value_info(name, _type_of(value))
 
 

@@ -1,1 +1,1 @@
-"""Values of cases, as files and messages hold them."""
+"""Values of cases: descriptions of values, and their files and ONNX messages."""

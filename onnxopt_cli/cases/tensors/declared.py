@@ -1,4 +1,4 @@
-"""Values with known types and shapes whose data may be made later; random tensors."""
+"""Values with known types and shapes whose data may be created later, such as random tensors."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MAX_ELEMENTS = 1 << 31
 #: Default limit on the memory of a case.
 DEFAULT_MEMORY = 4 << 30
 
-#: Upper estimate of the memory that judging needs for each element of a case. Measured: 230 bytes
-#: for a trajectory, all of whose steps are kept; 80 for AdmmUpdate, which sorts; 10 to 50 for
-#: operators that are judged in blocks.
+#: Upper estimate of the memory in bytes that judging needs for each element of a case. Measured:
+#: 230 for trajectories, since all steps are kept; 80 for AdmmUpdate, which sorts its elements; 10
+#: to 50 for operators that are judged in blocks.
 BYTES_PER_ELEMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PromisedTensor:
-    """A tensor whose data are made later.
+    """A tensor whose data are created later.
 
     Attributes:
-        dtype: its element type.
-        shape: its shape.
-        make: makes the tensor; raises FormatError if the data turn out to be invalid.
+        dtype: the element type.
+        shape: the shape.
+        make: function that creates the tensor; raises FormatError if the data are invalid.
     """
 
     dtype: np.dtype[Any]
@@ -50,7 +50,7 @@ class PromisedTensor:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredGroup:
-    """A sequence or an optional whose data are made later.
+    """A sequence or an optional whose data are created later.
 
     Attributes:
         kind: ``seq`` or ``optional``, ONNX's names of these types.
@@ -67,20 +67,20 @@ class DeclaredGroup:
         return items if self.kind == "seq" else next(iter(items), None)
 
 
-#: An array is a tensor whose data are already known.
+#: A tensor whose data are created later, or an array if the data are already known.
 DeclaredTensor: TypeAlias = PromisedTensor | Array
 Declared: TypeAlias = DeclaredTensor | DeclaredGroup
 
 
 def made(value: Declared) -> Any:
-    """Make a declared value; an array whose data are already known is copied."""
+    """Create the data of a declared value; an array is copied."""
     if isinstance(value, DeclaredGroup):
         return value.filled([made(item) for item in value.items])
     return value.copy() if isinstance(value, np.ndarray) else value.make()
 
 
 def too_large(shape: tuple[int, ...]) -> str | None:
-    """Return a message if a shape has too many elements to be made, otherwise None.
+    """Return a message if a tensor of a shape would be too large, otherwise None.
 
     Dimensions of zero are ignored, because NumPy rejects even shapes such as (0, 2^62, 4).
     """

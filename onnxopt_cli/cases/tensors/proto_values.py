@@ -1,7 +1,7 @@
 """Convert between values and ONNX messages of tensors, sequences, optionals and maps.
 
-A file contains one such message without a tag for its class, which follows from the type that the
-graph declares. Values are checked against this type in both directions.
+A file contains one such message, but not the class of the message, which follows from the type that
+the graph declares. Values are checked against this type when they are read and written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onnxopt_cli.core.values import (
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
-# In files of this size, raw data are read separately if they begin within the head.
+# In files of at least 1 MiB, raw data are read separately if they begin within the first 64 KiB.
 _LARGE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16
 
 # The beginning of a field: its key, then its value or the length of its data. Both are varints:
@@ -158,7 +158,8 @@ def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
     Raises:
-        Malformed: if the data is not such a message; the error names the class that fits, if any.
+        Malformed: if the data is not such a message; the error names the class of messages that the
+            data represents, if any.
     """
     try:
         return parse_strictly(expected, data)
@@ -292,7 +293,7 @@ def _sequence_message(name: str, values: list[Value], element: TypeProto) -> Seq
 
 
 def _number(element: TypeProto) -> Any:
-    """Return the elem_type of a type, which is the same in SequenceProto and OptionalProto."""
+    """Return the number of a type as elem_type, which SequenceProto and OptionalProto share."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
@@ -374,7 +375,8 @@ def _check_key(key: object, key_type: int, place: str) -> None:
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
 
 
-# Wire types of fields by their types in memory. All other fields of ONNX are integers (type 0).
+# Wire types of fields by their C++ types. All other fields of ONNX's messages are integers, which
+# have the wire type 0.
 _WIRE_TYPES = {
     FieldDescriptor.CPPTYPE_DOUBLE: 1,
     FieldDescriptor.CPPTYPE_STRING: 2,
@@ -385,14 +387,15 @@ _LENGTH = 2
 
 
 def parse_strictly(message_class: type[Any], data: bytes) -> Any:
-    """Parse a message and check that it accounts for all of the data.
+    """Parse a message, and check that none of the data was ignored.
 
-    Protobuf accepts unknown fields, and a repeated singular field replaces or extends the first
-    one. A tensor parsed as a sequence would then be an empty sequence, and a sequence parsed as an
-    optional would be its last element.
+    Protobuf ignores unknown fields, and merges repetitions of a field that may occur only once.
+    Data of a tensor parsed as a sequence would give an empty sequence, and data of a sequence
+    parsed as an optional would give its last element.
 
     Raises:
-        Malformed: if the data is damaged, has unknown fields, or repeats a singular field.
+        Malformed: if the data is damaged, has unknown fields, or repeats a field that may occur
+            only once.
     """
     kind = message_class.DESCRIPTOR.name
     try:
@@ -400,8 +403,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     except DecodeError:
         raise Malformed(f"is not a valid {kind}: the data is damaged or cut off") from None
     message.DiscardUnknownFields()
-    # Equal sizes prove that nothing was dropped or merged. Unequal sizes are not an error in
-    # themselves, for example if numbers are not packed.
+    # Equal sizes prove that nothing was ignored or merged. Different sizes are not an error by
+    # themselves: for example, the numbers of a repeated field may not be packed.
     if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
         raise Malformed(f"is not a valid {kind}: {fault}")
     return message

@@ -69,7 +69,8 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
 
     Args:
         tensor: the tensor.
-        raw_data: its raw_data as uint8 if they were read separately; the array shares their memory.
+        raw_data: the raw data as uint8 if they were read separately; the result shares their
+            memory.
 
     Raises:
         Malformed: if the tensor is incomplete or inconsistent (see :func:`check_tensor`), or has

@@ -1,1 +1,1 @@
-"""Case files."""
+"""Read, validate and write YAML case files."""

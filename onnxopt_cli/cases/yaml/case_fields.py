@@ -79,7 +79,7 @@ def one_step_problem(
     must_reject: bool = False,
     call: Call[DeclaredTensor] | None = None,
 ) -> Problem:
-    """Create the problem of a case without steps.
+    """Create the problem of a case that is not a trajectory.
 
     Args:
         model: creates the model.
@@ -98,7 +98,7 @@ def one_step_problem(
 
 
 class Incomplete(Exception):
-    """Reading a case ends here; its errors have been collected."""
+    """A case is invalid and cannot be read further; its errors have been collected."""
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class CaseFields:
             self.errors.append(error)
 
     def forbid(self, names: Sequence[str], reason: str) -> None:
-        """Collect an error for each of some fields that is present.
+        """Collect an error for every given field that the case has.
 
         Args:
             names: the fields that the case must not have.
@@ -318,10 +318,11 @@ def rejected_case(
         operator: the node's operator, from onnxopt or onnx.
         version: the domain's version that the model imports.
         fields: the case.
-        output_names: the node's outputs unless the case states others; they get the element type
-            of its last input.
+        output_names: the node's outputs, if the case does not state them as ``node_outputs``. The
+            outputs get the element type of the last input.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
-        choice_of: returns, by input name, how the element type is chosen if the case omits it.
+        choice_of: function from the name of an input to the element type, or the function that
+            chooses it, for an input that states none.
         input_names: the inputs of a valid node in order; empty to use the order of the case.
 
     Raises:
@@ -338,7 +339,10 @@ def rejected_case(
     inputs = fields.read(ordered, lambda name, node: fields.declare_value(node, choice_of(name)))
 
     def natural_kind(name: str, node: Node) -> int:
-        """Return the attribute type of a bare value; FLOAT for integers if that is declared."""
+        """Return the attribute type that a case states, or else derive it from the value.
+
+        An integer is a FLOAT if the operator declares the attribute as FLOAT.
+        """
         if stated := _stated_type(node):
             return int(AttributeProto.AttributeType.Value(stated))
         if node.fields is not None:

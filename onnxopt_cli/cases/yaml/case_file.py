@@ -63,16 +63,16 @@ _SCHEMA = "onnxopt_cli.cases.yaml"
 def read_yaml_file(path: Path, memory: int = DEFAULT_MEMORY) -> tuple[list[Case], list[Fault]]:
     """Read a case file.
 
-    Literal data are checked completely. Random data and files are checked by type and shape only,
-    and made when a case is loaded.
+    Literal data are checked completely. Of random data and files, only type and shape are checked;
+    their elements are created or read when a case is loaded.
 
     Args:
         path: the file, as shown in messages.
         memory: the maximum size of a case in bytes; 0 for no limit.
 
     Returns:
-        The valid cases, and the first hundred problems of the file in the order of lines, followed
-        by one that counts the remaining ones.
+        The valid cases, and the first hundred problems of the file in the order of lines. If there
+        are more problems, the last item states their number.
     """
     try:
         with recorded() as file:
@@ -110,7 +110,7 @@ def read_apart(
         try:
             reads = pickle.dumps([case.load for case in chunk])
         except (pickle.PicklingError, AttributeError, TypeError):
-            # Random data and trajectories are made by local functions, which cannot be pickled.
+            # Local functions create random data and trajectories; they cannot be pickled.
             return None
         packed += [
             replace(case, load=partial(_read_packed, reads, place))
@@ -264,10 +264,8 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     """
     # Most files contain only cases of operators with a formula, and no trajectories. Other readers
     # are imported lazily.
-    steps, only_formula = (
-        fields.node.field("steps"),
-        "expected only with an operator that has a formula",
-    )
+    steps = fields.node.field("steps")
+    only_formula = "expected only with an operator that has a formula"
     if fields.node.field("model") is not None:
         from onnxopt_cli.cases.yaml.model_case import model_case
 
@@ -310,9 +308,10 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
 
 
 def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
-    """Return the tolerance for all outputs and for single ones, as arguments of a problem.
+    """Return the tolerances for all outputs and for single outputs, as arguments of a Problem.
 
-    Each is ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp: 2}``, as ensured by the schema.
+    The schema ensures that each tolerance has the form ``{rtol: 1e-3, atol: 1e-7}`` or ``{ulp:
+    2}``.
     """
     tolerances: dict[str | None, Tolerance] = {}
     for node in (tolerance, *filter(None, map(tolerance.field, outputs))):

@@ -86,7 +86,7 @@ def declare_value(
     choose: ChooseDtype = natural_dtype,
     dtype: np.dtype[Any] | None = None,
 ) -> Declared:
-    """Read a value: literal data completely, random data and files only by type and shape.
+    """Read a value: all elements of literal data, but only type and shape of random data and files.
 
     Args:
         node: the value.
@@ -174,7 +174,7 @@ def _sequence(
 def _promised(
     node: Node, declare: Callable[[], PromisedTensor | RandomTensor], prefix: str = "found"
 ) -> DeclaredTensor:
-    """Declare a tensor; report errors at a node, both now and when the data are made."""
+    """Declare a tensor; report errors at a node, both now and when the data are created or read."""
 
     def located(function: Callable[[], T]) -> T:
         try:
@@ -245,7 +245,7 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
             )
     array = element_array(level, dtype)
     if array.shape != dimensions:
-        # A view would keep two objects alive for each of many cases, so copy.
+        # A view would keep both itself and its base alive in each of many cases, so copy.
         array = array.reshape(dimensions).copy()
     return array
 

@@ -61,7 +61,7 @@ class CaseTemplate:
         inputs: inputs by the operator's names, in the specification's order; random data are
             written as their description.
         attributes: the attributes of the node; floats are rounded to float32.
-        outputs: the stored outputs; None if the formula yields them.
+        outputs: the stored outputs; None to compute the expected outputs by the formula.
         about: what the case tests, in one sentence.
         source: the origin of the numbers.
         tags: words that select the case.
@@ -70,7 +70,8 @@ class CaseTemplate:
         onnx_names: names of the node's inputs in an ONNX directory, if they differ.
         wiring: the graph around the node.
         steps: number of steps of a trajectory; 0 for a case without steps.
-        changing: the inputs of a trajectory that change without being fed back.
+        changing: the inputs of a trajectory, stated under ``steps``, that change between steps
+            although no output is fed back to them.
     """
 
     name: str
@@ -158,12 +159,12 @@ class NodeCase:
         version: the version of the operator's domain.
         inputs: the inputs by name.
         outputs: the expected outputs by name.
-        attributes: the attributes of the node, arrays for those that are tensors.
+        attributes: the attributes of the node; a tensor is an array.
         model: the path of the model's file, relative to that of the case file; empty for a case
             that describes its node.
-        about: what the case tests, one sentence.
-        tags: words to select by.
-        source: where the case comes from.
+        about: what the case tests, in one sentence.
+        tags: words that select the case.
+        source: the origin of the numbers.
     """
 
     name: str
@@ -193,7 +194,7 @@ def node_yaml_text(
         suite: the first part of their ids, with its version: ``operators@2``.
         operator: the operator's name.
         domain: the operator's domain; empty for ai.onnx.
-        about: what the file is for.
+        about: the purpose of the file.
         notes: a comment at the top.
     """
     head: dict[str, Any] = {"onnxopt": ["1"], "suite": [suite], "about": about}
@@ -211,10 +212,11 @@ def node_yaml_text(
             fields["operator"] = [operator]
             fields["domain"] = [domain] if domain else None
             fields["version" if domain else "opset"] = [str(case.version)]
-            attributes = {name: _node_attribute(it) for name, it in case.attributes.items()}
+            attributes = {name: _node_attribute(value) for name, value in case.attributes.items()}
             fields["attributes"] = _in_braces(attributes) if attributes else None
-        fields["inputs"] = {name: value_flow(it) for name, it in case.inputs.items()} or ["{}"]
-        fields["outputs"] = {name: value_flow(it) for name, it in case.outputs.items()}
+        inputs = {name: value_flow(value) for name, value in case.inputs.items()}
+        fields["inputs"] = inputs or ["{}"]
+        fields["outputs"] = {name: value_flow(value) for name, value in case.outputs.items()}
         lines += [""] * (number > 0) + _item(fields)
     return "\n".join(lines) + "\n"
 
@@ -224,7 +226,7 @@ def _node_attribute(value: Any) -> list[str]:
 
 
 def value_flow(value: Declared) -> list[str]:
-    """Write a tensor, sequence or optional as tokens that state its element type."""
+    """Return a tensor, sequence or optional as tokens that include its element type."""
     if isinstance(value, DeclaredGroup):
         items = [value_flow(item) for item in value.items]
         if value.kind == "seq":
@@ -372,7 +374,10 @@ def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
 
 
 def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
-    """Return a value as tokens, its numbers with the fewest digits that the element type needs."""
+    """Return a value as tokens.
+
+    Numbers have the fewest digits from which a reader recovers their value in the element type.
+    """
     if isinstance(value, RandomTensor):
         return tensor_flow(value, _FLOAT32)
     if isinstance(value, TypedAttribute):

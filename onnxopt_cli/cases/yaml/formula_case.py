@@ -43,7 +43,7 @@ from onnxopt_cli.operators.operator import (
     Operator,
 )
 
-# The end of messages about inputs that share a name in the graph but differ.
+# The end of messages about different inputs with the same name in the graph.
 _EXPECTED_EQUAL = "expected equal inputs, because they share a name in the graph"
 
 

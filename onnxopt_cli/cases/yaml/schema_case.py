@@ -177,7 +177,8 @@ def _arranged(
     Errors about unknown and missing names are collected in `fields`.
 
     Returns:
-        For each place of the node the parameter and the value's name, empty if it is omitted.
+        For each input or output of the node, in order: the schema's parameter, and the name of the
+        value, empty if the case omits it.
     """
     names = fields.mapping(kind)
     valid: list[str] = []
@@ -219,17 +220,17 @@ def _variadic(name: str, names: Mapping[str, Node]) -> list[str]:
 def _values(
     kind: str, places: list[Place], fields: CaseFields, bound: dict[str, np.dtype[Any]]
 ) -> dict[str, Declared]:
-    """Read the valid inputs or outputs; collect the errors of the others.
+    """Read the valid inputs or outputs; collect the errors of invalid ones.
 
-    A value that states its element type binds the type variable of its schema parameter. If no
-    value of a type variable states its element type, a single float among them makes all of them
-    float32.
+    A value that states its element type determines the type variable of its schema parameter, such
+    as T. If no value of a type variable states its element type, they are all float32 if one of
+    them contains a float.
 
     Args:
         kind: ``inputs`` or ``outputs``.
         places: the node's inputs or outputs.
         fields: the case.
-        bound: the element types of type variables; new ones are added.
+        bound: the element types of type variables; the function adds those that it determines.
     """
     nodes = fields.mapping(kind)
     formals = {name: formal for formal, name in places if name in nodes}
@@ -261,7 +262,16 @@ def _values(
 
 
 def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the element type of a value that states none, among those of the valid types."""
+    """Return the element type of a value that states none.
+
+    Args:
+        node: the value.
+        types: the types that the schema allows.
+        kinds: the natural types of the bare values.
+
+    Raises:
+        FormatError: if several types are possible.
+    """
     allowed = {name for text in types for name in _TENSOR.findall(text)}
     if len(allowed) == 1:
         return DTYPES[next(iter(allowed))]
@@ -274,7 +284,11 @@ def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]
 
 
 def _variable(formal: OpSchema.FormalParameter) -> str | None:
-    """Return the name of a parameter's type variable; None if its values may differ in type."""
+    """Return the name of a parameter's type variable, such as ``T``.
+
+    The result is None for a parameter with a fixed type, and for a variadic parameter whose values
+    may differ in type.
+    """
     return formal.type_str if formal.is_homogeneous and "(" not in formal.type_str else None
 
 

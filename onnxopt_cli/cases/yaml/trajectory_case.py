@@ -1,8 +1,9 @@
 """Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
 
-The file states only the initial inputs and those that change from outside. An input is fed back if
-an output is its next value (``X_new`` of ``X``). An integer scalar counts up. Any other input is
-constant, unless ``steps`` gives a value for each step or computes it from X as a gradient.
+A case states the inputs of the first step, and under ``steps`` how some of them change. An input is
+fed back if the operator has an output of its name with ``_new`` (``X_new`` for ``X``). An integer
+scalar counts up. Other inputs are constant, except for those that have a value for each step under
+``steps``, or are computed there from X as a gradient.
 
 Each such case runs in two ways: as a model of one step, which is run repeatedly, and as one model
 whose ``Loop`` runs all steps and stacks their outputs.
@@ -61,8 +62,8 @@ from onnxopt_cli.interpret.lower.symbol import (
 )
 from onnxopt_cli.operators.operator import Operator
 
-#: Limit on the elements that all steps of a case compute, including gradients. The expected results
-#: are computed in a wide type and several times, which takes minutes at this limit.
+#: Limit on the total number of elements that the steps of a case compute, including gradients. At
+#: this limit the expected results, which are computed several times in a wide type, take minutes.
 MAX_STEP_ELEMENTS = 100_000_000
 
 _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
@@ -102,7 +103,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], input_nodes[name], count, fields)
-    # Inputs that are not allowed under steps, with the valid place.
+    # Inputs that are not allowed under steps, with the place where they are expected.
     elsewhere = {
         **dict.fromkeys(input_nodes, "either here or in the inputs of the case"),
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
@@ -465,14 +466,15 @@ def _derived(
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))
     if name == "rosenbrock":
-        # The formula multiplies by the unit matrix.
+        # The formula multiplies by the identity matrix.
         computed += element_count(base) ** 2
     return make, computed
 
 
-# Gradients as functions of X, written as NumPy formulas that all interpretations share. The
-# parameters have values of X's type, converted to the wide type. Results that depend on parameters
-# alone must be exact, because the error bound follows only operations on X.
+# Gradients as functions of X, written as NumPy formulas that all interpretations share. Parameters
+# have values that X's type can represent, and are passed in the wide type. The error bound only
+# includes the rounding errors of operations on X, so a result that depends on parameters alone must
+# be exact in X's type.
 
 
 def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
@@ -483,8 +485,9 @@ def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
 def rosenbrock(X: Any, *, valley: Any, elements: Any) -> Any:
     """Gradient of ``sum(valley * (x[i + 1] - x[i]**2)**2 + (1 - x[i])**2)`` over a vector X.
 
-    ``valley`` is 100 in the original (Rosenbrock 1960), which has two elements. ``elements`` is the
-    unit matrix: its first rows select ``x[i]`` and its last rows ``x[i + 1]``.
+    ``valley`` is 100 in the original function (Rosenbrock 1960), where X has two elements.
+    ``elements`` is the identity matrix: all rows but the last select ``x[i]``, all rows but the
+    first select ``x[i + 1]``.
     """
     current, following = elements[:-1] @ X, elements[1:] @ X
     bend = following - current * current
@@ -506,9 +509,9 @@ class _Gradient(NamedTuple):
     """A gradient that a case can name.
 
     Attributes:
-        formula: called with X and the parameters.
+        formula: function of X and the parameters.
         defaults: default values of optional parameters.
-        shape_error: given the shape of X and the shapes of the parameters, returns the message
+        shape_error: function from the shape of X and the shapes of the parameters to the message
             about an invalid shape, or an empty string.
     """
 

@@ -63,8 +63,10 @@ _EXPECTED = {
 }
 # The expected content for violations of all other keywords.
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
-# A file can have 200,000 unknown keys where 200,000 keys are valid.
+# Number of unknown keys of a mapping that are reported one by one.
 _MAX_UNKNOWN = 20
+# If more keys than this are valid, no similar one is searched: a file may have 200,000 valid keys
+# and 200,000 unknown ones.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
 # The validator turns mapping keys of only these characters into list indices; see _marked().
@@ -86,7 +88,8 @@ _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _HEXADECIMAL = re.compile(
     r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
 )
-# Integers of this size are below the largest double, so every integer can be converted to a float.
+# Larger integers are rejected. Every accepted integer is below 2^1023, so it can be converted to a
+# double without overflow.
 _MAX_DIGITS = 300
 _MAX_BITS = 1023
 
@@ -302,7 +305,7 @@ def _format_errors(
 def unknown_names(
     mapping: Node, names: Sequence[str], valid: Collection[str], kind: str
 ) -> Iterator[FormatError]:
-    """Yield the errors about the first unknown keys of a mapping, and the number of the others.
+    """Yield errors about the first 20 unknown keys of a mapping, and one that counts the others.
 
     Args:
         mapping: the mapping.

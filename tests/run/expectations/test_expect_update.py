@@ -282,7 +282,7 @@ def test_line_ends_are_preserved(demo, onnxopt):
 
 def test_shard_cannot_update_expectations(demo, onnxopt):
     answer = onnxopt(*run_arguments("Off", "--shard", "1/2", "--update-expect", FILE))
-    assert (answer.code, "--update-expect needs a whole run" in answer.err) == (2, True)
+    assert (answer.code, "--update-expect requires a whole run" in answer.err) == (2, True)
     assert not (demo / FILE).exists()
 
 

@@ -139,7 +139,7 @@ def test_two_runs_cannot_write_the_same_log(demo, onnxopt):
     [
         (1, "{}", "found no record of a log"),
         (1, '{"record":"start","case":"x","backend":"y"}', "found start, expected the header"),
-        (2, "nonsense", "found no JSON"),
+        (2, "nonsense", "found invalid JSON"),
         (2, "[" * 100_000, "nesting"),
         (2, '{"record":"start","case":3,"backend":"x"}', "case: 3 is not of type"),
         (2, '{"record":"start","case":"x"}', "backend"),

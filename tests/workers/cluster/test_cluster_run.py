@@ -425,7 +425,7 @@ def test_peer_that_is_not_a_scheduler_is_report_of(workplace, onnxopt, monkeypat
 def test_cluster_options_require_a_cluster(onnxopt):
     answer = onnxopt("run", "spec", "--insecure")
     assert answer.code == 2
-    assert "mean nothing without --cluster" in answer.err
+    assert "require --cluster" in answer.err
 
 
 def test_missing_dask_is_reported_with_the_extra_to_install(onnxopt, monkeypatch):
