@@ -3,7 +3,7 @@
     python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--seconds N]
         [--jobs N] [OPERATOR...]
 
-Each operator's result is a file in the folder. Operators that have one are not audited again, so an
+Each operator's result is a file in the folder. An operator that has one is not audited again, so an
 interrupted audit continues where it ended. The first suite determines the rows of the table; those
 of further suites have a column for their score. Without operators, all of the suite ``operators``
 are audited. The column "inputs" states the least and the largest number of nodes on which an

@@ -1,4 +1,4 @@
-"""Measure the speed of onnxopt relative to familiar programs, and check the documented limits.
+"""Measure the speed of onnxopt relative to other programs, and check the documented limits.
 
 Run it in an environment with onnxopt[dev]:
 
@@ -282,9 +282,9 @@ def main() -> int:
                        [*plain, str(large["Adam"]), "session", lowered], 2.0, 3),
             Comparison("run of 100,000 small cases on numpy | 10^6 additions",
                        [*ONNXOPT, "run", str(many), "-q"], ADDITIONS, 105.0, 1),
-            Comparison("merge of their four shards | 10^6 additions",
+            Comparison("merge of four shards of 100,000 small cases | 10^6 additions",
                        merge, ADDITIONS, 25.0, 1),
-            Comparison("JUnit and HTML of them | 10^6 additions",
+            Comparison("JUnit and HTML of 100,000 small cases | 10^6 additions",
                        [*ONNXOPT, "report", "render", merged, *reports], ADDITIONS, 30.0, 1),
             # These times include the start of the worker processes.
             Comparison("fuzz numpy with 2000 examples | 10^6 additions",

@@ -75,7 +75,7 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         row.install_seconds = perf_counter() - began
         if lock:
             write_lock(environment)
-            # Another lock has an environment of its own.
+            # The new lock has another environment.
             AdapterEnvironment.of(parse_specification(text)).create()
         began = perf_counter()
         backend = resolve_backend(text)

@@ -143,7 +143,8 @@ def many_cases(count: int) -> None:
                   f"  processor time: scheduler {scheduler_time:.1f} s, workers {worker_time:.1f} s"
                   f"\n  per case: client {1e3 * client['processor'] / count:.2f} ms, "
                   f"total minus one process {1e3 * overhead:.2f} ms")  # fmt: skip
-        # Loaded last: the memory of a child includes that of its parent at its start.
+        # The reports are loaded last, because the measured memory of a child process includes the
+        # memory that this process has when it starts the child.
         for workers in (1, 2):
             equal = reports_agree(local_report, folder / f"cluster-{workers}.json")
             print(f"{workers} workers: report equal apart from times and host: {equal}")

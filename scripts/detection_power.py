@@ -3,22 +3,22 @@
     python scripts/detection_power.py [CORPUS] [OPERATOR ...]
     python scripts/detection_power.py forms [OPERATOR ...]
 
-The first command injects a relative error of 1e-5.
-The cases are those of a corpus that are a single node with float32 outputs, which have moderate
-inputs. An element counts if it is finite and not zero, and the error is detected if it exceeds the
-tolerance of the element. The second share is that of the elements that are at least a tenth of the
-largest element of their output: others may be small because terms cancel.
+The first command injects a relative error of 1e-5 into the cases of a corpus that are a single node
+with float32 outputs. An element counts if it is finite and not zero. The error is detected if it
+exceeds the tolerance of the element. The first share is that of all elements. The second share is
+that of elements of at least a tenth of the largest element of their output, because smaller ones
+may result from terms that cancel.
 
-The last column is the smallest ratio of tolerance and error that a right implementation in float32
-has in an element in which 1e-5 is not detected. The implementations are those of
-``right_forms.py``, ONNX Runtime, and onnx's reference, whose sums are pairwise or sequential.
+The last column divides the tolerance by the largest error of a right implementation in float32,
+among the elements in which 1e-5 is not detected. The implementations are those of
+``right_forms.py``, ONNX Runtime, and onnx's reference with pairwise and with sequential sums.
 
 The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16, with means
 of up to 3e6 deviations, terms that cancel, and terms that are subnormal. It injects ten times the
 largest error that a right implementation has in an output, and at least ten roundings of the type.
-An element is judged if its tolerance is below half of its magnitude. For the elements that are
-judged, the command counts those in which the error is detected, and those in which a result that is
-NaN, negated, halved or zero passes.
+An element is judged if its tolerance is below half of its magnitude. The command counts the judged
+elements in which the error is detected, and those in which a result that is NaN, negated, halved or
+zero passes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 RELATIVE_ERROR = 1e-5
 LEAST_SHARE = 0.95
-# Injected errors, in largest right errors.
+# The injected error, as a multiple of the largest error of a right implementation.
 INJECTED = 10.0
 FALSIFICATIONS: Mapping[str, Callable[[Array], Array]] = {
     "NaN": lambda exact: exact * np.nan,
@@ -52,16 +52,16 @@ FALSIFICATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class Counts:
-    """The elements of an operator's outputs, and how many of them detect the error."""
+    """Counts the elements of an operator's outputs, and those in which the error is detected."""
 
     def __init__(self) -> None:
         self.elements: Counter[str] = Counter()
         self.detected: Counter[str] = Counter()
-        #: The largest error of right implementations, in tolerances.
+        #: The largest error / tolerance of right implementations.
         self.largest_error = 0.0
 
     def share(self, kind: str) -> float:
-        """Return the share of elements that detect the error."""
+        """Return the share of elements in which the error is detected."""
         return self.detected[kind] / max(1, self.elements[kind])
 
     def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:
@@ -79,12 +79,12 @@ class Counts:
         for value in right_values:
             if value.shape == exact.shape and undetected.any():
                 error = np.abs(value.astype(np.float64) - exact)[undetected] / limit[undetected]
-                # An error beyond the tolerance is an alternative, or the implementation is wrong.
+                # A larger error is an accepted alternative, or the implementation is wrong here.
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
 
 class FormCounts:
-    """The elements of an operator's outputs in a type, and how many of them are detected."""
+    """Counts the elements of an operator's outputs in one type, and those with detected errors."""
 
     def __init__(self) -> None:
         self.elements = self.judged = self.detected = 0

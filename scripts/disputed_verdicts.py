@@ -10,8 +10,8 @@ scripts/disputed_verdicts.json by default.
 ``check`` computes the exact value of each recorded element from the node and its inputs only. It
 prints the element's error as a multiple of an error bound that is derived by hand for each operator
 from the roundings of any reasonable evaluation: see the functions below. u is the unit roundoff. A
-verdict is confirmed if the error is within the bound and the conditioned tolerance accepts the
-output, or neither. Exits with 1 if a verdict is not confirmed.
+verdict is confirmed if the conditioned tolerance accepts exactly those outputs whose error is
+within the bound. Exits with 1 if a verdict is not confirmed.
 """
 
 from __future__ import annotations

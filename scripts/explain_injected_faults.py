@@ -2,11 +2,13 @@
 
     python scripts/explain_injected_faults.py [--faults N] [--seed N] [--beyond] [OPERATOR ...]
 
-A fault changes one output where one or two conditions hold. With ``--beyond``, one of the two
-cannot be expressed as a failure condition, so that only a weaker statement is true, or none. The
+A fault changes one output where one or two conditions hold. With ``--beyond``, one of these
+conditions cannot be expressed as a failure condition, so that only a weaker statement is true, or
+none. The
 faulty backend runs the suite of its operator, and its failures are explained as in ``onnxopt run``.
 The reported failure condition then predicts the outcome of 400 new inputs. Prints the precision and
-recall of each condition. Exits with 1 if too few faults are explained or too many wrongly.
+recall of each condition. Exits with 1 if less than 80 % of the faults are explained or a
+reported condition predicts badly; with ``--beyond``, if more than 10 % of them do.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from onnxopt_cli.workers.parallel import parallel
 
 #: Number of new inputs, and of draws to find enough inputs on which the fault is visible.
 NEW_INPUTS, MAX_DRAWS = 400, 3000
+#: Precision and recall from which a condition predicts well, and below which it predicts badly.
 GOOD_SHARE, BAD_SHARE = 0.95, 0.8
 
 #: Returns where a condition holds in a group: a boolean, or a mask of its elements.

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-#: The files of one input by path. Problem that begins with ``->`` is the target of a link.
+#: The contents of the files of one input, by path. After ``->``, a content is a link's target.
 Seed = Mapping[str, bytes]
 
 _HEAD = "onnxopt: 1\nsuite: s\ncases:\n"

@@ -144,7 +144,7 @@ def draw_attribute(limits: Any, shape: tuple[int, ...], random: np.random.Random
             )
         )
     least, most = limits
-    # For percentiles: the share at which the rank of the percentile is an integer.
+    # For percentiles: a share at which the rank of the percentile is an integer.
     size = max(1, int(np.prod(shape)))
     integral = random.randint(size) / max(1, size - 1)
     near_integral = [integral, integral, integral + 1e-6, integral - 1e-6]

@@ -1,4 +1,4 @@
-"""Right implementations as they are common in kernels, for ``right_forms.py``.
+"""Right implementations that are common in kernels of runtimes, for ``right_forms.py``.
 
 Vectorized and blocked sums, compensated sums, split and tiled products, fused multiply-add,
 approximations by polynomials as in Cephes and SLEEF, reciprocals and roots by Newton's iteration,
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
 Sum = Callable[[Array], Array]
 Unary = Callable[[Array], Array]
-# Terms that are added before the sum is added to another sum.
+# Number of terms in a block and in a tile, whose sum is added to that of earlier ones.
 BLOCK, TILE = 32, 16
 LOG2_E = 1.44269504088896341
 
@@ -382,7 +382,7 @@ def hard(by_multiplication: bool, attributes: Attributes, x: Array) -> list[Arra
 
 
 def rows_of(x: Array, axes: Any, attributes: Attributes) -> tuple[Array, Callable[[Array], Array]]:
-    """Return the terms of each sum along the last axis, and what restores the shape."""
+    """Return the terms of each sum along the last axis, and a function that restores the shape."""
     if x.dtype.kind != "f":
         raise Unsupported("integers")
     axes = attributes.get("axes") if axes is None else axes

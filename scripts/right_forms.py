@@ -52,13 +52,13 @@ Attributes = dict[str, Any]
 NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
 OPSET, IR_VERSION = 22, 10
-# Later operators.
+# Versions for the operators in LATER_OPERATORS, which OPSET lacks.
 LATEST_OPSET, LATEST_IR_VERSION = 27, 13
 TWO_OUTPUTS = frozenset({"CausalConvWithState", "GRU", "LSTM", "RNN"})
 LATER_OPERATORS = frozenset(
     {"Attention", "CausalConvWithState", "RMSNormalization", "RotaryEmbedding", "Swish"}
 )
-# Lanes of a vector unit, and elements of a part whose statistics are merged with those of others.
+# Lanes of a vector unit, and elements of each part of a row whose statistics are merged.
 LANES, PART_LENGTH = 16, 48
 # Winograd's algorithm is used for kernels of this length along at most this number of axes.
 TILED_KERNEL, MAX_TILED_AXES = 3, 2
@@ -635,7 +635,7 @@ DENOMINATOR = (
     1.18534705686654e-04,
     1.19825839466702e-06,
 )
-# The same of sigmoid - 1/2 on [-18, 18] (ONNX Runtime, mlas/lib/logistic.cpp).
+# Coefficients of sigmoid(x) - 1/2 on [-18, 18] (ONNX Runtime, mlas/lib/logistic.cpp).
 LOGISTIC_NUMERATOR = (
     2.48287947061529e-01,
     8.51377133304701e-03,
@@ -904,7 +904,7 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
         case ["scale", scale]:
             return x * float(scale)
         case ["alternating"]:
-            # Neighbours cancel but for a small difference.
+            # Neighbours cancel except for a small difference.
             return (1 + 1e-4 * x) * (-1) ** np.arange(shape[-1])
         case ["wide"]:
             return x * 10 ** (12 * random.random(shape) - 6)

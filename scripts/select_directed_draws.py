@@ -46,7 +46,7 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable, tensor_types
 from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected_seeds
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS
-# Seeds that are tried for a draw, and valid ones that are compared.
+# Number of seeds that are tried for a draw, and of valid nodes that are compared.
 MAX_SEEDS, MAX_VALID = 12, 2
 # Lengths of a long axis, of which the first that is computed in time is used.
 LENGTHS = (1031, 259, 67)
@@ -55,14 +55,14 @@ PLACES, MAX_LONG_DRAWS = 5, 2
 # Processor time of a draw.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
-# An element whose relative tolerance is wider distinguishes little.
+# An element with a larger relative tolerance detects few mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
 # These types are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
 # Numbers beyond the range of these types are converted in several ways.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# Distinct elements beyond this number distinguish nothing more.
+# More distinct elements than this number do not make a node better.
 MAX_DISTINCT = 12
 
 

@@ -4,10 +4,11 @@
         [--jobs N] [OPERATOR...]
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
-further seeds are drawn for those that survive, and the fewest that kill as many of them as possible
-become cases. Nodes at boundaries are always cases. Other cases that the suite has are kept, unless
-``--anew`` is given, which is necessary after a change of the operator's generator. Then the first
-cases are those that cover the most features: values of attributes, types, ranks and omitted inputs.
+further seeds are drawn to kill the survivors, and a small set that kills as many of them as
+possible becomes cases. Nodes at boundaries are always cases. Other cases of the suite are kept,
+unless ``--anew`` is given, which is necessary after a change of the operator's generator. With
+``--anew``, the first cases are those that cover the most features: values of attributes, types,
+ranks and omitted inputs.
 
 With ``--audit DIR``, the survivors are not determined anew, but read from the folder in which
 ``scripts/audit_operators.py`` wrote its results, which saves most of the time.
@@ -74,16 +75,17 @@ FIRST_SEED = 1000
 CANDIDATES, OLDER_SHARE = 300, 5
 # Of these, one in this number has exceptional values.
 EXCEPTIONAL_PERIOD = 2
-# Operators for which right implementations differ on NaN, infinity and overflow of integers: they
-# are multiplied by weights of 0 or not, folded into other parameters, or compared in another order.
+# Operators for which right implementations differ on NaN, infinity and overflow of integers. They
+# multiply these values by weights of 0 or leave them out, fold them into other parameters, or
+# compare them in another order.
 WITHOUT_EXCEPTIONS = frozenset({
     "AffineGrid", "BatchNormalization", "Binarizer", "DynamicQuantizeLinear", "GridSample",
     "LinearClassifier", "ReduceProd", "ReduceSumSquare", "Resize", "RoiAlign", "SVMClassifier",
     "ScatterElements", "ScatterND", "Upsample",
 })  # fmt: skip
-# Nodes that kill a mutant, among which the fewest for all mutants are chosen.
+# Number of killing nodes that are sought for each mutant; the cases are chosen among them.
 KILLS_OF_A_MUTANT = 3
-# Cases that only cover a feature, at most.
+# Largest number of cases that are selected for their features, of the newest version and of others.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
 
 

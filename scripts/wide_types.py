@@ -2,7 +2,7 @@
 
     python scripts/wide_types.py
 
-Takes all nodes of the suites with double outputs. Each element is moved in both directions by
+Runs on all nodes in ``cases/`` with double outputs. Each element is moved in both directions by
 shares of its error bound, and to the doubles next to the bound. Counts expected values and verdicts
 that differ between the two types. Exits with 1 if a verdict on an element that was moved by a share
 differs.
