@@ -16,8 +16,8 @@
 # ///
 """Aidge on the CPU.
 
-The inputs become initializers, because Aidge reads shapes and similar inputs from these only. An
-operator that it does not know becomes a generic one, which cannot run.
+The inputs become initializers, because Aidge reads shapes, axes and the like from initializers
+only. Aidge imports an unknown operator as a generic one, which cannot run.
 """
 
 import aidge_backend_cpu  # noqa: F401 - registers the kernels

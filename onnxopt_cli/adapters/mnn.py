@@ -56,7 +56,7 @@ def _array(variable, declared):
 
 
 def _convert(model, folder):
-    """Return the path of a model in MNN's format; the converter reports errors by printing them."""
+    """Convert a model to MNN's format and return the path; the converter prints its errors."""
     source, target = folder / "model.onnx", folder / "model.mnn"
     printed = folder / "printed"
     source.write_bytes(model.SerializeToString())

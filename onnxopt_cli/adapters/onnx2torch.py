@@ -12,9 +12,9 @@
 """onnx2torch on the CPU.
 
 It raises NotImplementedError for operators, versions and attributes that it lacks. The module that
-it creates returns one value for each node whose outputs the graph returns: a list, or the value
-alone if it is one. The value is a list of outputs for a node that has several, or the first
-output, where onnx2torch computes no others.
+it creates returns a list with one value for each node that produces outputs of the graph, or the
+value itself if there is one such node. The value is the node's output, a list of its outputs, or
+the first output if onnx2torch computes no further ones.
 """
 
 import torch

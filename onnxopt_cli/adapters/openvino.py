@@ -33,7 +33,7 @@ class Backend:
         require_numpy_types(model)
         network = self._core.read_model(model.SerializeToString())
         compiled = self._core.compile_model(network, "CPU", _PROPERTIES)
-        # A converted model lacks the inputs that its outputs do not depend on.
+        # The conversion removes inputs on which no output depends.
         names = {name for port in compiled.inputs for name in port.names}
         used = {name: array for name, array in inputs.items() if name in names}
         results = compiled.create_infer_request().infer(used)

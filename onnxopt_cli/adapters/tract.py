@@ -49,7 +49,7 @@ def _array(tensor):
     try:
         return tensor.to_numpy()
     except tract.TractError as error:
-        # The type of computed dimensions; the Python interface converts it, but does not return it.
+        # TDim is the type of computed dimensions, which NumPy lacks; convert it first.
         if "TDim" not in str(error):
             raise
         return tensor.convert_to(tract.DatumType.I64).to_numpy()

@@ -20,7 +20,7 @@ from onnxopt_cli.backends.glue.plain_tensors import require_tensors
 
 
 def _value(result):
-    """Return an output as an array, a list of arrays, or the shape that it is."""
+    """Return an output as an array or a list of arrays; a shape becomes an array of int64."""
     if isinstance(result, tvm.runtime.Tensor):
         return result.numpy()
     if isinstance(result, tvm.runtime.ShapeTuple):

@@ -140,7 +140,7 @@ def find_configuration() -> Path | None:
     """Return the file that applies to the current folder, or None.
 
     Raises:
-        UsageError: if another user than this one and root may have written the file.
+        UsageError: if a user other than this one and root may have written the file.
     """
     if _VARIABLE in os.environ:
         named = os.environ[_VARIABLE]
@@ -165,7 +165,7 @@ def find_configuration() -> Path | None:
 
 
 def searched_folders(current: Path) -> Iterator[Path]:
-    """Yield the current folder and, within a repository, its parents up to the root."""
+    """Yield the current folder and, in a repository, its parents up to the repository's root."""
     folders = [current, *current.parents]
     # Any user can create a repository in a folder that is writable to all.
     roots = (
@@ -246,7 +246,7 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: listing all errors of the file; or if another user than this one and root may
+        UsageError: listing all errors of the file; or if a user other than this one and root may
             have written it or code that it names, unless ``ONNXOPT_CONFIG`` names the file.
     """
     path = find_configuration()

@@ -4,7 +4,7 @@ Each request has a number and a deadline. Output without a request, before the r
 or after the response violates the protocol, so that no output is mistaken for the response to
 another request. After a violation, an exit or a timeout, the caller kills the process.
 
-Messages describe the behaviour of the process without naming it: "gave no answer within 5 s".
+Messages describe the behaviour of the process without naming it: "did not respond within 5 s".
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TICK_SECONDS = 0.05
 
 # A process that closed its channel has this time to end, so that its exit code can be reported.
 _DYING_SECONDS = 1.0
-# The int in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
+# The type in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")
 # Maximum number of buffers in one call of writev; systems limit it.
 _MAX_BUFFERS = 64
@@ -49,16 +49,16 @@ _numbers = count(1)
 
 @dataclass(eq=False)
 class Conversation:
-    """Requests to a process and its responses; only :meth:`wait` blocks.
+    """A channel to a process for requests and responses; only :meth:`wait` blocks.
 
     Attributes:
         process: the process.
         reading: the descriptor from which responses are read.
         writing: a different descriptor, to which requests are written.
         finish: closes the writing end, so that the process sees the end of its requests.
-        selector: registers the descriptors while data may arrive or is to be sent.
+        selector: has the descriptors registered while data may arrive or remains to be sent.
         open: True until the process has closed its channel.
-        asked: number of the request that awaits its response; 0 if all have been responded to.
+        pending: number of the request that awaits its response; 0 if no request does.
         reader: parses the responses.
     """
 
@@ -68,7 +68,7 @@ class Conversation:
     finish: Callable[[], None]
     selector: selectors.BaseSelector
     open: bool = True
-    asked: int = 0
+    pending: int = 0
     reader: MessageReader = field(default_factory=MessageReader)
     _ending: bool = False
     # Buffers that did not fit into the channel yet.
@@ -83,7 +83,7 @@ class Conversation:
             os.set_blocking(descriptor, False)
         self.selector.register(self.reading, selectors.EVENT_READ)
 
-    def ask(
+    def send(
         self, message: dict[str, Any], seconds: float, values: ValueWriter | None = None
     ) -> None:
         """Send a request; :meth:`poll` sends the part that does not fit into the channel.
@@ -98,7 +98,7 @@ class Conversation:
         """
         number = next(_numbers)
         frame = (values or ValueWriter()).message({"id": number, **message})
-        self.asked, self._sent = number, 0
+        self.pending, self._sent = number, 0
         self._allow(seconds)
         self._unsent.extend(frame)
         self._flush()
@@ -111,7 +111,7 @@ class Conversation:
             tell: whether to send the request ``shutdown`` first.
         """
         if tell:
-            self.ask({"request": "shutdown"}, seconds)
+            self.send({"request": "shutdown"}, seconds)
         self._allow(seconds)
         self._ending = True
         self._unsent.clear()
@@ -131,19 +131,19 @@ class Conversation:
         code = self.process.poll()
         if self._unsent:
             self._flush()
-        answer = self._received()
-        if answer is not None:
-            return self._checked(*answer)
-        if not self.asked and not self.reader.empty:
+        response = self._received()
+        if response is not None:
+            return self._checked(*response)
+        if not self.pending and not self.reader.empty:
             raise ProtocolBreach("sent a message that was not requested")
         if code is not None:
             raise BackendDied(exit_text(code))
         if monotonic() > self._deadline:
             if self._ending:
-                raise BackendHangs(f"did not end within {self._seconds:g} s of being told to")
+                raise BackendHangs(f"did not end within {self._seconds:g} s after shutdown")
             if not self.open:
                 raise BackendDied("closed its channel")
-            raise BackendHangs(f"gave no answer within {self._seconds:g} s")
+            raise BackendHangs(f"did not respond within {self._seconds:g} s")
         return None
 
     def wait(self) -> tuple[dict[str, Any], memoryview]:
@@ -152,11 +152,11 @@ class Conversation:
         Raises:
             ProtocolBreach, BackendDied, BackendHangs: as :meth:`poll` does.
         """
-        while (answer := self.poll()) is None:
+        while (response := self.poll()) is None:
             seconds_left = max(0.0, self._deadline - monotonic())
             tick = TICK_SECONDS if self.open else TICK_SECONDS / 10
             self.selector.select(min(seconds_left, tick))
-        return answer
+        return response
 
     def unread(self) -> bool:
         """Return whether the process has read no byte of the last request.
@@ -184,7 +184,7 @@ class Conversation:
             with suppress(OSError):
                 surplus = os.read(self.reading, 1)
         if surplus or not self.reader.empty:
-            raise ProtocolBreach("sent more than an answer")
+            raise ProtocolBreach("sent output after its response")
 
     def close(self) -> None:
         """Discard unsent data and unregister the descriptors; the caller closes them."""
@@ -202,7 +202,7 @@ class Conversation:
             return None
         except ProtocolBreach:
             # Unrequested output is reported as such by `poll`, even if it is malformed.
-            if self.asked:
+            if self.pending:
                 raise
             return None
         except (OSError, EOFError):
@@ -214,14 +214,16 @@ class Conversation:
     ) -> tuple[dict[str, Any], memoryview]:
         number = message.pop("id", None)
         message.pop("bytes", None)
-        if not self.asked:
+        if not self.pending:
             raise ProtocolBreach("sent a message that was not requested")
-        if type(number) is not int or number != self.asked:
+        if type(number) is not int or number != self.pending:
             number_text = printable(str(number))
-            raise ProtocolBreach(f"answered the request {number_text}, but was asked {self.asked}")
+            raise ProtocolBreach(
+                f"responded to the request {number_text} instead of {self.pending}"
+            )
         if self._unsent:
-            raise ProtocolBreach("answered before it received the whole request")
-        self.asked, self._deadline = 0, float("inf")
+            raise ProtocolBreach("responded before it had received the whole request")
+        self.pending, self._deadline = 0, float("inf")
         return message, payload
 
     def _flush(self) -> None:

@@ -42,7 +42,7 @@ _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
 }
-#: Outcomes other than outputs that a backend's own process can observe.
+#: Outcomes that the process of a backend can report instead of outputs.
 FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
 
 
@@ -60,8 +60,8 @@ class Request:
         expected_bytes: size of the expected outputs, if known, else 0.
         writable_inputs: a second copy of the inputs that the backend may modify; None to copy
             them.
-        formula_loop: whether onnxopt generated the model as a loop around a formula, with the
-            number of steps that the case states.
+        formula_loop: whether onnxopt generated the model as a ``Loop`` around a formula, which runs
+            as many steps as the case has.
         call: the call of a formula, if the model is one node of it; only backends in this process
             use it.
         joinable: whether the model may run in a batch, together with those of other requests.
@@ -151,7 +151,7 @@ class Host:
         self.version = self._backend.version
 
     def respond(self, request: Request) -> Response:
-        """Run a request; every exception of the backend but KeyboardInterrupt is a response."""
+        """Run a request; exceptions of the backend, except KeyboardInterrupt, become responses."""
         inputs = request.inputs
         # Formulas do not modify their inputs.
         if not (isinstance(self._backend, NumpyBackend) and is_formula(request)):

@@ -1,4 +1,4 @@
-"""Several independent models as one, whose outputs are those of its parts in order."""
+"""Join independent models into one model, which returns the outputs of all of them in order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# Joining saves the time of compiling small models.
+# Larger models are not joined, because joining saves time only in the compilation of small ones.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
     """Return a key that is equal for models that can be joined; None for a model that cannot be.
 
-    Models with functions, training information, sparse initializers, quantization annotations, data
-    in other files or settings of devices are not joined; nor are models with ``Gradient``, whose
+    Models with functions, training information, sparse initializers, quantization annotations,
+    external data or device configurations are not joined; nor are models with ``Gradient``, whose
     attributes contain names of values.
     """
     graph = model.graph
@@ -58,7 +58,7 @@ def join_models(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
 
 
 def joined_name(index: int, name: str) -> str:
-    """Return the name in a joined model of a value of its part ``index``."""
+    """Return the name that a value of model ``index`` has in the joined model."""
     return f"case{index}_{name}"
 
 

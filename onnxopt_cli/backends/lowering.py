@@ -30,8 +30,8 @@ from onnxopt_cli.operators.nodes import nodes_within
 # The prepared model by form: "original", "opset N" or "lowered".
 _PreparedForms: TypeAlias = "dict[str, Prepared]"
 
-#: Why a case does not apply to a backend that runs primitive operators.
-REFUSED_BY_LOWERING = "our own lowering refuses the node before the backend is asked"
+#: The reason why a case does not apply to a backend that runs primitive operators.
+REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did not run it"
 
 # Models of older IR versions have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
@@ -49,7 +49,7 @@ class ModelRunner:
     Attributes:
         backend: the backend.
         lowering: when to lower models to primitive operators.
-        older_opsets: whether to offer an unsupported model also in older opsets.
+        older_opsets: whether to run a model that is unsupported in an older opset.
         lowered: whether the last model was lowered.
         opset: the older opset of the last model; 0 for the model's own.
     """

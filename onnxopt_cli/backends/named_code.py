@@ -1,6 +1,6 @@
 """List the files from which a backend's specification can run code, for checks of their owners.
 
-These are more than the files of :mod:`onnxopt_cli.backends.source_snapshot`: also bytecode that
+In addition to the files of :mod:`onnxopt_cli.backends.source_snapshot`, the list has bytecode that
 Python loads in place of a source file, modules in the current folder, modules and folders that a
 command runs, the environment of an interpreter, and the folders in variables such as ``PATH`` or
 ``PYTHONPATH``. Installed code that Python or ``PATH`` finds by default is not included.

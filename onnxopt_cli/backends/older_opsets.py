@@ -1,14 +1,15 @@
-"""Older opsets in which a model means the same, for the option ``opset=auto`` of a backend.
+"""Convert models to older opsets without changing their meaning, for ``opset=auto`` of a backend.
 
-A runtime that lacks the newest opset is not tested at all by a model of that opset, even if the
-model's operators have not changed for years. A model may be offered in an older opset if every node
-means the same there:
+A runtime that lacks the newest opset rejects every model of that opset, even if the model's
+operators have not changed for years. A model may be submitted in an older opset if every node has
+the same meaning there:
 
 - its attributes, inputs and outputs exist in the older schema, with the same names and types;
 - attributes that it does not set have the same default; an attribute that the older schema lacks is
-  not set, or set to its default and therefore removed;
-- the older schema admits the element types of its inputs and outputs;
-- no behaviour changed in between that the schemas do not show (:data:`BEHAVIOUR_CHANGES`).
+  not set, or is set to its default and can therefore be removed;
+- the older schema accepts the element types of its inputs and outputs;
+- the behaviour of the operator did not change between the two opsets in a way that the schemas do
+  not show (:data:`BEHAVIOUR_CHANGES`).
 
 ``scripts/check_older_opsets.py`` compares the reference outputs of all node cases of onnx with
 those of their older models.
@@ -27,14 +28,14 @@ from onnx.defs import OpSchema, SchemaError
 from onnxopt_cli.operators.nodes import all_nodes, nodes_within, subgraphs
 
 _DEFAULT_DOMAIN = ("", "ai.onnx")
-# The oldest opset that is offered: earlier ones have no broadcasting.
+# The oldest opset to which models are converted. Opset 7 introduced broadcasting.
 _MIN_OPSET = 7
 # The first IR version in which initializers need not be inputs of the graph.
 _FIRST_IR_WITH_INITIALIZERS = 4
 
 _NEGATIVE_AXES = {11}
-#: Versions of operators that changed the meaning of nodes without a change of their schema, or with
-#: one that the comparison of schemas does not show.
+#: Versions of operators that changed the meaning of some nodes, without a difference that the
+#: comparison of schemas finds.
 BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
     # Negative axes and indices were invalid before.
     **dict.fromkeys(
@@ -46,32 +47,32 @@ BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Mode by the number of outputs; onnx's reference always computes the mode for training.
+    # Before, the number of outputs selected training; onnx's reference always trains there.
     "BatchNormalization": {14},
-    # Numbers are converted from and to strings; out of range, the result is defined since 13.
+    # 9 added conversions from and to strings; 13 defined results out of range.
     "Cast": {9, 13},
     "ConvTranspose": {11},
-    # Scales per axis.
+    # Before, scales were scalars.
     "DequantizeLinear": {13},
     "QuantizeLinear": {13},
     # The values of `mode` have other names.
     "GridSample": {20},
-    # Scale and bias per channel instead of per group.
+    # Before, scale and bias were per group; since then, per channel.
     "GroupNormalization": {21},
-    # The input is not coerced to a matrix any more.
+    # Before 11, negative axes were invalid; before 13, the input was reshaped to a matrix.
     "Hardmax": {11, 13},
     "LogSoftmax": {11, 13},
     "Softmax": {11, 13},
-    # Broadcasting.
+    # 8 added broadcasting.
     "Max": {8},
     "Mean": {8},
     "Min": {8},
     "Sum": {8},
     "NonMaxSuppression": {11},
-    # The default of the coordinate transformation, and the rounding of sizes.
+    # The default coordinate transformation and the rounding of sizes changed.
     "Resize": {11, 13, 18},
     "RoiAlign": {16},
-    # No axis of batches.
+    # Before 9, the first axis was that of batches.
     "Scan": {9, 11},
     "Upsample": {9},
 }  # fmt: skip
@@ -80,7 +81,7 @@ _Types = dict[str, str]
 
 
 def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]]:
-    """Yield the model in older opsets in which it means the same, the newest first.
+    """Yield the model in the older opsets in which it has the same meaning, the newest first.
 
     Of several opsets with the same versions of all operators, only the oldest is yielded, because
     more runtimes accept it.
@@ -134,7 +135,7 @@ def _schema(node: onnx.NodeProto, version: int) -> OpSchema | None:
 
 
 def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> bool:
-    """Return whether a node means the same by two schemas of its operator."""
+    """Return whether a node has the same meaning by two schemas of its operator."""
     if new.since_version == old.since_version:
         return True
     changes = BEHAVIOUR_CHANGES.get(node.op_type, set())
@@ -192,7 +193,14 @@ def _same_values(
     old: Sequence[OpSchema.FormalParameter],
     types: _Types,
 ) -> bool:
-    """Return whether two schemas give the inputs or outputs of a node the same roles and types."""
+    """Return whether two schemas define the inputs or outputs of a node alike.
+
+    Args:
+        names: the node's names of the values, in order; empty for an absent value.
+        new: the inputs or outputs in the schema of the model's opset.
+        old: the inputs or outputs in the schema of the older opset.
+        types: the known types of values.
+    """
     bound: _Types = {}
     for place, name in enumerate(names):
         new_role, old_role = _role(new, place), _role(old, place)
@@ -218,7 +226,7 @@ def _admits(
         old: the input or output in this schema.
         new: the input or output in the schema of the model.
         known: the type; empty if it is unknown.
-        bound: the types that earlier values give to the schema's type variables.
+        bound: the types that earlier values of the node assign to the schema's type variables.
     """
     if not known:
         return new.types <= old.types and new.type_str == old.type_str

@@ -192,7 +192,7 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
 
 
 def _load_file(backend: str, path: Path, *, with_folder: bool) -> ModuleType:
-    """Run a file as a module; ``with_folder``, it can import modules of its folder."""
+    """Run a file as a module; if ``with_folder`` is true, it can import modules beside it."""
     path = Path(os.path.realpath(path))
     if not path.is_file():
         problem = "is not a file" if path.exists() else "does not exist"

@@ -34,7 +34,7 @@ _REPORT = "onnxopt-report"
 _WORKFLOW = ".github/workflows/onnxopt.yml"
 #: Creates or updates the expectation file.
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
-# Options of a specification that have a key of their own in a table of a backend.
+# Options of a specification for which the table of a backend has separate keys.
 _OWN_KEYS = ("python", "math", "unsupported")
 # Stands for the backend until the user names one.
 _REFERENCE = "numpy"
@@ -85,7 +85,7 @@ jobs:
           python -m pip install {requirements}
 {build}      - name: Run onnxopt
         env:
-          # A file that this variable names may belong to another user, and may choose an adapter.
+          # The file that this variable names may belong to another user, and may name an adapter.
           ONNXOPT_CONFIG: {settings}
         run: >-
           onnxopt run --profile ci
@@ -121,8 +121,10 @@ def write_project_files(
 
     Args:
         folder: the folder of the project, to which paths in the specification are relative.
-        backend: the specification of the backend under test; empty for a starting point.
-        name: the name of the backend in the settings; empty for one that its specification gives.
+        backend: the specification of the backend under test; if it is empty, the settings name
+            ``numpy``, with a note to replace it.
+        name: the name of the backend in the settings; if it is empty, the name is derived from the
+            specification.
         requirements: requirements of the backend, for pip.
         force: whether existing files are replaced.
 
@@ -162,7 +164,10 @@ def write_project_files(
 
 
 def missing_file(backend: str) -> str:
-    """Return the path of the plugin that a specification names if it does not exist, or empty."""
+    """Return the path of the plugin or adapter in a specification if that file does not exist.
+
+    Otherwise the result is empty.
+    """
     specification = parse_specification(backend or _REFERENCE)
     path = specification.source or specification.adapter
     return path if is_path(path) and not os.path.lexists(path) else ""

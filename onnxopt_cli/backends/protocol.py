@@ -1,7 +1,7 @@
 """The interface of a backend, and the conversion of its outputs to ONNX values.
 
-Outputs with a dtype are not converted. Python's own numbers have none: they take the declared
-element type if it represents them exactly (or by rounding, for a float type).
+An output that has a dtype keeps it. Python numbers have no dtype, and get the declared element type
+if that can represent their values; a float type may round them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-# Characters of a backend's specification in an error.
+# Longer specifications of backends are shortened in messages.
 _MAX_BACKEND_CHARS = 300
 
 
@@ -86,10 +86,10 @@ class Backend:
 
 @contextmanager
 def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Iterator[None]:
-    """Replace an exception by Unsupported.
+    """Raise Unsupported instead of exceptions that report an unsupported feature.
 
     Args:
-        unsupported: converts an exception to Unsupported; returns None to leave it as it is.
+        unsupported: returns Unsupported for such an exception, and None for any other.
     """
     try:
         yield

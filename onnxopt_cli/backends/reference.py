@@ -1,6 +1,7 @@
-"""Backends in Python: our NumPy reference, and onnx's unmodified reference evaluator.
+"""The backends ``numpy`` and ``onnx-reference``, which run in Python.
 
-Our reference evaluates operators with a formula in NumPy, and all others with onnx's evaluator.
+``numpy`` computes operators with a formula by the formula, and all other operators with onnx's
+reference evaluator. ``onnx-reference`` is onnx's evaluator without changes.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 class ReferenceBackend(Backend):
     """The backend ``onnx-reference``.
 
-    NotImplementedError from an operator's implementation, for a mode or an attribute, counts as
-    unsupported; any other exception of an implementation is its failure.
+    If the implementation of an operator raises NotImplementedError, for a mode or an attribute, the
+    node is unsupported. Any other exception of an implementation counts as a failure.
     """
 
     name = "onnx-reference"
@@ -158,7 +159,7 @@ def _unsupported(error: BaseException) -> Unsupported | None:
 
 
 def unimplemented_operator(error: BaseException) -> str:
-    """Return the operator, as ``domain:name``, that onnx's evaluator lacks by an error's message.
+    """Return the operator, as ``domain:name``, that an error of onnx's evaluator reports missing.
 
     The result is empty for any other error.
     """
@@ -167,7 +168,7 @@ def unimplemented_operator(error: BaseException) -> str:
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with dense initializers only: onnx's evaluator fails at sparse ones."""
+    """Return the model with dense initializers only: onnx's evaluator rejects sparse ones."""
 
     def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
         return [model.graph, *(graph for node in all_nodes(model) for graph in subgraphs(node))]
@@ -199,8 +200,9 @@ def _evaluator_class() -> type[ReferenceEvaluator]:
     class FormulaEvaluator(ReferenceEvaluator):
         """An evaluator with the nodes of all operators with a formula.
 
-        The base class creates evaluators of subgraphs and functions from its own class. The
-        evaluator passes ``new_ops`` on to evaluators of subgraphs only, so they are set here.
+        The base class evaluates subgraphs and functions with new evaluators of the same class. It
+        passes ``new_ops`` to evaluators of subgraphs but not of functions, so every evaluator sets
+        them itself.
         """
 
         def __init__(self, proto: Any, **settings: Any) -> None:

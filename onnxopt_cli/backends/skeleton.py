@@ -24,8 +24,8 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
         language: ``python``, ``cpp`` or ``shell``.
 
     Returns:
-        The files that were written, and commands that build and check the backend: the second one
-        runs it in an environment of its own.
+        The files that were written, and commands that build and check the backend. For Python,
+        there are two; the second one runs the backend in an environment of its own.
 
     Raises:
         UsageError: if the folder is not empty, cannot be written, or has a name that a Python

@@ -20,7 +20,7 @@ The exception is ``unsupported``, which must be the last option: all text after 
 expression, with commas and quotes.
 
 A command is split as by a POSIX shell, without expansions. If its last argument ends in
-``,name=value``, quotes around the argument prevent that it is parsed as an option.
+``,name=value``, quotes around the argument keep this ending from being parsed as an option.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _OPTION = rf"{_NAME}[^,]*"
 _LAST = "unsupported="
 #: Beginning of an option that sets an environment variable before the backend is imported.
 ENVIRONMENT = "env."
-#: Options that concern the judgement, the model or the run, and that the backend does not see.
+#: Options that onnxopt itself uses, and does not pass to the backend.
 OWN_OPTIONS = ("math", "opset", "batch")
-#: Mathematics that a backend may declare, with the option ``math``.
+#: Kinds of arithmetic that a backend may declare with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums", "vulkan", "cuda-fast")
 _ATTRIBUTE = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _OPTIONS = rf"(?P<options>(?:,(?!{_LAST}){_OPTION})*(?:,{_LAST}.*)?)"
@@ -79,7 +79,8 @@ class Specification:
         command: a command and its arguments; empty for other kinds.
         options: values by name.
         adapter: the name or file of an adapter; empty for other kinds.
-        adapter_version: the version of the adapter's runtime; empty for the version of its file.
+        adapter_version: the version of the adapter's runtime; empty for the version that the
+            adapter's file requires.
         runtimes: the distributions whose versions identify the backend; empty unless an adapter
             names them.
         label: the user's name for the backend; empty without one.
@@ -214,7 +215,7 @@ def _command(text: str) -> Specification:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """Split off a command's option ``unsupported``; within quotes it belongs to the command."""
+    """Split the option ``unsupported`` off a command, unless the text is within quotes."""
     for match in re.finditer(f",{_LAST}", text):
         with suppress(ValueError):
             # Raises ValueError inside of quotes.

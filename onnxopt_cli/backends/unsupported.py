@@ -66,7 +66,7 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
     except (OverflowError, RecursionError, MemoryError, ValueError) as error:
         raise ValueError(f"is not a regular expression: {printable(str(error))}") from None
     if pattern.search(""):
-        raise ValueError("would take every error for unsupported: it matches an empty text")
+        raise ValueError("would match every error, because it matches an empty text")
     return pattern
 
 
@@ -131,8 +131,8 @@ def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
             matches = any(pattern.search(text[:_MAX_SEARCHED_CHARS]) for pattern in patterns)
     except _TooLong:
         raise BackendFailure(
-            f"searching for unsupported=REGEX took more than {_SECONDS:g} s, and was given up, "
-            f"in {text}"
+            f"the search for unsupported=REGEX was stopped after {_SECONDS:g} s in the message: "
+            f"{text}"
         ) from error
     return Recognised(text) if matches else None
 
@@ -168,7 +168,7 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """Raise _TooLong after a second; in other threads than the main one, never."""
+    """Raise _TooLong after a second, but only in the main thread, which receives signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):

@@ -87,7 +87,7 @@ class Remote:
         }
         frames = values.message({**message, **fields})
         request.started()
-        pending = self.workers.ask(b"".join(frames))
+        pending = self.workers.request(b"".join(frames))
 
         def wait() -> Response | str:
             try:
@@ -100,7 +100,7 @@ class Remote:
 
     def renew(self) -> None:
         """Restart the backend's process before the next model."""
-        self.workers.ask(json.dumps({"request": "renew", "backend": self._place}).encode())()
+        self.workers.request(json.dumps({"request": "renew", "backend": self._place}).encode())()
 
     def finish(self) -> list[Incident]:
         """Shut the backend down on all workers, and return its failures outside of any case."""

@@ -15,10 +15,10 @@ from types import FrameType
 
 from onnxopt_cli.core.helper_process import SIGNALS, exceptions_are_lost
 
-# A signal that arrives where raising is unsafe is sent again after this time, up to this often.
+# A signal that arrives where raising is unsafe is sent again after this time, at most 100 times.
 _RESEND_SECONDS = 0.01
 _MAX_RESENDS = 100
-#: Stands for the response of a case that a signal has prevented.
+#: The reason why a case has no response if a signal has ended the run.
 INTERRUPTED_REASON = "interrupted"
 #: Exit codes of a command that a signal has ended.
 INTERRUPTED = frozenset(128 + number for number in SIGNALS)

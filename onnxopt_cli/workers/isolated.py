@@ -1,4 +1,4 @@
-"""Code that may hang, exhaust the memory or crash, run in a forked process."""
+"""Run code in a forked process, because it may hang, exhaust the memory or crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxopt_cli.core.helper_process import STARTED, fork_helper, held_signals
 
 Item = TypeVar("Item")
 
-# Seconds that a process may take to end a call into C after its time limit.
+# Time for a process to end a call into C after its time limit.
 _GRACE_SECONDS = 10.0
 
 
@@ -52,7 +52,8 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
     Args:
         work: yields items that can be pickled.
-        silence: seconds without an item after which the process is killed.
+        silence: time in seconds without an item, after which (and a grace period) the process is
+            killed.
         memory: bytes that the process may allocate in addition to those of this process.
 
     Raises:
@@ -95,7 +96,7 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
 @contextmanager
 def memory_limit(memory: int) -> Iterator[None]:
-    """Let allocations in the block fail that together exceed a number of bytes.
+    """Limit the memory that code in the block may allocate, in bytes.
 
     macOS and Windows have no such limit.
     """
@@ -117,7 +118,7 @@ def _limit_memory(memory: int, most: int | None = None) -> None:
 
     Args:
         memory: the number of further bytes.
-        most: the limit to which the process may raise it again; None for no such limit.
+        most: the hard limit, up to which the process may raise the limit; None for no hard limit.
     """
     # Some systems lack this module.
     import resource

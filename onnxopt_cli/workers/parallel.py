@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Chunks that a process has at a time, so that it never waits for the next one.
+# Chunks that are assigned to a process at a time, so that it never waits for the next one.
 _CHUNKS_IN_FLIGHT = 2
-# Chunks for each process that may be computed ahead of the one that is yielded.
+# Number of chunks per process that may be computed before their results are requested.
 _CHUNKS_AHEAD = 8
 
 
@@ -38,8 +38,8 @@ def parallel(
 ) -> Generator[Done]:
     """Yield ``work(item)`` for every item, in order.
 
-    If a process ends, or the work raises or returns a value that cannot be pickled, the work is
-    done again in this process. So no result is lost, and exceptions are raised here.
+    If a process ends, or the work raises an exception or returns a value that cannot be pickled,
+    the work is done again in this process. No result is lost, and exceptions are raised here.
 
     Args:
         work: any function; its results should be picklable if there are several jobs.

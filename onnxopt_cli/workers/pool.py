@@ -1,4 +1,4 @@
-"""Pools of workers: a pool shares the cases of a backend among workers, one case each at a time."""
+"""Pools of workers: a pool distributes the cases of a backend, one at a time to each worker."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# A worker is replaced after this many cases, which bounds slow leaks.
+# A worker is replaced after this number of cases, which bounds slow leaks.
 _CASES_PER_WORKER = 1000
-# After this many consecutive failures to start again, or to respond to any case, the pool gives up.
+# The pool gives up after this number of consecutive workers that fail to start, or to respond to
+# any case.
 _MAX_FAILED_STARTS = 3
 
 
@@ -46,7 +47,7 @@ class WorkerLoop:
         if not HAS_WORKERS:
             raise UsageError(
                 "on this system backends cannot have processes of their own",
-                hint="--isolation none runs them in this one",
+                hint="--isolation none runs them in this process",
             )
         sweep_folders()
         self.selector = selectors.DefaultSelector()
@@ -72,8 +73,8 @@ class Job:
     Attributes:
         request: the request.
         result: the response, or the reason why it is missing; None until either is known.
-        earlier_breach: a fault of an earlier worker that had the request; an earlier case may have
-            caused it.
+        earlier_breach: the fault of an earlier worker that had this request, which an earlier case
+            may have caused; None without such a fault.
     """
 
     request: Request
@@ -83,7 +84,7 @@ class Job:
 
 @dataclass(eq=False)
 class Pool:
-    """A backend in worker processes; the first one starts at once.
+    """A backend in worker processes; the first worker starts at once.
 
     Attributes:
         specification: the specification of the backend.
@@ -188,8 +189,8 @@ class Pool:
         if worker.free and worker.version != self.version:
             worker.give_up(
                 Outcome.PROTOCOL,
-                f"the worker says that it is {worker.version!r}; "
-                f"when it started first it was {self.version!r}",
+                f"the worker reports the version {worker.version!r}; "
+                f"the first worker reported {self.version!r}",
             )
         if worker.response is not None:
             job, self._failed_starts = self._running.pop(worker), 0

@@ -2,8 +2,8 @@
 
 The process that will remove the folder holds a lock on it, which the system releases when that
 process ends for any reason. An unlocked folder is therefore abandoned, and the next run removes it.
-A folder of another program could have a similar name, so these folders have a random name and an
-unusual mode. A marker file would serve as well, but the backend should find the folder empty.
+The random name and the unusual mode of these folders distinguish them from folders of other
+programs. A marker file would do so too, but the backend should find the folder empty.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 
 
 def sweep_folders() -> None:
-    """Remove folders that killed runs of this user left behind, but none of a living run.
+    """Remove folders that killed runs of this user have left behind.
 
-    A sweep that takes too long is continued by the next run.
+    If this takes too long, the next run continues.
     """
     import tempfile
 

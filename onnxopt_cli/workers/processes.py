@@ -1,16 +1,16 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
-psutil gives this information on every system. On Linux, this module reads the resources that are
-checked after every case, the descendants of a process and its state from /proc itself. psutil would
-open four files for the resources, scan all processes of the machine for the children of one, miss
-children that start meanwhile, and take time to import in each supervisor.
+psutil gives this information on every system. On Linux, this module reads /proc itself for the
+resources that are checked after every case, and for the descendants and the state of a process.
+psutil would open four files for the resources, scan all processes of the machine for the children
+of one, miss children that start meanwhile, and take time to import in each supervisor.
 
 **Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish them from other
 children that it did not start: a shell that executes the command with ``exec`` leaves its children
 to it, and the first process of a container adopts every orphan. Therefore each supervisor marks
-itself, and so all its descendants, by lowering a hard resource limit below the runner's. Children
-inherit the limit, a new session or environment does not change it, and only root may raise it. The
-limit is that on file locks, which Linux has not enforced since 2.4.
+itself and its descendants by a hard resource limit below that of the runner. Children inherit the
+limit, a new session or environment does not change it, and only root may raise it. The limit is
+that on file locks, which Linux has not enforced since 2.4.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 #: socket, or read a pipe with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# A process has no descendants left if this many lists of them in a row are empty.
+# A process has no descendants left if two consecutive lists of them are empty.
 _EMPTY_LISTS = 2
 _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")
-_Answer = TypeVar("_Answer")
+_Information = TypeVar("_Information")
 
 # The limit that marks processes, and its line in /proc/PID/limits.
 _FILE_LOCKS_LIMIT = 10
@@ -64,7 +64,7 @@ def weakness() -> str:
     if not HAS_WORKERS:
         return "weaker: on this system backends run in this process, and may crash or hang it"
     if sys.platform != "linux":
-        return "weaker: this system lets processes leave their parents; daemons go unnoticed"
+        return "weaker: on this system processes can leave their parents; daemons are not detected"
     lacking = []
     try:
         import resource
@@ -75,9 +75,9 @@ def weakness() -> str:
     except OSError:
         lacking.append("the system limits no memory; the memory of backends is polled instead")
     if not visible():
-        lacking.append("/proc shows no processes; leaks and daemons go unnoticed")
+        lacking.append("/proc shows no processes; leaks and daemons are not detected")
     if not can_become_subreaper():
-        lacking.append("the system lets daemons leave their parents; they go unnoticed")
+        lacking.append("daemons can leave their parents on this system, and are not detected")
     if not can_close_to_others():
         lacking.append("the system lets backends inspect this process")
     return f"weaker: {'; '.join(lacking)}" if lacking else ""
@@ -144,9 +144,9 @@ def end_descendants(
 ) -> bool:
     """Kill the descendants of a process until none is left, even if they start new processes.
 
-    All are stopped before any is killed, so that none can react to the end of another. Signals go
-    to whole process groups, which no member can escape by forking. Orphans that this process adopts
-    meanwhile are killed in the next round.
+    All are stopped before any is killed, so that none can react to the end of another. Signals are
+    sent to whole process groups, from which a process does not escape by forking. Orphans that this
+    process adopts meanwhile are killed in the next round.
 
     Args:
         parent: the process; it and its process group receive no signal.
@@ -207,7 +207,7 @@ def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
 
 
 def _group(process: int) -> int:
-    """Return the group of a process; if it has ended, that of this process, to signal no group."""
+    """Return the group of a process; for an ended one, this group, which :func:`_signal` omits."""
     with suppress(OSError):
         return os.getpgid(process)
     return os.getpgrp()
@@ -235,14 +235,14 @@ def name_of(process: int) -> str:
 
 
 def _ask_psutil(
-    process: int, question: Callable[[psutil.Process], _Answer], default: _Answer
-) -> _Answer:
-    """Return psutil's answer about a process; the default if it has ended or is not visible."""
+    process: int, read: Callable[[psutil.Process], _Information], default: _Information
+) -> _Information:
+    """Return information of psutil on a process; the default if it has ended or is not visible."""
     import psutil
 
     # AttributeError: psutil lacks a method on this system.
     with suppress(psutil.Error, AttributeError):
-        return question(psutil.Process(process))
+        return read(psutil.Process(process))
     return default
 
 

@@ -4,14 +4,15 @@
 omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Such
 files are found among the open files of each process. If the sum of resident sizes and files exceeds
 the limit, the kernel is asked for each process's proportional share of its pages (PSS), which takes
-much longer. Mapped pages of a counted file are counted with the file.
+much longer. Mapped pages of such a file are counted only once, with the file.
 
-No cgroup is created: few users may create one, and the cgroup of a container includes the runner.
+No cgroup is created, because few users may create one. The cgroup of a container is of no use,
+because it includes the runner.
 
-**Leaks.** Growth alone does not prove a leak: modules that are imported once, and caches, also
-grow. Therefore the worker runs the case again; only resources that grow with every run, and are
-still held a moment later, are reported. A process without its parent is reported at once, since no
-process will wait for it.
+**Leaks.** Growth alone does not prove a leak: a first import of modules, and caches, also need
+memory. Therefore the worker runs the case again. Only resources that grow with every run, and that
+the worker still holds a moment later, are reported. A process without its parent is reported at
+once, since no process will wait for it.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-#: If memory grows by at most this amount in a run, no second measurement confirms it.
+# Growth of a resource in one run that is not examined. The unit of memory is bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,
     "file descriptors": 0,
     "child processes": 0,
 }
-# A case runs again this often, and must grow each time, before the growth is reported as a leak.
+# Number of further runs of a case; a resource that grows in each of them counts as leaked.
 _CONFIRMATIONS = 3
-# Time that a process without its parent has to end by itself.
+# Time for a process that has lost its parent to end by itself.
 _ORPHAN_GRACE_SECONDS = 0.05
-#: Time that threads and child processes of a case have to end by themselves.
+#: Time for threads and child processes of a case to end by themselves.
 SETTLING_SECONDS = 0.5
 
 
@@ -70,8 +71,9 @@ def held_bytes(
 
     Args:
         processes: their process ids; processes that have ended count as 0.
-        exact_above: if the processes hold no more than this, an estimate up to this is returned.
-        foreign_bytes: bytes of files in memory that belong to other processes.
+        exact_above: a limit in bytes, below which a quick estimate suffices: it is returned if it
+            does not exceed the limit.
+        foreign_bytes: bytes in files that do not count as held by these processes.
     """
     rough = sum(map(resident, processes))
     if sys.platform != "linux":
@@ -92,9 +94,9 @@ def held_bytes(
 
 
 def memory_files(process: int) -> dict[FileKey, int]:
-    """Return the sizes of a process's open files in memory that have no lasting name.
+    """Return the sizes of a process's open files that are in memory and are deleted or unnamed.
 
-    A file of /dev/shm counts with or without a name.
+    Files of /dev/shm are included even if they have a name.
     """
     sizes = {}
     folder = f"/proc/{process}/fd"

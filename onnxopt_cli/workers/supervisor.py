@@ -6,11 +6,10 @@ or when the runner ends. Then it removes the worker's temporary files and ends w
 exit code or signal, from which the runner learns how the worker ended. If the backend kills the
 supervisor, the remaining processes become children of the runner, which is also a subreaper.
 
-Where /proc shows no processes, the supervisor cannot find the descendants. The worker then runs in
-a PID namespace, which the kernel clears, if this process may create one; otherwise only the
-worker's process group is killed. Where /proc shows processes, no namespace is created: few
-containers allow it, and backends would see process ids that differ from those in /proc, or another
-user.
+Where /proc shows no processes, the supervisor cannot find the descendants. If it may create a PID
+namespace, the worker then runs in one, whose processes the kernel kills; otherwise the supervisor
+kills only the worker's process group. Where /proc shows processes, no namespace is created: few
+containers allow it, and process ids in the namespace would differ from those in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
@@ -84,9 +83,10 @@ def fork_supervisor(runner: int, channel: int, folder: str) -> None:
 
 
 def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: int) -> None:
-    """Fork, return in the worker, and send its status to the supervisor from the first process.
+    """Fork the worker from the first process of the namespace, and return in the worker.
 
-    The worker is not the first process of the namespace itself, because that ignores most signals.
+    The first process waits for the worker and sends its status to the supervisor. The worker cannot
+    be the first process itself, because the kernel ignores most signals to that one.
     """
     # A parent outside the namespace has process id 0.
     end_with(0, signal.SIGKILL)
@@ -108,7 +108,7 @@ def _fork(folder: str) -> int:
     try:
         return os.fork()
     except OSError as error:
-        reason = f"the system starts no more processes: {error.strerror}"
+        reason = f"the system allows no more processes: {error.strerror}"
         _exit_with_message(f"{reason}; see ulimit -u, or use -j 1", folder)
 
 
@@ -127,7 +127,7 @@ def _supervise(
             received = signal.sigwait(signals)
         except OSError as error:
             # The kernel ends the worker with this process.
-            _exit_with_message(f"the system lets no signal be waited for: {error.strerror}", folder)
+            _exit_with_message(f"the system does not allow sigwait: {error.strerror}", folder)
         if received == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL
         else:

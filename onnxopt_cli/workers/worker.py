@@ -76,14 +76,14 @@ class Worker:
         lowering: when to lower models to primitive operators.
         limits: limits of time and memory.
         selector: the selector with which its descriptors are registered.
-        closed: whether other workers must not be able to inspect it.
+        closed: whether to keep other workers from inspecting it.
         state: its state.
         version: the version that the backend reports, once it is ready.
         refusal: the reason why the backend did not start; None if it started.
         response: the response to the last request, once it has arrived.
         incident: a fault that belongs to no case; None without a fault.
         has_responded: whether it has responded to any request.
-        case_count: number of requests, without those that keep the prepared model.
+        case_count: number of requests that do not keep the prepared model.
     """
 
     backend: str
@@ -114,7 +114,7 @@ class Worker:
         self._begin(State.STARTING)
         self._process = WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
-        self._conversation.ask(hello(self.backend, self.lowering), self.limits.startup_timeout)
+        self._conversation.send(hello(self.backend, self.lowering), self.limits.startup_timeout)
 
     def _begin(self, state: State) -> None:
         self.state = state
@@ -127,7 +127,7 @@ class Worker:
         return self.state is State.IDLE and self._conversation.open
 
     def submit(self, request: Request, model: bytes) -> bool:
-        """Send a request, unless the worker can receive none any more.
+        """Send a request if the worker can still receive one.
 
         Args:
             request: the request.
@@ -153,17 +153,17 @@ class Worker:
             return
         self._process.read_printed()
         try:
-            answer = self._conversation.poll()
-            if answer is not None:
-                self._handle(*answer)
+            response = self._conversation.poll()
+            if response is not None:
+                self._handle(*response)
             self._check()
         except ProtocolBreach as breach:
-            if self.state is State.BUSY and self.has_responded and self._conversation.asked:
+            if self.state is State.BUSY and self.has_responded and self._conversation.pending:
                 # An earlier case may have caused the message, so this case is not blamed.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
-            self.give_up(Outcome.OOM, f"{OUT_OF_MEMORY} for what the worker sent")
+            self.give_up(Outcome.OOM, f"{OUT_OF_MEMORY} for the response of the worker")
         except BackendDied as death:
             self._ended(death)
         except BackendHangs as error:
@@ -198,7 +198,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; record this as the result of its case, its start or its end."""
+        """Kill the worker; record the reason as the result of its case, its start or its end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
@@ -231,7 +231,7 @@ class Worker:
             if size:
                 message["shared"] = size
                 values.buffers.clear()
-            self._conversation.ask(message, self.limits.timeout, values)
+            self._conversation.send(message, self.limits.timeout, values)
         except UnusableOutput:
             self._begin(State.IDLE)
             raise
@@ -254,13 +254,12 @@ class Worker:
             output_file, limit = self._process.output_file, max_response_bytes(self._request)
             response = read_response(message, payload, self._request.inputs, output_file, limit)
             if response.lowered and self.lowering is LoweringMode.NEVER:
-                raise ProtocolBreach("says that it was given primitive operators, which it was not")
+                raise ProtocolBreach("reports a lowered model, although lowering is disabled")
             self._conversation.require_no_more()
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
-                # The backend's command may have repeated the response to an earlier case, or may
-                # have ended before this one. A new worker runs the case again, where no earlier
-                # case can be the cause.
+                # An earlier case may be the cause: the backend's command may have sent a second
+                # response to it, or have ended before this case. A new worker runs the case again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return

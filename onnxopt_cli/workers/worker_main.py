@@ -91,8 +91,8 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
             message["id"], response, output_file, message["most"]
         )
         must_collect = request.collect or "shared" in message
-        # Large values that are still held when the response arrives look like a leak, and the case
-        # would run again. An exception of the backend may hold them in a reference cycle.
+        # If the worker still held large values when the response arrives, the runner would suspect
+        # a leak and run the case again. An exception of the backend may hold them in a cycle.
         del request, response, payload
         if must_collect:
             gc.collect()

@@ -1,10 +1,10 @@
 """Messages between the runner and a worker, and shared memory for their large values.
 
-A worker never receives the expected result, only the model, the inputs and how to run them. The
+A worker receives the model, the inputs and settings of the run, but never the expected result. The
 runner validates every message of a worker, and identifies the backend by the worker's channel, not
 by the content of messages.
 
-The backend runs in the worker's process, so it can send every message that the worker could. A
+The backend runs in the worker's process, so it can send every message that the worker can send. A
 secret in the hello message would not help, because the backend could read it. A deceptive backend
 can therefore misreport:
 
@@ -19,10 +19,10 @@ one for outputs. The files have no name, so nothing remains when the last proces
 ends for any reason. Where the system has no such files, or no space for one, values pass through
 the channel.
 
-The runner never maps a file, but reads it, so a worker that truncates its file or modifies it later
-has sent fewer or other bytes, and cannot crash the runner. The worker maps its input file twice
-with private pages: pages that the backend modifies are copied, and onnxopt compares them with the
-other mapping.
+The runner never maps these files, but reads them. A worker that truncates or modifies its file
+therefore cannot crash the runner; the runner reads fewer or other bytes. The worker maps its input
+file twice with private pages: pages that the backend modifies are copied, and onnxopt compares them
+with the other mapping.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from onnxopt_cli.errors import (
 
 _MAX_VERSION_CHARS = 400
 _START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
-# Numbers of fields in a response with outputs and in one with a failure.
 _MAX_OPSET = 1000
+# Numbers of fields in a response with outputs and in one with a failure.
 _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
 #: Values of fewer bytes pass through the channel.
@@ -103,7 +103,7 @@ def read_ready(message: Any) -> str:
         }:
             text, hint = printable(text, lines=True), printable(hint, lines=True)
             raise _START_ERRORS[kind](text, hint=hint)
-    raise ProtocolBreach("did not say that its backend is ready")
+    raise ProtocolBreach("did not report that its backend is ready")
 
 
 def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
@@ -224,7 +224,7 @@ def read_response(
             reader.end()
             names = tuple(dict.fromkeys(changed))
             if not all(name in inputs for name in names):
-                raise ProtocolBreach("says that it changed inputs that it did not get")
+                raise ProtocolBreach("reports changes of inputs that it did not receive")
             return Response(
                 values, lowered=lowered, changed=names, seconds=seconds, opset=int(opset)
             )
@@ -311,7 +311,7 @@ def take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
         ProtocolBreach: if the file is smaller than reported, or the size exceeds the limit.
     """
     if descriptor < 0 or type(size) is not int or not 0 < size <= limit:
-        raise ProtocolBreach(f"shared something else than 1 to {limit} bytes")
+        raise ProtocolBreach(f"announced shared memory of a size outside of 1 to {limit} bytes")
     content, offset = room(size, np.dtype(np.uint8)).data, 0
     while offset < size and (count := os.preadv(descriptor, [content[offset:]], offset)):
         offset += count

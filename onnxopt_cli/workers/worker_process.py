@@ -42,7 +42,7 @@ _START = (
 _CLEANUP_SECONDS = 1.0
 # Time limit for killing processes without a supervisor.
 _KILLING_SECONDS = 10.0
-# The end of a worker's output that is kept, and the end of that which is shown.
+# Size of the end of a worker's output that is kept, and of the shorter end that messages show.
 _KEPT_BYTES = 16 << 10
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
@@ -52,12 +52,12 @@ _READ_BYTES = 64 << 10
 
 
 class WorkerProcess:
-    """A worker's process, with its supervisor on Linux; no method but :meth:`kill` blocks.
+    """A worker's process, with its supervisor on Linux; of its methods, only :meth:`kill` blocks.
 
     Args:
         memory: memory limit of each process of the worker in bytes, or 0.
         selector: the selector with which its descriptors are registered until they are closed.
-        closed: whether other workers must not be able to inspect it from its start on (Linux).
+        closed: whether to keep other workers from inspecting it from its start on (Linux only).
 
     Attributes:
         popen: the started process: the supervisor on Linux, else the worker.
@@ -78,7 +78,7 @@ class WorkerProcess:
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
-        # Readable when the process has ended. Without it, the regular polls notice the end.
+        # Readable when the process has ended. On systems without it, regular polls detect the end.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)
@@ -88,7 +88,7 @@ class WorkerProcess:
                 selector.register(descriptor, selectors.EVENT_READ)
 
     def shared_files(self, input_bytes: int, output_bytes: int) -> dict[FileKey, int]:
-        """Return the bytes of each file in memory that do not count as the worker's.
+        """Return the bytes of each file in memory that do not count as memory of the worker.
 
         Args:
             input_bytes: size of the inputs in shared memory.
@@ -147,8 +147,8 @@ def _start(
     printed, write_end = os.pipe()
     _adopts_orphans()
     numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
-    # Other processes can inspect an executed program while it starts, but a forked process
-    # inherits this process's protection.
+    # Other processes can inspect a program while it starts. A forked process, by contrast, inherits
+    # the protection of this process.
     serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
@@ -179,7 +179,10 @@ def _start(
 
 
 def forks() -> bool:
-    """Return whether closed workers are forked: only from a command, which controls its threads."""
+    """Return whether closed workers are forked, which requires control of this process's threads.
+
+    Only the command has this control.
+    """
     return sys.platform == "linux" and claimed()
 
 
@@ -211,9 +214,9 @@ def _adopts_orphans() -> bool:
 
 @cache
 def _orphans_are_workers() -> bool:
-    """Return whether every orphan that this process adopts was a worker's.
+    """Return whether every orphan that this process adopts was started by a worker.
 
-    A process that already has children, or is the first of a container, may adopt others.
+    A process that already has children, or is the first of a container, may adopt other orphans.
     """
     return os.getpid() != 1 and STARTED.issuperset(children(os.getpid()))
 
@@ -237,8 +240,8 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 def _is_orphan(child: int) -> bool:
     """Return whether a child of this process is an orphan of a worker.
 
-    Supervisors begin new sessions, and their descendants cannot join an older session; other
-    processes that this one starts stay in its own.
+    Supervisors begin new sessions, and their descendants cannot join an older session. All other
+    processes that this process starts stay in its session.
     """
     if child in STARTED:
         return False

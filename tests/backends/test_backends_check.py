@@ -135,7 +135,7 @@ def test_misspelt_backend_gets_a_suggestion(onnxopt):
     [
         (spec("hello-error"), "no licence", 4),
         (spec("hello-dies"), "ended with exit code 3", 4),
-        ("exec:./not-here", "is not there", 4),
+        ("exec:./not-here", "does not exist", 4),
         (plugin("Nothing"), "neither prepare", 4),
         (plugin("Misspelt"), "has no Misspelt", 4),
         ("no-such-backend", "unknown backend", 2),
@@ -151,7 +151,7 @@ def test_backend_that_does_not_start_breaks_only_the_first_rule(backend, words, 
 def test_hanging_command_costs_one_timeout():
     results = list(check_backend(spec("hello-hangs", timeout=0.3)))
     assert len(results) == 1
-    assert results[0].observed == "the command gave no answer within 0.3 s"
+    assert results[0].observed == "the command did not respond within 0.3 s"
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_hanging_backend_is_not_checked_further(kind, monkeypatch, tmp_path):
     *passed, last = check_backend(backend)
     assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}
     assert last.verdict is RuleOutcome.FAIL
-    assert "gave no answer within" in last.observed
+    assert "did not respond within" in last.observed
 
 
 def test_unknown_option_of_command_is_usage_error(onnxopt):

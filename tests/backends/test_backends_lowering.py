@@ -31,7 +31,9 @@ from onnxopt_cli.errors import (
 ADAM = f"{TRAINING}:Adam"
 
 
-class Answer(NamedTuple):
+class Returned(NamedTuple):
+    """The result of a run: the outputs, and whether the model was lowered."""
+
     outputs: list
     lowered: bool
 
@@ -45,11 +47,11 @@ class Fake:
     def __init__(self, *, names=True, late=False):
         self.names = names
         self.late = late
-        self.asked = []
+        self.prepared_models = []
 
     def prepare(self, model):
         operators = [node.op_type for node in model.graph.node]
-        self.asked.append(operators)
+        self.prepared_models.append(operators)
         self.model = model
         self.refuses = "Adam" in operators
         if not self.late:
@@ -66,7 +68,7 @@ class Fake:
 
     @property
     def unlowered(self):
-        return sum("Adam" in operators for operators in self.asked)
+        return sum("Adam" in operators for operators in self.prepared_models)
 
 
 class Raising(Fake):
@@ -77,38 +79,38 @@ class Raising(Fake):
         self.error = error
 
     def prepare(self, model):
-        self.asked.append(model)
+        self.prepared_models.append(model)
         raise self.error
 
 
 def run(backend, model=None, lowering=LoweringMode.AUTO, inputs=ADAM_INPUTS):
-    return ask(ModelRunner(backend, lowering), model or adam(), inputs)
+    return run_with(ModelRunner(backend, lowering), model or adam(), inputs)
 
 
-def ask(runner, model, inputs=ADAM_INPUTS):
-    return Answer(*runner.run(model, inputs))
+def run_with(runner, model, inputs=ADAM_INPUTS):
+    return Returned(*runner.run(model, inputs))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in prepare", "in run"])
 def test_backend_without_the_operator_runs_the_lowered_model(late):
-    answer = run(Fake(late=late))
-    assert answer.lowered
-    assert_allclose(answer.outputs[0], ADAM_X_NEW, rtol=1e-6)
+    returned = run(Fake(late=late))
+    assert returned.lowered
+    assert_allclose(returned.outputs[0], ADAM_X_NEW, rtol=1e-6)
 
 
 def test_named_unsupported_operator_is_remembered():
     backend = Fake()
     runner = ModelRunner(backend, LoweringMode.AUTO)
-    assert ask(runner, adam()).lowered
-    assert ask(runner, adam()).lowered
+    assert run_with(runner, adam()).lowered
+    assert run_with(runner, adam()).lowered
     assert backend.unlowered == 1
 
 
 def test_unnamed_unsupported_operator_is_tried_each_time():
     backend = Fake(names=False)
     runner = ModelRunner(backend, LoweringMode.AUTO)
-    assert ask(runner, adam()).lowered
-    assert ask(runner, adam()).lowered
+    assert run_with(runner, adam()).lowered
+    assert run_with(runner, adam()).lowered
     assert backend.unlowered == 2
 
 
@@ -132,8 +134,8 @@ def test_mode_always_lowers_first():
 
 @pytest.mark.parametrize("lowering", list(LoweringMode))
 def test_model_without_formula_operators_is_never_lowered(lowering):
-    answer = run(Fake(), one_node("Neg"), lowering, {"x": np.ones(3, np.float32)})
-    assert not answer.lowered
+    returned = run(Fake(), one_node("Neg"), lowering, {"x": np.ones(3, np.float32)})
+    assert not returned.lowered
 
 
 @pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.NEVER])
@@ -145,7 +147,7 @@ def test_lowering_does_not_help_if_another_operator_is_missing():
     backend = Raising(Unsupported("no Foo", operator="ai.onnx:Foo"))
     with pytest.raises(Unsupported, match=r"^no Foo$"):
         run(backend)
-    assert len(backend.asked) == 1
+    assert len(backend.prepared_models) == 1
 
 
 def test_repeated_refusal_is_reported_once():
@@ -170,7 +172,7 @@ def test_failing_model_is_not_lowered(lowering):
     backend = Raising(ZeroDivisionError("broken"))
     with pytest.raises(ZeroDivisionError):
         run(backend, lowering=lowering)
-    assert len(backend.asked) == 1
+    assert len(backend.prepared_models) == 1
 
 
 @pytest.mark.parametrize("lowering", [LoweringMode.AUTO, LoweringMode.ALWAYS])
@@ -178,7 +180,7 @@ def test_node_that_breaks_its_signature_is_rejected(lowering):
     wide = {**ADAM_INPUTS, "G": np.ones((3, 2), np.float32)}
     model = adam()
     model.graph.input[3].type.tensor_type.shape.dim.add().dim_value = 3
-    with pytest.raises(NotApplicable, match="before the backend is asked"):
+    with pytest.raises(NotApplicable, match="the backend did not run it"):
         run(Fake(), model, lowering, wide)
 
 

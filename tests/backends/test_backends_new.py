@@ -149,10 +149,10 @@ using namespace onnxopt;
 static std::vector<Tensor> run(const Node &node) {
     if (node.op_type == "Identity") return {node.input(0)};
     if (node.op_type == "Constant" && node.tensors.count("value")) return node.tensors.at("value");
-    std::vector<float> found;
+    std::vector<float> elements;
     for (const Json &item : node.attributes["value_floats"].list())
-        found.push_back(static_cast<float>(item.number()));
-    return {Tensor::of({static_cast<std::int64_t>(found.size())}, found)};
+        elements.push_back(static_cast<float>(item.number()));
+    return {Tensor::of({static_cast<std::int64_t>(elements.size())}, elements)};
 }
 int main() {
     return serve("\"name\": \"echo\", \"version\": \"1\"", run);
@@ -184,9 +184,9 @@ def test_cpp_command_preserves_bits_of_values(compiled, tmp_path):
         output.name = "y"
         graph = helper.make_graph([node], "g", [] if attributes else [kind], [output])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
-        (found,) = backend.prepare(model).run({} if attributes else {"x": value})
-        assert (found.dtype, found.shape) == (value.dtype, value.shape)
-        assert found.tobytes() == value.tobytes()
+        (output,) = backend.prepare(model).run({} if attributes else {"x": value})
+        assert (output.dtype, output.shape) == (value.dtype, value.shape)
+        assert output.tobytes() == value.tobytes()
 
     random = np.random.default_rng(1)
     try:

@@ -184,10 +184,10 @@ def test_onnxruntime_raises_each_known_message(row):
         assert caught.value.operator == operator
 
 
-def with_constant(op_type, constant, **attributes):
+def with_constant(op_type, tensor, **attributes):
     proto = node(op_type, **attributes)
     proto.graph.node[0].input.append("c")
-    proto.graph.initializer.append(constant)
+    proto.graph.initializer.append(tensor)
     return proto
 
 
@@ -201,13 +201,13 @@ def mixed_types():
     return with_constant("Add", helper.make_tensor("c", TensorProto.DOUBLE, [1], [1.0]))
 
 
-def two_steps(dtype):
-    return helper.make_tensor("c", TensorProto.INT64, [1], [dtype])
+def constant(number):
+    return helper.make_tensor("c", TensorProto.INT64, [1], [number])
 
 
 FAILURES = {
-    "a Reshape to another size": with_constant("Reshape", two_steps(2)),
-    "a Gather out of range": with_constant("Gather", two_steps(9)),
+    "a Reshape to another size": with_constant("Reshape", constant(2)),
+    "a Gather out of range": with_constant("Gather", constant(9)),
     "an unconnected node": invalid_graph(),
     "types that do not agree": mixed_types(),
     "an element type that the operator does not have": node("Relu", TensorProto.STRING),

@@ -28,7 +28,7 @@ def normalised(returned, *types):
     return normalise_outputs(returned, declared)
 
 
-def taken(value, element_type=TensorProto.FLOAT):
+def converted(value, element_type=TensorProto.FLOAT):
     (array,) = normalised([value], tensor(element_type))
     return array
 
@@ -88,7 +88,7 @@ def test_other_return_types_are_unusable(returned):
     )
 )
 def test_array_is_not_converted(array):
-    assert taken(array) is array
+    assert converted(array) is array
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_array_is_not_converted(array):
     ids=["memoryview", "array protocol", "scalar", "byte order", "view", "typed list", "stacked"],
 )
 def test_numpy_values_keep_their_element_type(value, expected):
-    assert_array_equal(taken(value), expected, strict=True)
-    assert taken(value).dtype.isnative
+    assert_array_equal(converted(value), expected, strict=True)
+    assert converted(value).dtype.isnative
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_numpy_values_keep_their_element_type(value, expected):
     ],
 )
 def test_python_numbers_take_the_declared_type(value, element_type, expected):
-    assert_array_equal(taken(value, element_type), expected, strict=True)
+    assert_array_equal(converted(value, element_type), expected, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_python_numbers_take_the_declared_type(value, element_type, expected):
     ],
 )
 def test_python_numbers_out_of_range_keep_their_type(value, element_type):
-    assert_array_equal(taken(value, element_type), np.asarray(value), strict=True)
+    assert_array_equal(converted(value, element_type), np.asarray(value), strict=True)
 
 
 def test_strings_keep_trailing_zero_characters():
-    assert taken(["a\0", "é"], TensorProto.STRING).tolist() == ["a\0", "é"]
-    assert taken("a\0", TensorProto.STRING).item() == "a\0"
-    assert taken(np.array(["a", b"b"], object), TensorProto.STRING).tolist() == ["a", b"b"]
+    assert converted(["a\0", "é"], TensorProto.STRING).tolist() == ["a\0", "é"]
+    assert converted("a\0", TensorProto.STRING).item() == "a\0"
+    assert converted(np.array(["a", b"b"], object), TensorProto.STRING).tolist() == ["a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_strings_keep_trailing_zero_characters():
 )
 def test_invalid_tensor_is_unusable_and_located(value):
     with pytest.raises(UnusableOutput, match=r"^y ") as caught:
-        taken(value)
+        converted(value)
     assert "\x1b" not in caught.value.message
 
 
@@ -177,7 +177,7 @@ def test_list_that_contains_itself_is_unusable():
     endless = []
     endless.append(endless)
     with pytest.raises(UnusableOutput, match="RecursionError"):
-        taken(endless)
+        converted(endless)
 
 
 SEQUENCE = helper.make_sequence_type_proto(FLOAT)

@@ -41,12 +41,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 X = np.array([1.5, -2.0, np.nan], np.float32)
 
 
-def ask(backend, identity_model=None, inputs=None):
+def run(backend, identity_model=None, inputs=None):
     return backend.prepare(identity_model or one_node("Identity")).run(inputs or {"x": X})
 
 
 def test_outputs_of_command_are_bit_exact():
-    (output,) = ask(resolve_backend(spec()))
+    (output,) = run(resolve_backend(spec()))
     assert output.dtype == np.float32
     assert output.tobytes() == X.tobytes()
 
@@ -59,7 +59,7 @@ def test_command_has_stated_version_and_specified_name():
 
 def test_request_has_model_inputs_and_output_declarations(tmp_path):
     request_file = tmp_path / "request.json"
-    ask(resolve_backend(spec("records", request_file)))
+    run(resolve_backend(spec("records", request_file)))
     request = json.loads(request_file.read_text())
     assert list(request)[:3] == ["id", "request", "bytes"]
     assert request["device"] == "CPU"
@@ -71,14 +71,14 @@ def test_request_has_model_inputs_and_output_declarations(tmp_path):
 
 def test_device_option_is_passed_on(tmp_path):
     request_file = tmp_path / "request.json"
-    ask(resolve_backend(spec("records", request_file, device="GPU:0")))
+    run(resolve_backend(spec("records", request_file, device="GPU:0")))
     assert json.loads(request_file.read_text())["device"] == "GPU:0"
 
 
 def test_discarded_backend_leaves_no_process():
     before = children()
     backend = resolve_backend(spec())
-    ask(backend)
+    run(backend)
     del backend
     gc.collect()
     assert children() <= before
@@ -93,7 +93,7 @@ def test_strings_and_empty_tensors_pass_through():
             [value("x", dtype, shape)],
             [value("y", dtype, shape)],
         )
-        (output,) = ask(resolve_backend(spec()), identity_model, {"x": array})
+        (output,) = run(resolve_backend(spec()), identity_model, {"x": array})
         assert output.dtype == array.dtype
         assert output.tolist() == array.tolist()
 
@@ -109,7 +109,7 @@ def test_sequences_and_optionals_pass_through():
             [helper.make_value_info("x", declared)],
             [helper.make_value_info("y", declared)],
         )
-        (output,) = ask(resolve_backend(spec()), identity_model, {"x": sent})
+        (output,) = run(resolve_backend(spec()), identity_model, {"x": sent})
         if sent is None:
             assert output is None
         else:
@@ -117,23 +117,23 @@ def test_sequences_and_optionals_pass_through():
 
 
 def test_wrong_dtype_and_shape_are_preserved():
-    (output,) = ask(resolve_backend(spec("double")))
+    (output,) = run(resolve_backend(spec("double")))
     assert (output.dtype, output.shape) == (np.float64, (1,))
 
 
 def test_missing_outputs_are_preserved():
-    assert ask(resolve_backend(spec("no-outputs"))) == []
+    assert run(resolve_backend(spec("no-outputs"))) == []
 
 
 def test_unsupported_names_the_operator():
     with pytest.raises(Unsupported, match="cannot do it") as caught:
-        ask(resolve_backend(spec("unsupported")))
+        run(resolve_backend(spec("unsupported")))
     assert caught.value.operator == ":Neg"
 
 
 def test_error_text_is_the_commands_without_escape_sequences():
     with pytest.raises(BackendFailure) as caught:
-        ask(resolve_backend(spec("error")))
+        run(resolve_backend(spec("error")))
     assert caught.value.message == r"out of \x1b[31mluck"
 
 
@@ -147,9 +147,9 @@ def test_error_text_is_the_commands_without_escape_sequences():
         ("nested", "too much nesting"),
         ("nan", "NaN, which is not JSON"),
         ("field-twice", "occurs twice"),
-        ("other-id", "answered the request 99, but was asked"),
-        ("true-id", "answered the request True, but was asked"),
-        ("no-id", "answered the request None"),
+        ("other-id", "responded to the request 99 instead of"),
+        ("true-id", "responded to the request True instead of"),
+        ("no-id", "responded to the request None"),
         ("too-long", "a line of more than 16777216 bytes"),
         ("never-ending-line", "a line of more than 16777216 bytes"),
         ("many-parts", "parts; at most"),
@@ -175,7 +175,7 @@ def test_error_text_is_the_commands_without_escape_sequences():
 def test_protocol_violation_is_described(mode, words):
     backend = resolve_backend(spec(mode))
     with pytest.raises(ProtocolBreach) as caught:
-        ask(backend)
+        run(backend)
     assert words in caught.value.message
 
 
@@ -184,62 +184,62 @@ def test_protocol_violation_is_described(mode, words):
     [
         ("dies", BackendDied, "ended with exit code 7"),
         ("segfaults", BackendDied, "was killed by SIGSEGV"),
-        ("hangs", BackendHangs, "gave no answer within 3 s"),
-        ("stops", BackendHangs, "gave no answer within 3 s"),
-        ("breaks-once", ProtocolBreach, "answered the request -1"),
+        ("hangs", BackendHangs, "did not respond within 3 s"),
+        ("stops", BackendHangs, "did not respond within 3 s"),
+        ("breaks-once", ProtocolBreach, "responded to the request -1"),
     ],
 )
 def test_failed_command_is_restarted_for_the_next_case(mode, error, words, tmp_path):
     seconds = 3 if error is BackendHangs else 20
     backend = resolve_backend(spec(mode, tmp_path / "marker", timeout=seconds))
     with pytest.raises(error) as caught:
-        ask(backend)
+        run(backend)
     assert words in caught.value.message
-    assert ask(backend)[0].tobytes() == X.tobytes()
+    assert run(backend)[0].tobytes() == X.tobytes()
 
 
 @pytest.mark.slow
 def test_endless_response_times_out():
-    with pytest.raises(BackendHangs, match="gave no answer within 2 s"):
-        ask(resolve_backend(spec("stops-midway", timeout=2)))
+    with pytest.raises(BackendHangs, match="did not respond within 2 s"):
+        run(resolve_backend(spec("stops-midway", timeout=2)))
 
 
 def test_changed_hello_after_restart_is_a_violation():
     backend = resolve_backend(spec("hello-differs"))
     before = backend.version
     with pytest.raises(BackendDied):
-        ask(backend)
+        run(backend)
     for _ in range(2):
         with pytest.raises(ProtocolBreach, match="a different response to hello after"):
-            ask(backend)
+            run(backend)
     assert backend.version == before
 
 
 def test_closed_output_counts_as_death(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.conversation._DYING_SECONDS", 0.1)
     with pytest.raises(BackendDied, match="closed its channel"):
-        ask(resolve_backend(spec("closes-output")))
+        run(resolve_backend(spec("closes-output")))
 
 
 @pytest.mark.parametrize("mode", ["chatters", "answers-twice"])
 def test_unrequested_output_is_never_taken_for_a_response(mode):
     backend = resolve_backend(spec(mode))
 
-    def ask_twice():
+    def run_twice():
         for _ in range(2):
-            ask(backend)
+            run(backend)
             time.sleep(1)
 
-    with pytest.raises(ProtocolBreach, match=r"more than an answer|not requested"):
-        ask_twice()
+    with pytest.raises(ProtocolBreach, match=r"after its response|not requested"):
+        run_twice()
 
 
 def test_exit_between_cases_is_detected_at_the_next():
     backend = resolve_backend(spec("answers-and-dies"))
-    ask(backend)
+    run(backend)
     time.sleep(0.2)
     with pytest.raises(BackendDied, match="ended with exit code 0"):
-        ask(backend)
+        run(backend)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_unstated_features_are_unsupported_and_not_sent(identity_model, words, o
     [
         ("hello-error", r"no licence\x1b[31m"),
         ("hello-dies", "ended with exit code 3"),
-        ("hello-hangs", "gave no answer within 0.5 s"),
+        ("hello-hangs", "did not respond within 0.5 s"),
         ("hello-without-version", "lacks version"),
         (
             'hello={"protocol": "onnxopt-exec/1"}',
@@ -306,7 +306,7 @@ def test_unstated_device_is_unavailable():
 
 @pytest.mark.parametrize("name", ["no-such-command-here", "./no-such-file"])
 def test_missing_command_is_unavailable(name):
-    with pytest.raises(BackendUnavailable, match="is not there"):
+    with pytest.raises(BackendUnavailable, match="does not exist"):
         resolve_backend(f"exec:{name}")
 
 
@@ -357,7 +357,7 @@ def test_closing_ends_the_command():
 
 
 def test_close_reports_failing_exit():
-    with pytest.raises(BackendDied, match="told to end, ended with exit code 9"):
+    with pytest.raises(BackendDied, match="ended with exit code 9 after shutdown"):
         resolve_backend(spec("ends-badly")).close()
 
 

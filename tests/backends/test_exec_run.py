@@ -73,9 +73,9 @@ def test_correct_command_conforms(identity, onnxopt):
         ("dies", "crash", "ended with exit code 7", "process"),
         ("dies", "crash", "ended with exit code 7", "none"),
         ("segfaults", "crash", "killed by SIGSEGV", "none"),
-        ("hangs", "timeout", "no answer within 2 s", "process"),
-        ("hangs", "timeout", "no answer within 2 s", "none"),
-        ("breaks-once", "protocol", "answered the request -1", "none"),
+        ("hangs", "timeout", "not respond within 2 s", "process"),
+        ("hangs", "timeout", "not respond within 2 s", "none"),
+        ("breaks-once", "protocol", "responded to the request -1", "none"),
     ],
 )
 def test_failing_command_costs_one_case(mode, outcome, words, isolation, identity, onnxopt):
@@ -92,7 +92,7 @@ def test_late_second_response_costs_no_other_case(identity, onnxopt):
     results = outcomes(onnxopt, backend, "-j", "1", code=1)
     late = results.pop("between-cases")
     assert late["outcome"] == "protocol"
-    assert "answered the request" in late["message"]
+    assert "responded to the request" in late["message"]
     assert {result["outcome"] for result in results.values()} == {"pass"}
 
 
@@ -113,7 +113,7 @@ def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
 @pytest.mark.parametrize(
     ("mode", "outcome", "words"),
     [
-        ("ends-badly", "crash", "told to end, ended with exit code 9"),
+        ("ends-badly", "crash", "ended with exit code 9 after shutdown"),
         ("never-ends", "timeout", "1 s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``opset=auto``: a backend gets older models that mean the same."""
+"""``opset=auto``: a backend receives models in older opsets, with the same meaning."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def offered(*arguments, **options):
     ("versions", "arguments", "options"),
     [
         ([14, 13, 7], ("Relu", ["x"], 22), {}),
-        # bfloat16 was admitted later, integers even later.
+        # Opset 13 added bfloat16, opset 14 integers.
         ([14, 13], ("Relu", ["x"], 22), {"element_type": TensorProto.BFLOAT16}),
         ([14], ("Relu", ["x"], 22), {"element_type": TensorProto.INT32}),
-        # The input was coerced to a matrix before opset 13.
+        # Before opset 13, the input was reshaped to a matrix.
         ([13], ("Softmax", ["x"], 22), {"axis": 1}),
         ([13], ("Softmax", ["x"], 22), {}),
         # An attribute that older schemas lack: with its default, then with another value.

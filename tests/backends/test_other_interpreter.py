@@ -74,7 +74,7 @@ def test_plugin_in_another_interpreter_follows_the_rules(onnxopt):
 @pytest.mark.parametrize(
     ("name", "python", "words"),
     [
-        ("Copies", "./no-such-python", "is not there"),
+        ("Copies", "./no-such-python", "does not exist"),
         ("Nowhere", sys.executable, "has no Nowhere"),
         ("Copies,device=TPU", sys.executable, "has no option device"),
     ],

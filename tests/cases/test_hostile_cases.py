@@ -117,7 +117,7 @@ def model(nodes, initializers, kind):
     [
         ("numpy", shape_of_gigabytes, ["--memory", "1GiB"], "oom", "Unable to allocate 4.00 GiB"),
         ("onnxruntime", shape_of_gigabytes, ["--memory", "1GiB"], "oom", ""),
-        ("onnxruntime", endless_loop, ["--timeout", "3"], "timeout", "no answer within 3 s"),
+        ("onnxruntime", endless_loop, ["--timeout", "3"], "timeout", "not respond within 3 s"),
     ],
 )
 def test_small_model_with_huge_demands_affects_only_its_case(

@@ -76,7 +76,7 @@ def test_environment_is_set_before_the_backend_is_imported(place, onnxopt):
 def test_path_of_a_command_is_relative_to_the_file(place, onnxopt):
     (place / "onnxopt.toml").write_text('[backends.acme]\nbackend = "exec:./adapter --fast"\n')
     assert "exec:./adapter --fast" in onnxopt("config").out
-    assert "the command ./adapter is not there" in onnxopt("run", "spec", "-b", "acme").err
+    assert "the command ./adapter does not exist" in onnxopt("run", "spec", "-b", "acme").err
 
 
 def test_every_command_accepts_backends_of_the_file(place, onnxopt):

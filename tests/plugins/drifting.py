@@ -13,7 +13,7 @@ def computed(model, inputs):
 
 
 class Drifting:
-    """X_new is a ten-thousandth too large."""
+    """X_new is too large by a factor of 1.0001."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)

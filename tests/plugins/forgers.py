@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import hostile
 import numpy as np
-from hostile import ASKED_IDS, BAD, Misbehaves, Well, answer, frame, one, speak
+from hostile import BAD, REQUEST_IDS, Misbehaves, Well, answer, frame, one, speak
 
 from onnxopt_cli.workers import worker_messages
 
@@ -51,7 +51,7 @@ class SpeaksWhileIdle(Well):
 
 
 class SpeaksDuringALaterCase(SpeaksWhileIdle):
-    """Sends the byte while the next case runs."""
+    """Sends the byte of SpeaksWhileIdle while the next case runs."""
 
     def run(self, model, inputs):
         if self.is_triggered.is_set():
@@ -74,7 +74,7 @@ class AnswersAhead(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            for number in range(ASKED_IDS[-1] + 1, ASKED_IDS[-1] + 9):
+            for number in range(REQUEST_IDS[-1] + 1, REQUEST_IDS[-1] + 9):
                 speak(frame(answer(number)))
         return super().run(model, inputs)
 

@@ -62,7 +62,7 @@ class InTurn(Well):
         return (self.ways[number - 1] if number else super()).run(model, inputs)
 
 
-ASKED_IDS = []
+REQUEST_IDS = []
 _receive = codec.MessageReader.receive
 
 
@@ -71,7 +71,7 @@ def receive(reader, read_into):
     if NeverReads.has_run:
         os.kill(os.getpid(), signal.SIGSTOP)
     message, payload = _receive(reader, read_into)
-    ASKED_IDS.append(message["id"])
+    REQUEST_IDS.append(message["id"])
     return message, payload
 
 
@@ -102,7 +102,7 @@ def frame(message, payload=b""):
 
 
 def answer(number=None):
-    number = ASKED_IDS[-1] if number is None else number
+    number = REQUEST_IDS[-1] if number is None else number
     fields = {"outputs": [], "lowered": False, "opset": 0, "changed": [], "seconds": 0.0}
     return {"id": number, **fields}
 
@@ -187,7 +187,7 @@ def answer_again_later():
         time.sleep(0.3)
         speak(frame(answer(number)))
 
-    number = ASKED_IDS[-1]
+    number = REQUEST_IDS[-1]
     threading.Thread(target=late, daemon=True).start()
 
 
@@ -234,7 +234,7 @@ sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
 sends_huge = one(lambda: speak(b'{"bytes": %d}\n' % (1 << 60)))
 sends_bad_json = one(lambda: speak(b'{"id": ' + b"[" * 100_000 + b"\n"))
 answers_another = one(lambda: speak(frame(answer(9999))))
-answers_the_last = one(lambda: speak(frame(answer(ASKED_IDS[-1] - 1))))
+answers_the_last = one(lambda: speak(frame(answer(REQUEST_IDS[-1] - 1))))
 answers_too_much = one(lambda: speak(frame({**answer(), "outputs": [{"dtype": "float32",
                        "shape": [1 << 40]}]})))  # fmt: skip
 answers_twice_later = one(answer_again_later)
@@ -305,7 +305,7 @@ class AnswersAgainMuchLater(Well):
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
-            self.number = ASKED_IDS[-1]
+            self.number = REQUEST_IDS[-1]
             self.bad_case_ran.set()
         elif self.bad_case_ran.is_set():
             time.sleep(0.2)

@@ -42,7 +42,7 @@ class InsideTheRoot(Right):
 
 
 class InManyWays(InsideTheRoot):
-    """Also fails in all ways that explanations must ignore."""
+    """Has epsilon inside the root, and also fails in ways that explanations must ignore."""
 
     def run(self, model, inputs):
         try:
@@ -142,7 +142,7 @@ class TransposesCancel(Optimized):
 
 
 class ZeroAbsorbs(Optimized):
-    """Takes the product with a constant zero for zero, even if the other factor is not finite."""
+    """Replaces a product with a constant zero by zero, even if the other factor is not finite."""
 
     def optimize(self, graph):
         zeros = {

@@ -24,7 +24,7 @@ class Panic(BaseException):
 
 
 class NoTraining:
-    """Supports all but the training operators."""
+    """Supports all operators except the training operators."""
 
     fault = RuntimeFault
 

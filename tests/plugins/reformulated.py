@@ -1,6 +1,6 @@
-"""Adam in the formulations of public libraries: correct, and NaN where they yield Inf - Inf.
+"""Adam as public libraries compute it, with epsilon where ONNX adds it; and some wrong variants.
 
-Epsilon is added where ONNX adds it.
+The formulations of the libraries are correct. Where they compute Inf - Inf, the result is NaN.
 """
 
 from __future__ import annotations

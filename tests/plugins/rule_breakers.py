@@ -1,4 +1,4 @@
-"""Plugins that support Identity and follow all rules but one."""
+"""Plugins that support Identity and follow all rules except one."""
 
 from __future__ import annotations
 

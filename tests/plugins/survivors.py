@@ -84,7 +84,7 @@ def revive():
 
 
 def lose_main_thread():
-    """Look dead: end the first thread while another one runs."""
+    """End the first thread while another one runs: the process then looks dead."""
     import ctypes
 
     def go_on():

@@ -78,7 +78,7 @@ class SaysSkip:
     def run(self, model, inputs):
         from onnxopt_cli.errors import NotApplicable
 
-        message = "our own lowering refuses the node before the backend is asked"
+        message = "onnxopt's lowering rejects the node, so the backend did not run it"
         raise NotApplicable(message)
 
 

@@ -145,7 +145,7 @@ def test_case_that_the_lowering_rejects_is_skipped(onnxopt, tmp_path):
         rejections = [result for result in results[name] if "/refuses_" in result["case"]]
         assert outcomes(rejections) == {"skip": len(rejections)}
         assert {result["message"] for result in rejections} == {
-            "our own lowering refuses the node before the backend is asked"
+            "onnxopt's lowering rejects the node, so the backend did not run it"
         }
     assert answer.code == 1
 
@@ -154,7 +154,7 @@ def test_run_in_which_no_case_applies_exits_with_5(onnxopt, workplace):
     answer = onnxopt("run", "conformance", "-k", "refuses", "--lower", "always")
     assert answer.code == 5
     (count,) = set(re.findall(r"numpy was not tested: (\d+) skip", answer.out))
-    assert f"skip {count} on numpy: our own lowering refuses the node" in answer.out
+    assert f"skip {count} on numpy: onnxopt's lowering rejects the node" in answer.out
 
 
 @pytest.mark.parametrize("isolation", ["process", "none"])

@@ -63,7 +63,7 @@ BREACHES = {
     "sends_garbage": "no line of JSON",
     "sends_huge": "are accepted",
     "sends_bad_json": "too much nesting",
-    "answers_another": "answered the request 9999, but was asked",
+    "answers_another": "responded to the request 9999 instead of",
     "answers_too_much": "were announced",
     "answers_the_last": "",
     "answers_twice_later": "was not requested",
@@ -145,7 +145,7 @@ def test_output_flood_is_truncated_and_changes_no_verdict(faults):
 def test_backend_that_does_not_respond_is_killed_as_timeout(tmp_path):
     run = run_in_turn(tmp_path, TIMEOUTS, "--timeout", "2")
     for way in TIMEOUTS:
-        require(run, way, "timeout", "no answer within 2 s")
+        require(run, way, "timeout", "not respond within 2 s")
     assert run.survivors() == []
 
 
@@ -210,7 +210,7 @@ def test_backend_that_hangs_at_teardown_is_killed(demo):
         ("import os; os._exit(0)", "ended with exit code 0"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
         ("raise SystemExit(0)", "SystemExit: 0"),
-        ("import time; time.sleep(300)", "no answer within 3 s"),
+        ("import time; time.sleep(300)", "not respond within 3 s"),
         ("import subprocess; subprocess.Popen(['sleep', '300']); import nowhere", "nowhere"),
     ],
 )

@@ -23,7 +23,7 @@ pytestmark = [
 
 FORGERS = PLUGINS / "forgers.py"
 RATES = {"first": 0.25, "bad": 0.5, "last": 0.125}
-# Code before and after that of a forging plugin; the last line makes it a backend.
+# Code before and after that of a forging plugin; the code after it defines the backend.
 BEFORE = f"import os, sys; sys.path.append({str(PLUGINS)!r}); from hostile import *\n"
 AFTER = "\nBackend = Well\n"
 
@@ -134,7 +134,7 @@ def test_backend_that_changes_its_version_does_not_conform(demo):
     run = run_to_end(demo, forger(demo, source))
     between = run.results["worker/between-cases"]
     assert between["outcome"] == "protocol"
-    assert "when it started first it was" in between["message"]
+    assert "the first worker reported" in between["message"]
     assert run.outcomes["first"] == "pass"
     assert run.outcomes["bad"] == "crash"
     assert run.outcomes["last"] == "not-run"
@@ -181,7 +181,7 @@ EXCESSIVE = {
     "returns_too_much_text": ("error", "characters; at most"),
     "returns_long_text": ("fail", "is string[1] too many"),
     "claims_changes": ("fail", "inputs changed: X"),
-    "claims_other_changes": ("protocol", "inputs that it did not get"),
+    "claims_other_changes": ("protocol", "inputs that it did not receive"),
     "claims_dims": ("protocol", "whose shape is not valid"),
     "claims_values": ("protocol", "more than 250000 values"),
     "claims_nesting": ("protocol", "more than 250000 values"),
@@ -190,8 +190,8 @@ EXCESSIVE = {
     "sends_many_strings": ("protocol", "parts; at most"),
 }
 IMPOSSIBLE = {
-    "AnswersAhead": ("protocol", "answered the request"),
-    "claims_lowered": ("protocol", "given primitive operators, which it was not"),
+    "AnswersAhead": ("protocol", "responded to the request"),
+    "claims_lowered": ("protocol", "reports a lowered model, although"),
 }
 
 

@@ -111,7 +111,8 @@ def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-# Gives a command children that it did not start; one of them starts more, which become orphans.
+# A shell script that starts children and becomes the command, which therefore has children that it
+# did not start. One of them starts more processes, which become orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '
@@ -123,7 +124,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_command_with_inherited_children_kills_only_daemons(tmp_path):
-    """A shell that executes the command with ``exec`` leaves its own children to it."""
+    """A shell that executes the command with ``exec`` leaves its children to the command."""
     run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS, prefix=["sh", "-c", BORN_WITH, "sh"])
     survivors = run.survivors(0.2)
     end(survivors)

@@ -1,4 +1,4 @@
-"""Memory counts once: files in memory, child processes, and pages that forks share."""
+"""Each byte of memory counts once: in files in memory, child processes and shared pages."""
 
 from __future__ import annotations
 

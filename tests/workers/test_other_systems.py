@@ -1,4 +1,4 @@
-"""Systems without features of Linux: the command works as far as possible, and reports the rest."""
+"""Systems without features of Linux: the command runs, and reports how its isolation is weaker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Backend:
 """
 WEAKER = {
     "no modules": "this Python cannot limit memory",
-    "macOS": "this system lets processes leave their parents",
+    "macOS": "on this system processes can leave their parents",
     "Windows": "on this system backends run in this process",
 }
 
@@ -67,7 +67,7 @@ def test_backend_in_process_conforms_on_every_system(system, demo):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["no modules", "macOS"])
-def test_bad_case_affects_no_other_on_other_systems(system, tmp_path, monkeypatch):
+def test_bad_case_does_not_affect_other_cases_on_other_systems(system, tmp_path, monkeypatch):
     ways = {"segfaults": "crash", "stops": "timeout", "allocates": "oom", "leaves_child": "leak"}
     monkeypatch.setenv("WAYS", " ".join(ways))
     rates = {"first": 0.25}
@@ -147,7 +147,7 @@ def test_platform_specific_modules_are_not_imported_at_load_time():
     assert unguarded == []
 
 
-# Calls that fail together: an omitted feature must not rely on another one that is also omitted.
+# System calls that fail together. A replacement for one of them must not need another one.
 OPTIONAL_CALLS = {
     "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid",
     "EPERM": "prlimit64,flock,memfd_create,fsync,waitid",
@@ -187,7 +187,7 @@ def test_run_succeeds_without_optional_system_calls(demo, error, calls):
     [
         ("setsid", 2, "system error: Function not implemented"),
         ("socketpair", 2, "system error: Function not implemented"),
-        ("rt_sigtimedwait", 4, "the system lets no signal be waited for"),
+        ("rt_sigtimedwait", 4, "the system does not allow sigwait"),
         ("rename", 2, "cannot write report.html"),
     ],
 )
@@ -203,7 +203,7 @@ def test_failing_required_system_call_ends_with_a_message(demo, call, code, word
 def test_process_limit_ends_with_a_message(demo):
     run = run_with_failing_call(demo, "EAGAIN", "fork")
     assert run.returncode == 4
-    assert "the system starts no more processes" in error_text(run)
+    assert "the system allows no more processes" in error_text(run)
     assert "Traceback" not in run.stderr
 
 

@@ -78,9 +78,9 @@ def outcomes(onnxopt, workplace, ways):
         make_directory(workplace / "cases" / f"test_{way}", identity(types), values, values)
     onnxopt(
         *("run", "cases", "-b", "python:plugin.py:Backend", "--rtol", "0", "--atol", "0"),
-        *("--no-explain", "--report", "json=found.json"),
+        *("--no-explain", "--report", "json=report.json"),
     )
-    results = json.loads((workplace / "found.json").read_text())["results"]
+    results = json.loads((workplace / "report.json").read_text())["results"]
     return {result["case"].split("/")[1].removeprefix("test_"): result for result in results}
 
 
@@ -91,7 +91,7 @@ def test_each_response_gets_its_own_verdict(workplace, onnxopt):
     assert results["written"]["message"] == "inputs changed: x"
     assert "shared less than" in results["cut short"]["message"]
     assert "belong to no value" in results["longer"]["message"]
-    assert "shared something else than" in results["enormous"]["message"]
+    assert "announced shared memory of a size" in results["enormous"]["message"]
 
 
 def no_room(*_):
@@ -107,7 +107,7 @@ def test_values_pass_through_the_channel_without_shared_memory(
 ):
     monkeypatch.setattr(module, name, instead)
     results = outcomes(onnxopt, workplace, ["right", "wrong", "written"])
-    assert {way: it["outcome"] for way, it in results.items()} == {
+    assert {way: result["outcome"] for way, result in results.items()} == {
         "right": "pass",
         "wrong": "fail",
         "written": "fail",
@@ -123,8 +123,8 @@ def adagrad(R, T, X, G, H):
 
 class Backend:
     def run(self, model, inputs):
-        with open(ASKED, "a") as file:
-            file.write("asked\\n")
+        with open(RUNS, "a") as file:
+            file.write("run\\n")
         return adagrad(**inputs)
 """
 
@@ -133,7 +133,7 @@ class Backend:
 @pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
 def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
     """A backend may keep its outputs without a rerun; it runs before stored outputs are checked."""
-    (workplace / "plugin.py").write_text(ADAGRAD.replace("ASKED", repr(str(workplace / "asked"))))
+    (workplace / "plugin.py").write_text(ADAGRAD.replace("RUNS", repr(str(workplace / "runs"))))
     count, names = 9 << 20, ["R", "T", "X", "G", "H"]
     large = np.random.default_rng(1).random(count, np.float32)
     values = [np.float32(0.1), np.int64(3), large, large, large]
@@ -143,8 +143,8 @@ def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
     types = [tensor_type(1, []), tensor_type(7, []), *[tensor_type(1, [count])] * 5]
     node = helper.make_node("Adagrad", names, ["X_new", "H_new"], **operator)
     info = [
-        helper.make_value_info(name, it)
-        for name, it in zip([*names, *node.output], types, strict=True)
+        helper.make_value_info(name, declared)
+        for name, declared in zip([*names, *node.output], types, strict=True)
     ]
     model = helper.make_model(
         helper.make_graph([node], "large", info[:5], info[5:]),
@@ -153,4 +153,4 @@ def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
     make_directory(workplace / "test_large", model, map(tensor, values), map(tensor, outputs))
     answer = onnxopt("run", "test_large", "-b", "python:plugin.py:Backend", "--no-explain")
     assert outcome in answer.out
-    assert (workplace / "asked").read_text() == "asked\n"
+    assert (workplace / "runs").read_text() == "run\n"

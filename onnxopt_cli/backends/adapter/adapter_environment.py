@@ -1,7 +1,7 @@
 """The environment of an adapter: a Python environment with the adapter's packages, in the cache.
 
-An environment belongs to the adapter's requirements and lock, the version of the runtime and the
-interpreter: if one of them changes, another environment is used. It is created in a temporary
+An environment is identified by the adapter's requirements and lock, the version of the runtime and
+the interpreter: if one of them changes, another environment is used. It is created in a temporary
 folder beside its final place and renamed when it is complete. The process that creates it holds a
 lock on the parent folder, for which other processes wait. An installation that fails removes both
 folders. The next process removes the temporary folder that a killed process left.
@@ -213,7 +213,7 @@ class AdapterEnvironment:
     def _create_once(self, telling: Telling) -> bool:
         """Create the environment; return False if another process has removed the folder.
 
-        A process whose installation fails removes the folder, for whose lock others may wait.
+        A process whose installation fails removes the folder, while others may wait for its lock.
         """
         make_private_folder(self.folder)
         with self._locked(telling) as held:

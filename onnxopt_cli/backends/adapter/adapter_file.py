@@ -59,7 +59,7 @@ _MAX_REQUIREMENTS = 1000
 _MAX_VERSION_CHARS = 100
 # The name of a package in the index of Python packages.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Markers are evaluated as by pip, for packages without extras.
+# Environment for markers such as ``extra == "test"``: extras are not installed.
 _NO_EXTRA = {"extra": ""}
 _FIELDS = ("dependencies", "requires-python", "tool")
 _OWN_FIELDS = ("runtime", "unsupported", "system-packages", "npm", "program")

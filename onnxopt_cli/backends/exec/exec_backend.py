@@ -156,7 +156,7 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             message = f"{value.name} is of {name}, which the command does not state"
             raise Unsupported(printable(message))
     if hello.nodes and sole_node(model) is None:
-        raise Unsupported("the command takes single nodes, not models")
+        raise Unsupported("the command accepts single nodes, not models")
 
 
 def _close_silently(session: CommandSession) -> None:
@@ -180,8 +180,8 @@ class CommandSession(Command):
                 response differs from that before a restart.
         """
 
-        def read(answer: dict[str, Any], payload: memoryview) -> Hello:
-            hello = read_hello(answer, payload)
+        def read(response: dict[str, Any], payload: memoryview) -> Hello:
+            hello = read_hello(response, payload)
             if self._hello not in (None, hello):
                 raise ProtocolBreach(
                     "sent a different response to hello after a restart",
@@ -191,7 +191,7 @@ class CommandSession(Command):
 
         if self._conversation is None or self._hello is None:
             request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
-            self._hello = self.ask(request, read)
+            self._hello = self.request(request, read)
         return self._hello
 
     def run(
@@ -207,7 +207,8 @@ class CommandSession(Command):
                 must ignore.
 
         Raises:
-            Unsupported: if the command responds so, or the request cannot be sent.
+            Unsupported: if the command reports an unsupported feature, or the inputs cannot be
+                sent.
             BackendFailure: if the command responds with an error.
             BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly.
             BackendUnavailable: if it had ended, and cannot be executed again.
@@ -231,7 +232,7 @@ class CommandSession(Command):
                 request["node"] = node_to_json(model, values)
         except UnusableOutput as error:
             raise Unsupported(f"the case cannot be sent: {error.message}") from error
-        outputs, changed = self.ask(request, read_outputs, values)
+        outputs, changed = self.request(request, read_outputs, values)
         for name in changed:
             if name in inputs:
                 # The host compares the inputs next, and finds this one modified.

@@ -54,24 +54,24 @@ def protocol_document() -> str:
     return (files(__package__) / "protocol.md").read_text(encoding="utf-8")
 
 
-def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
+def read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
     """Parse the response to ``hello``.
 
     Raises:
         BackendFailure: if the command responds with an error.
         ProtocolBreach: if it implements another protocol, or violates this one.
     """
-    _require_success(answer, payload)
+    _require_success(response, payload)
     ValueReader(payload).end()
-    protocol = answer.get("protocol", PROTOCOL)
+    protocol = response.get("protocol", PROTOCOL)
     if protocol != PROTOCOL:
         raise ProtocolBreach(
             f"implements the protocol {_as_json(protocol)}; this version of onnxopt implements "
             f"{PROTOCOL}, which onnxopt backends protocol describes"
         )
-    _require_fields(answer, _REQUIRED_FIELDS, _OPTIONAL_FIELDS)
-    pattern = answer.get("unsupported", "")
-    if "unsupported" in answer:
+    _require_fields(response, _REQUIRED_FIELDS, _OPTIONAL_FIELDS)
+    pattern = response.get("unsupported", "")
+    if "unsupported" in response:
         _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
         try:
             compile_pattern(pattern)
@@ -79,18 +79,18 @@ def read_hello(answer: dict[str, Any], payload: memoryview) -> Hello:
             raise ProtocolBreach(
                 f'sent a response in which "unsupported" is {_as_json(pattern)}, which {error}'
             ) from None
-    form = answer.get("form", "model")
+    form = response.get("form", "model")
     _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
-    dtypes = _names(answer.get("dtypes", [*DTYPES]), "dtypes")
+    dtypes = _names(response.get("dtypes", [*DTYPES]), "dtypes")
     for name in dtypes:
         _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
-    name, version = _name(answer, "name"), _name(answer, "version")
-    domains = _domains(answer["domains"]) if "domains" in answer else None
-    devices = tuple(_names(answer.get("devices", ["CPU"]), "devices"))
+    name, version = _name(response, "name"), _name(response, "version")
+    domains = _domains(response["domains"]) if "domains" in response else None
+    devices = tuple(_names(response.get("devices", ["CPU"]), "devices"))
     return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
 
 
-def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
+def read_outputs(response: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
     """Parse the response to ``run``; return the outputs and the names of modified inputs.
 
     Raises:
@@ -98,39 +98,39 @@ def read_outputs(answer: dict[str, Any], payload: memoryview) -> tuple[list[Valu
         BackendFailure: if it responds with an error.
         ProtocolBreach: if it violates the protocol.
     """
-    _require_success(answer, payload)
+    _require_success(response, payload)
     reader = ValueReader(payload)
-    if "unsupported" in answer:
-        _require_fields(answer, ("unsupported",), ("operator",))
+    if "unsupported" in response:
+        _require_fields(response, ("unsupported",), ("operator",))
         reader.end()
-        operator = _name(answer, "operator") if "operator" in answer else ""
-        raise Unsupported(_text(answer, "unsupported"), operator=operator)
-    _require_fields(answer, ("outputs",), ("changed",))
-    changed = answer.get("changed", [])
+        operator = _name(response, "operator") if "operator" in response else ""
+        raise Unsupported(_text(response, "unsupported"), operator=operator)
+    _require_fields(response, ("outputs",), ("changed",))
+    changed = response.get("changed", [])
     are_names = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
     _require(are_names, '"changed" are', changed, "a list of names")
-    _require(isinstance(answer["outputs"], list), '"outputs" are', answer["outputs"], "a list")
-    values = [reader.value(described) for described in answer["outputs"]]
+    _require(isinstance(response["outputs"], list), '"outputs" are', response["outputs"], "a list")
+    values = [reader.value(described) for described in response["outputs"]]
     reader.end()
     return values, changed
 
 
-def _require_success(answer: dict[str, Any], payload: memoryview) -> None:
-    if "error" in answer:
-        _require_fields(answer, ("error",))
+def _require_success(response: dict[str, Any], payload: memoryview) -> None:
+    if "error" in response:
+        _require_fields(response, ("error",))
         ValueReader(payload).end()
-        raise BackendFailure(_text(answer, "error"))
+        raise BackendFailure(_text(response, "error"))
 
 
 def _require_fields(
-    answer: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
+    response: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> None:
-    unknown = [_as_json(field) for field in answer if field not in {*fields, *optional}]
+    unknown = [_as_json(field) for field in response if field not in {*fields, *optional}]
     if unknown:
-        raise ProtocolBreach(f"answered with the unknown field {', '.join(unknown)}")
-    missing = [field for field in fields if field not in answer]
+        raise ProtocolBreach(f"sent a response with the unknown field {', '.join(unknown)}")
+    missing = [field for field in fields if field not in response]
     if missing:
-        raise ProtocolBreach(f"sent an answer that lacks {', '.join(missing)}")
+        raise ProtocolBreach(f"sent a response that lacks {', '.join(missing)}")
 
 
 def _require(holds: bool, place: str, value: object, expected: str) -> None:
@@ -140,14 +140,14 @@ def _require(holds: bool, place: str, value: object, expected: str) -> None:
         )
 
 
-def _text(answer: Mapping[str, object], field: str) -> str:
-    text = answer[field]
+def _text(response: Mapping[str, object], field: str) -> str:
+    text = response[field]
     _require(isinstance(text, str) and bool(text.strip()), f'"{field}" is', text, "a text")
     return printable(str(text), lines=True)
 
 
-def _name(answer: Mapping[str, object], field: str) -> str:
-    return _names([answer[field]], field)[0]
+def _name(response: Mapping[str, object], field: str) -> str:
+    return _names([response[field]], field)[0]
 
 
 def _names(names: Any, field: str) -> list[str]:

@@ -47,7 +47,7 @@ class Command:
     Args:
         command: the program, looked up as by a shell, and its arguments.
         timeout: time limit of a response in seconds.
-        called: the subject of messages about the command.
+        called: the command's name in messages, such as "the command".
     """
 
     def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
@@ -56,13 +56,13 @@ class Command:
         self._called = called
         self._conversation: Conversation | None = None
 
-    def ask(
+    def request(
         self,
         request: dict[str, Any],
         read: Callable[[dict[str, Any], memoryview], _Parsed],
         values: ValueWriter | None = None,
     ) -> _Parsed:
-        """Send a request and return the parsed response; kill the command if it is not valid.
+        """Send a request and return the parsed response; kill the command if that is not possible.
 
         Args:
             request: the request, without its number.
@@ -81,14 +81,14 @@ class Command:
         try:
             with self._named():
                 with _earlier(lambda: True):
-                    # Detects an exit and output since the last response.
+                    # Detect an exit or unrequested output since the last response.
                     conversation.poll()
                     if not conversation.open:
                         conversation.wait()
                 with _earlier(conversation.unread):
-                    conversation.ask(request, self._timeout, values)
-                    answer = conversation.wait()
-                parsed = read(*answer)
+                    conversation.send(request, self._timeout, values)
+                    response = conversation.wait()
+                parsed = read(*response)
                 conversation.require_no_more()
                 return parsed
         except (Unsupported, BackendFailure):
@@ -115,7 +115,7 @@ class Command:
                 self._conversation.wait()
             except BackendDied as death:
                 if self._conversation.process.returncode:
-                    raise BackendDied(f"told to end, {death.message}") from None
+                    raise BackendDied(f"{death.message} after shutdown") from None
             finally:
                 self.kill()
 
@@ -146,8 +146,8 @@ class Command:
                 hint="a script needs a first line such as #!/bin/sh, and permission to execute",
             ) from error
         # Neither pipe is None, because both arguments above are PIPE.
-        answers, requests = [pipe for pipe in (process.stdout, process.stdin) if pipe]
-        descriptors = answers.fileno(), requests.fileno()
+        responses, requests = [pipe for pipe in (process.stdout, process.stdin) if pipe]
+        descriptors = responses.fileno(), requests.fileno()
         return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
 
     @contextmanager
@@ -185,7 +185,7 @@ def _program(name: str) -> str:
         )
     if path := shutil.which(name):
         return path
-    problem = "is not there"
+    problem = "does not exist"
     hint = "" if os.sep in name else "write exec:./NAME for a file in this folder"
     if os.sep in name and Path(name).is_dir():
         problem = "is a folder"

@@ -91,7 +91,7 @@ def element_types(value: TypeProto) -> set[str]:
     if kind == "map_type":
         return element_types(value.map_type.value_type)
     number = value.tensor_type.elem_type
-    # The command rejects types that this version of ONNX does not define.
+    # A type that the installed onnx does not define is left to the command, which rejects it.
     if not number or number not in TensorProto.DataType.values():
         return set()
     dtype = dtype_named(TensorProto.DataType.Name(number))

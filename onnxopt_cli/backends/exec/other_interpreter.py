@@ -1,4 +1,4 @@
-"""A plugin in another Python interpreter, which loads the plugin and implements the protocol.
+"""Load a plugin in another Python interpreter, and run it by the protocol of commands.
 
 That interpreter runs this file. It needs Python 3.9, NumPy 1.24 and onnx 1.14, and no package of
 onnxopt; all modules that this file imports must therefore support these versions.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def interpreter_command(specification: Specification) -> list[str]:
-    """Return the command that loads a plugin with another interpreter, its option ``python``."""
+    """Return the command that runs a plugin in the interpreter that its option ``python`` names."""
     device = specification.options.get("device")
     options = {"device": device} if device else {}
     fields = {**vars(specification), "options": options}
@@ -116,7 +116,7 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
-        # For example, the packages of this interpreter lack an element type.
+        # For example, NumPy or ml_dtypes of this interpreter lacks an element type.
         raise Unsupported(f"the interpreter {error.message}") from None
     model = onnx.ModelProto.FromString(bytes(data))
     before = {name: content(value) for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""ONNX Runtime in the interpreter of an adapter, with optimizations of its own or without."""
+"""Run ONNX Runtime in the interpreter of an adapter, with or without its optimizations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run_onnxruntime(
     Args:
         model: the model.
         inputs: values by name; those of inputs that an optimizer has removed are ignored.
-        graph_optimization_level: ``disable_all`` computes the nodes as the model states them, so
-            that a failure is due to the optimizer which an adapter has called before.
+        graph_optimization_level: with ``disable_all``, ONNX Runtime does not change the model, so
+            that a failure is due to the optimizer that the adapter has called before.
 
     Raises:
         Unsupported: if ONNX Runtime reports an unsupported feature.

@@ -1,4 +1,4 @@
-"""Report values that a runtime's Python interface cannot exchange as arrays, as unsupported."""
+"""Report values as unsupported that a runtime's Python interface cannot exchange as arrays."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def to_torch(value: Value) -> Any:
 
 
 def from_torch(result: Any) -> Any:
-    """Convert a torch tensor to an array, and those in a list or tuple; return others unchanged."""
+    """Convert torch tensors, also in lists and tuples, to arrays; keep other values unchanged."""
     import torch
 
     if isinstance(result, (list, tuple)):

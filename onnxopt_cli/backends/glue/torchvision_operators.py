@@ -1,9 +1,9 @@
-"""torchvision with a torch that it was not built for.
+"""Import torchvision beside a build of torch for the CPU.
 
-torchvision's wheels need CUDA's libraries. Beside a build of torch for the CPU they load without
-their operators in C++, and even the import fails, because torchvision refers to two operators that
-are then undeclared. Declared, they raise torchvision's own error when they are called, as its other
-operators do: "Couldn't load custom C++ ops".
+torchvision's wheels need CUDA's libraries. Without them, torchvision does not load its C++
+operators, and its import fails, because it refers to two of these operators, which are not
+declared. This module declares both. A call of either, like that of any other C++ operator, then
+raises torchvision's error "Couldn't load custom C++ ops".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sends cases, audits and searches to other machines through Dask.
+"""Send cases, audits and searches to other machines through Dask.
 
 Dask connects the machines, transfers bytes and lists the workers. This module assigns the work, one
-batch for each worker at a time. So it knows which batch a lost worker had; each item of the batch
-is tried on one more worker, but never on a third.
+batch at a time to each worker. If a worker is lost, each item of its batch is tried on one more
+worker, but never on a third.
 
 The parties of a Dask cluster unpickle the data that they receive, so they trust each other. Data
 that a backend under test has returned is never pickled: see
@@ -53,19 +53,19 @@ from onnxopt_cli.workers.interruption import Interruption
 
 if TYPE_CHECKING:
     from distributed import Client
-    from distributed import Future as Answer
+    from distributed import Future as DaskFuture
 
 Done = TypeVar("Done")
 
 # Target duration and largest size of a batch.
 _BATCH_SECONDS = 1.0
 _MAX_BATCH_ITEMS = 1000
-# Time of the client for each batch. With many workers, batches take longer accordingly.
+# Assumed time of the client for each batch: with many workers, batches are larger accordingly.
 _CLIENT_SECONDS_PER_BATCH = 0.01
-# Number of workers on which an item is tried if they are lost.
+# Number of workers that may be lost with the same item.
 _MAX_TRIES = 2
-# Interval between lists of the workers, plus time for each worker; and the time without a heartbeat
-# after which a worker is lost.
+# Interval between lists of the workers, the additional interval for each worker, and the time
+# without a heartbeat after which a worker counts as lost.
 _LIST_SECONDS = 0.5
 _LIST_SECONDS_PER_WORKER = 0.005
 _MAX_SILENCE_SECONDS = 30.0
@@ -92,8 +92,7 @@ _FILES_AT_ONCE_BYTES = 32 << 20
 class LostError(Exception):
     """A worker was lost, or sent an invalid response, while it had an item.
 
-    The message says which worker and how. If several workers were lost with the same item, it lists
-    all of them.
+    The message names the worker and the reason, for each worker that was lost with the item.
     """
 
 
@@ -105,7 +104,7 @@ class Cluster:
         where: the address of a scheduler, the path of its file, ``local``, or ``local:N``. A local
             cluster has N workers, by default one for each processor.
         interruption: set when the user interrupts the command.
-        tell: called with messages for the user about workers that are not used.
+        tell: receives messages for the user about workers that are not used.
         ship: files and folders to send to every worker.
         tls: files of the trusted certificates, the client's certificate and its key; empty for
             those of Dask's configuration.
@@ -119,7 +118,7 @@ class Cluster:
 
     Raises:
         UsageError: if ``distributed`` is not installed, or the address is not usable.
-        BackendUnavailable: if no scheduler answers at the address.
+        BackendUnavailable: if no scheduler responds at the address.
     """
 
     where: str
@@ -197,7 +196,7 @@ class Cluster:
             reason = _not_a_scheduler(error)
         else:
             return
-        raise BackendUnavailable(printable(f"no scheduler answers at {self._where}: {reason}"))
+        raise BackendUnavailable(printable(f"no scheduler responds at {self._where}: {reason}"))
 
     def _security(self, distributed: Any) -> Any:
         """Return the certificates for a TLS address; None for other addresses.
@@ -252,7 +251,7 @@ class Cluster:
         """Return the last heartbeat and the number of threads of each worker, by its address.
 
         Raises:
-            BackendUnavailable: if the scheduler does not answer, or its answer is invalid.
+            BackendUnavailable: if the scheduler does not respond, or its response is invalid.
         """
         scheduler: Any = self.client.scheduler
         try:
@@ -264,7 +263,7 @@ class Cluster:
                 for address, worker in identity["workers"].items()
             }
         except (TimeoutError, OSError):
-            problem = "does not answer any more"
+            problem = "does not respond any more"
         except Exception as error:  # noqa: BLE001 - the scheduler may send anything
             problem = _not_a_scheduler(error)
         raise BackendUnavailable(
@@ -274,7 +273,7 @@ class Cluster:
 
 
 def _not_a_scheduler(error: Exception) -> str:
-    message = f"sends something else than a scheduler ({type(error).__name__}: {error})"
+    message = f"sends data that no scheduler sends ({type(error).__name__}: {error})"
     return message[:_MAX_ERROR_CHARS]
 
 
@@ -335,8 +334,8 @@ class _Work(Generic[Done]):
     """Items that workers process in batches; only the cluster's thread calls its methods.
 
     Attributes:
-        request: as in :meth:`WorkerGroup.spread`, like items, read and files.
-        parts: the indices of items of each part that are not assigned yet.
+        request, items, read, files: the arguments of :meth:`WorkerGroup.spread`.
+        parts: for each part, the indices of the items that are not assigned yet.
         done: results by the index of their item.
     """
 
@@ -388,14 +387,14 @@ class _Work(Generic[Done]):
         request = json.dumps({"request": self.request, "items": items}).encode()
         return request, [path for index in batch for path in self.files(index)]
 
-    def finish(self, batch: Sequence[int], answers: Any, seconds: float) -> None:
-        """Record a worker's answers to a batch.
+    def finish(self, batch: Sequence[int], responses: Any, seconds: float) -> None:
+        """Record a worker's responses to a batch.
 
         Raises:
-            ValueError: if the answers are invalid; also KeyError, TypeError or AttributeError.
+            ValueError: if the responses are invalid; also KeyError, TypeError or AttributeError.
         """
-        pairs = zip(batch, answers, strict=True)
-        self.done.put({index: self.read(index, answer) for index, answer in pairs})
+        pairs = zip(batch, responses, strict=True)
+        self.done.put({index: self.read(index, response) for index, response in pairs})
         latest = seconds / len(batch)
         self._seconds_per_item = (
             (self._seconds_per_item + latest) / 2 if self._seconds_per_item else latest
@@ -421,13 +420,14 @@ class _Worker:
         sidecar: its sidecar.
         loss: set to the reason once the worker is lost.
         files: paths of the files that it has.
-        heartbeat: the last heartbeat in the scheduler's time, and the time here when it was new.
+        heartbeat: the time of the last heartbeat by the scheduler's clock, and the time by this
+            process's clock at which it was first seen.
         is_ready: whether it has opened the backends and agrees with the other workers.
-        refusal: the reason why it is not used; None if it is.
+        refusal: the reason why the worker is not used; None if it is used.
     """
 
     address: str
-    sidecar: Answer[Any] | None = None
+    sidecar: DaskFuture[Any] | None = None
     loss: asyncio.Future[str] = field(default_factory=asyncio.Future)
     files: set[str] = field(default_factory=set)
     heartbeat: tuple[float, float] = (0.0, 0.0)
@@ -442,7 +442,7 @@ class _Worker:
 
 
 class WorkerGroup:
-    """Workers with equal versions that have opened the same backends or audit.
+    """Workers with equal versions, which have opened the same backends or the same audit.
 
     Args:
         cluster: the connection to the workers.
@@ -451,7 +451,7 @@ class WorkerGroup:
         patience: time limit of a worker for one item in seconds; None for no limit.
 
     Attributes:
-        hello: the description that the first worker sent; the others must send the same.
+        hello: the description that the first worker sent; every other worker must send the same.
     """
 
     def __init__(
@@ -506,18 +506,18 @@ class WorkerGroup:
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
-        """Yield the result of each item, in order; a LostError if all tries were lost.
+        """Yield the result of each item, in order; a LostError for an item lost with two workers.
 
         Args:
             request: the name of the request.
             items: the items, as values of JSON.
-            read: returns the result for the index of an item and the worker's answer; raises
-                ValueError, KeyError or TypeError if the answer is invalid.
+            read: returns the result for the index of an item and the worker's response; raises
+                ValueError, KeyError or TypeError if the response is invalid.
             files: returns the files that the item with an index needs.
             stop: returns whether to stop early.
-            part: returns the part to which the item with an index belongs. One worker should
-                process a whole part, so workers take different parts while there are enough. None
-                if there is only one part.
+            part: returns the part to which the item with an index belongs. Workers receive
+                different parts while there are enough, so that one worker processes a whole part
+                if possible. None if there is only one part.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
@@ -541,26 +541,26 @@ class WorkerGroup:
         finally:
             self._work = None
 
-    def ask(self, message: bytes) -> Callable[[], bytes | None]:
+    def request(self, message: bytes) -> Callable[[], bytes | None]:
         """Send a message to one worker; messages are processed in order.
 
         Returns:
-            A function that waits for the answer. It returns None if the user interrupts the
+            A function that waits for the response. It returns None if the user interrupts the
             command, and raises LostError if workers are lost, and BackendUnavailable like
             :meth:`spread`.
         """
-        future = self._cluster.start(self._ask_any(message))
+        future = self._cluster.start(self._request_any(message))
 
-        def answer() -> bytes | None:
+        def response() -> bytes | None:
             while not wait([future], _TICK_SECONDS).done:
                 self._check()
                 if self._cluster.interruption.signal:
                     return None
             return future.result()
 
-        return answer
+        return response
 
-    async def _ask_any(self, message: bytes) -> bytes:
+    async def _request_any(self, message: bytes) -> bytes:
         losses: list[str] = []
         while len(losses) < _MAX_TRIES:
             worker = next((worker for worker in self._workers.values() if worker.is_ready), None)
@@ -568,24 +568,24 @@ class WorkerGroup:
                 await asyncio.sleep(_TICK_SECONDS)
                 continue
             try:
-                return await self._answer(worker, message)
+                return await self._response(worker, message)
             except LostError as error:
                 losses.append(str(error))
         raise LostError("; ".join(losses))
 
     def everyone(self, message: bytes) -> list[bytes]:
-        """Send a message to all workers, and return the answers of those that answer."""
+        """Send a message to all workers, and return the responses of those that respond."""
 
-        async def ask_all() -> list[bytes]:
-            answers = [
-                self._answer(worker, message)
+        async def request_all() -> list[bytes]:
+            responses = [
+                self._response(worker, message)
                 for worker in self._workers.values()
                 if worker.is_ready
             ]
-            results = await asyncio.gather(*answers, return_exceptions=True)
+            results = await asyncio.gather(*responses, return_exceptions=True)
             return [result for result in results if isinstance(result, bytes)]
 
-        return self._cluster.run(ask_all())
+        return self._cluster.run(request_all())
 
     def close(self) -> None:
         """End the sidecars, even if they are busy."""
@@ -626,7 +626,7 @@ class WorkerGroup:
         elif status["last_seen"] != worker.heartbeat[0]:
             worker.heartbeat = status["last_seen"], monotonic()
         elif monotonic() - worker.heartbeat[1] > _MAX_SILENCE_SECONDS:
-            worker.lose("gives no sign of life")
+            worker.lose(f"has sent no heartbeat for {_MAX_SILENCE_SECONDS:g} s")
 
     def _require_workers(self) -> None:
         refusals = [worker.refusal for worker in self._workers.values() if worker.refusal]
@@ -641,7 +641,7 @@ class WorkerGroup:
             )
 
     async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
-        """Start a sidecar on a new worker, check that it agrees with the others, and use it."""
+        """Start a sidecar on a new worker, compare it with the first worker, and give it work."""
         worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
@@ -661,7 +661,7 @@ class WorkerGroup:
         except (UsageError, BackendUnavailable) as error:
             self._refuse(worker, error)
         except _INVALID_RESPONSE_ERRORS:
-            self._refuse(worker, BackendUnavailable("sent an invalid answer"))
+            self._refuse(worker, BackendUnavailable("sent an invalid response"))
         except Exception as error:  # noqa: BLE001 - raised by _check in the calling thread
             self._failure = error
 
@@ -671,10 +671,10 @@ class WorkerGroup:
         worker.lose("is not used")
         self._cluster.tell(f"not used: {refusal.message}")
 
-    def _check_hello(self, worker: _Worker, answer: bytes, threads: float) -> None:
+    def _check_hello(self, worker: _Worker, response: bytes, threads: float) -> None:
         if threads != 1:
             raise UsageError(f"has {threads:g} threads", hint="start it with --nthreads 1")
-        match read_json(answer):
+        match read_json(response):
             case {"refusal": str(message), "hint": str(hint), "code": code}:
                 kind = UsageError if code == UsageError.exit_code else BackendUnavailable
                 raise kind(printable(message, lines=True), hint=printable(hint, lines=True))
@@ -701,23 +701,25 @@ class WorkerGroup:
             try:
                 message, files = work.message(batch)
                 await self._deliver(worker, files)
-                answer = await self._answer(worker, message, len(batch))
-                answers = read_json(answer, _MAX_RESPONSE_BYTES)
-                work.finish(batch, answers, monotonic() - began)
+                response = await self._response(worker, message, len(batch))
+                responses = read_json(response, _MAX_RESPONSE_BYTES)
+                work.finish(batch, responses, monotonic() - began)
             except LostError as error:
                 work.lose(batch, worker.address, str(error))
                 raise
             except _INVALID_RESPONSE_ERRORS:
-                reason = "sent an invalid answer"
+                reason = "sent an invalid response"
                 work.lose(batch, worker.address, f"{worker.address} {reason}")
                 raise BackendUnavailable(reason) from None
 
-    async def _answer(self, worker: _Worker, message: bytes, items: int = 1) -> bytes:
+    async def _response(self, worker: _Worker, message: bytes, items: int = 1) -> bytes:
         seconds = self._patience and self._patience * items
-        answer = await self._call(worker, Sidecar.ask, worker.sidecar, message, seconds=seconds)
-        if not isinstance(answer, bytes):
-            raise BackendUnavailable("sent an invalid answer")
-        return answer
+        response = await self._call(
+            worker, Sidecar.request, worker.sidecar, message, seconds=seconds
+        )
+        if not isinstance(response, bytes):
+            raise BackendUnavailable("sent an invalid response")
+        return response
 
     async def _deliver(self, worker: _Worker, paths: Sequence[str]) -> None:
         """Send a worker files that it does not have."""
@@ -748,7 +750,7 @@ class WorkerGroup:
 
     def _submit(
         self, worker: _Worker, function: Callable[..., Any], *arguments: object
-    ) -> Answer[Any]:
+    ) -> DaskFuture[Any]:
         submit = self._cluster.client.submit
         return submit(function, *arguments, workers=[worker.address], pure=False)
 
@@ -768,5 +770,5 @@ class WorkerGroup:
             reason = f"ended: {type(error).__name__}: {error}"[:_MAX_LOSS_CHARS]
         else:
             result.cancel()
-            reason = worker.loss.result() if worker.loss.done() else "does not answer"
+            reason = worker.loss.result() if worker.loss.done() else "does not respond"
         raise LostError(printable(f"{worker.address} {reason}"))

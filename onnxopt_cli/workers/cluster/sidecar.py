@@ -29,9 +29,10 @@ from weakref import WeakValueDictionary
 
 from onnxopt_cli.core.ci_channels import without_ci_channels
 
-#: Answers a request, given as its JSON and its raw bytes.
+#: Responds to a request, given as its JSON and its raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
-#: Makes the hello and the handler of a run from the terms of a setup and the tree of files.
+#: Opens the backends of a run, given the terms of a setup and the tree of files; yields the hello
+#: message and the handler.
 Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Handler]]]
 
 # Time limit for the process to end after SIGTERM.
@@ -46,7 +47,7 @@ class Setup:
     Attributes:
         versions: required versions, from :func:`versions`.
         opener: module and function, joined by a colon, of an :data:`Opener`.
-        terms: the opener's first argument.
+        terms: the first argument of the opener: the settings of the run.
         folder: the client's current folder.
         local: whether to use that folder itself, not a copy of it.
         operators: operator files, as absolute paths on the client.
@@ -61,7 +62,11 @@ class Setup:
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the installed versions of the packages on which verdicts depend, and of others."""
+    """Return the versions of Python, of the packages on which verdicts depend, and of others.
+
+    Args:
+        packages: names of further packages.
+    """
     installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in ("onnxopt_cli", "onnx", "numpy", "ml_dtypes", *packages):
         with suppress(ImportError):
@@ -70,7 +75,12 @@ def versions(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def placed(tree: Path, path: str) -> Path:
-    """Return the path in a tree of a copy of the client's file."""
+    """Return the path of the copy of a client's file in a tree.
+
+    Args:
+        tree: the folder of the copies.
+        path: the absolute path of the file on the client.
+    """
     return tree / path.lstrip("/\\").replace(":", "")
 
 
@@ -140,10 +150,10 @@ class Sidecar:
         )
         process_end.close()
         self._connection.send_bytes(os.fsencode(self._tree))
-        return self.ask(self._setup)
+        return self.request(self._setup)
 
-    def ask(self, request: bytes) -> bytes:
-        """Return the process's answer to a request.
+    def request(self, request: bytes) -> bytes:
+        """Return the response of the process to a request.
 
         Raises:
             EOFError: if it has ended.
@@ -184,7 +194,7 @@ def end(run: str) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Answer requests in the sidecar process."""
+    """Respond to requests in the sidecar process."""
     from onnxopt_cli.core.helper_process import claim_process
     from onnxopt_cli.core.linux import end_with
     from onnxopt_cli.errors import OnnxoptError, UsageError
@@ -211,11 +221,11 @@ def main(descriptor: int) -> None:
                 raise UsageError(f"has {', '.join(differences)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)
-            with opener(setup.terms, tree) as (hello, answer):
+            with opener(setup.terms, tree) as (hello, respond):
                 connection.send_bytes(json.dumps({"hello": hello}).encode())
                 while True:
                     head, _, payload = connection.recv_bytes().partition(b"\n")
-                    connection.send_bytes(answer(json.loads(head), memoryview(payload)))
+                    connection.send_bytes(respond(json.loads(head), memoryview(payload)))
         except OnnxoptError as error:
             refusal = {"refusal": error.message, "hint": error.hint, "code": error.exit_code}
             connection.send_bytes(json.dumps(refusal).encode())

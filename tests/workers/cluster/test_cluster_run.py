@@ -271,9 +271,9 @@ def test_worker_with_another_version_of_onnx_is_refused(two, tmp_path):
 @pytest.mark.slow
 def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
     garbage = (
-        "import onnxopt_cli.workers.cluster.sidecar as b; ask = b.Sidecar.ask\n"
-        "def lie(self, it): return b'{}' if b'cases' in it else ask(self, it)\n"
-        "b.Sidecar.ask = lie"
+        "import onnxopt_cli.workers.cluster.sidecar as b; request = b.Sidecar.request\n"
+        "def lie(self, it): return b'{}' if b'cases' in it else request(self, it)\n"
+        "b.Sidecar.request = lie"
     )
     for worker in two.workers:
         two.end(worker, signal.SIGTERM)
@@ -282,7 +282,7 @@ def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
     run = run_to_end(tmp_path, "spins", "--cluster", two.address)
     two.end(lying_worker, signal.SIGTERM)
     assert run.code == 4
-    assert "sent an invalid answer" in run.err
+    assert "sent an invalid response" in run.err
     assert "pass" not in run.out
 
 
@@ -335,7 +335,7 @@ def test_run_whose_scheduler_is_killed_resumes_on_one_machine(tmp_path_factory, 
     run.wait()
     cluster.end_all()
     assert run.code == 4
-    assert "does not answer any more" in run.err
+    assert "does not respond any more" in run.err
     assert len(finished_cases(log)) < len(MANY_CASES)
     again = run_to_end(tmp_path, WAITS, "--resume", str(log), "-j", "2")
     assert again.code == 0
@@ -401,25 +401,25 @@ INVALID_PEERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", INVALID_PEERS.values(), ids=INVALID_PEERS)
-def test_peer_that_is_not_a_scheduler_is_report_of(workplace, onnxopt, monkeypatch, sent):
+def test_peer_that_is_not_a_scheduler_is_reported(workplace, onnxopt, monkeypatch, sent):
     pytest.importorskip("distributed")
     write_cases(workplace, RATES)
     if not sent:
         monkeypatch.setattr(dask_client, "_SCHEDULER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as peers:
 
-        def answer():
+        def serve():
             with suppress(OSError):
                 while True:
                     peers.enter_context(server.accept()[0]).sendall(sent)
 
-        peer = threading.Thread(target=answer)
+        peer = threading.Thread(target=serve)
         peer.start()
         port = server.getsockname()[1]
         run = onnxopt("run", "demo.yaml", "--cluster", f"tcp://127.0.0.1:{port}")
         server.shutdown(socket.SHUT_RDWR)
         peer.join()
-    assert (run.code, "no scheduler answers" in run.err) == (4, True), run.text
+    assert (run.code, "no scheduler responds" in run.err) == (4, True), run.text
 
 
 def test_cluster_options_require_a_cluster(onnxopt):

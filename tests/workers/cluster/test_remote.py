@@ -42,11 +42,11 @@ def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path
 
     monkeypatch.setattr(served, "open_plan", opened)
     setting = SimpleNamespace(limits=SimpleNamespace(memory=0))
-    with served.open_run((["mine"], setting, None), tmp_path) as (_, answer):
+    with served.open_run((["mine"], setting, None), tmp_path) as (_, respond):
 
-        def ask(frames):
+        def send(frames):
             head, _, payload = frames.partition(b"\n")
-            return lambda: answer(json.loads(head), memoryview(payload))
+            return lambda: respond(json.loads(head), memoryview(payload))
 
         model = parser.parse_model(MODEL)
         inputs = {"X": np.array([1, 2], np.float32)}
@@ -54,7 +54,7 @@ def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path
             model, inputs, keep=True, collect=True, expected_bytes=2**30, formula_loop=True
         )
         specifications = [parse_specification("mine")]
-        response = Remote(specifications, 0, SimpleNamespace(ask=ask)).submit(request)()
+        response = Remote(specifications, 0, SimpleNamespace(request=send)).submit(request)()
     np.testing.assert_array_equal(response.outputs[0], [-1, -2])
     (received,) = backend.requests
     settings = ("keep", "collect", "expected_bytes", "formula_loop")

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 __version__ = "0.1.0"
 
-# Put calls of your implementation here; until then, NumPy stands for it.
+# Replace these functions of NumPy by calls of your implementation.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": np.copy,
     "Abs": np.abs,
@@ -38,15 +38,15 @@ class Backend:
         """Return the graph's outputs, in the graph's order.
 
         Args:
-            model: may be changed; it is a copy.
-            inputs: by name, for every input without an initializer; not to be written into. A
-                tensor is a NumPy array, a sequence a list, an optional its value or None, a map a
-                dict.
+            model: a copy of the model, which may be changed.
+            inputs: the value of every input without an initializer, by name. Do not write into
+                them. A tensor is a NumPy array, a sequence a list, an optional its value or None,
+                a map a dict.
 
         Raises:
-            NotImplementedError: if the model needs something that is not implemented. onnxopt then
+            NotImplementedError: if the model needs a feature that is not implemented. onnxopt then
                 tries a model of primitive operators, or counts the case as unsupported. Any other
-                exception counts as a failure.
+                exception counts as an error.
         """
         values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         values |= inputs
