@@ -56,10 +56,10 @@ def replaces(*places: str) -> Callable[[F], F]:
 
 
 def accelerates(*places: str) -> Callable[[F], F]:
-    """Register a function like :func:`replaces`, which returns what the originals return, faster.
+    """Return a decorator like :func:`replaces` for a faster function with the same results.
 
     Args:
-        places: the functions to replace: module, class if any, and name.
+        places: the functions to replace, as for :func:`replaces`.
     """
 
     def register(function: F) -> F:
@@ -76,7 +76,7 @@ def is_acceleration(function: Callable[..., Any]) -> bool:
 
 @cache
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Return the registered replacements, as :func:`replaced` takes them."""
+    """Return the registered replacements in the form of the arguments of :func:`replaced`."""
     bound = []
     for place, function in _REPLACEMENTS:
         *within, name = place.split(".")

@@ -11,11 +11,11 @@ from onnxopt_cli.oracle.patching import replaces
 
 
 def category_mapper() -> type:
-    """Return CategoryMapper: texts for integers, or integers for texts."""
+    """Return the class of CategoryMapper, which maps integers to texts or texts to integers."""
     from onnx.reference.op_run import OpRun
 
     class CategoryMapper(OpRun):
-        """Looks up each element in the categories; others become the default."""
+        """Looks up each element in the categories; an unknown element becomes the default."""
 
         op_domain = "ai.onnx.ml"
 
@@ -33,7 +33,7 @@ def category_mapper() -> type:
 
 @replaces("aionnxml.op_label_encoder.LabelEncoder._run")
 def _encoded(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Let a key that is NaN match NaN, which equals no key of the reference's table."""
+    """Let a key that is NaN match NaN. The reference compares for equality and never finds NaN."""
     (output,) = original(node, x, **attributes)
     keys = attributes.get("keys_floats")
     if keys is None:

@@ -1,7 +1,7 @@
-"""Contested questions: two published sources of ONNX contradict each other, and both are accepted.
+"""Contested questions, on which two published sources of ONNX contradict each other.
 
-A source is the text of the specification, a published function body, a published case or the source
-of onnx's reference. The behaviour of runtimes is not a source.
+Both readings are accepted. A source is the text of the specification, a published function body, a
+published case or the source code of onnx's reference. The behaviour of runtimes is not a source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Quotation:
     """A published source, quoted.
 
     Attributes:
-        says: the quotation, with single spaces.
+        says: the quotation, with white space reduced to single spaces.
         where: the document or file in onnx 1.23.2.
         link: its address.
     """
@@ -49,8 +49,8 @@ class Contested:
     Attributes:
         name: the operator and the question, in a few words.
         operator: the operator.
-        readings: the sources. onnx's reference computes the first reading.
-        outcome: the result by each reading.
+        readings: a source for each reading. onnx's reference computes the first reading.
+        outcome: the result by each reading, in words.
         concerns: returns whether the readings may differ at a node, given its attributes, its
             inputs and the opset version.
         place: the function of onnx's reference that the second reading replaces.
@@ -77,7 +77,7 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
-        # An attribute that refers to one of the surrounding function may have any value.
+        # None: an attribute that refers to one of the surrounding function may have any value.
         attribute.name: None if attribute.ref_attr_name else helper.get_attribute_value(attribute)
         for attribute in node.onnx_node.attribute
     }
@@ -91,13 +91,13 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
         if entry.name in names:
             *within, name = entry.place.split(".")
             owner: Any = reduce(getattr, within, reference_modules())
-            # The current function, which may be a correction of the reference's.
+            # The current function may already be a correction of the reference's function.
             bound.append((owner, name, _bound(entry.second, getattr(owner, name))))
     return bound
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that a class accepts as a method, unlike a partial."""
+    """Return a function that calls a second reading; unlike a partial, it can be a method."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return second(first, *args, **kwargs)
@@ -112,7 +112,7 @@ def _has_fraction(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: 
     x, _roi, scales, *_ = operands
     if (mode is not None and mode.decode() not in _BY_LENGTH) or scales is None:
         return False
-    # The axes are unknown if a function passes them on.
+    # If the axes are an attribute of a surrounding function, they are unknown here.
     lengths = np.array([x.shape[axis] for axis in attributes.get("axes") or range(x.ndim)])
     return lengths.shape != scales.shape or bool((scales * lengths % 1 != 0).any())
 
@@ -134,9 +134,9 @@ def _whole_length(
 def _largest_of_interpolated(
     first: Any, align: Any, x: Array, *args: Any, **attributes: Any
 ) -> Any:
-    """Interpolate at each point of the grid, then take the maximum of each bin.
+    """Interpolate at each point of the grid, then return the maximum of each bin.
 
-    The interpolated values are the means of bins with a single point.
+    The points are interpolated as averages over finer bins, each of which has a single point.
     """
     if attributes["mode"].lower() != "max":
         return first(align, x, *args, **attributes)
@@ -156,7 +156,7 @@ def _largest_of_interpolated(
 
 
 def _adaptive_grid(roi: Array, attributes: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of points of a bin along both axes: those of its pixels, rounded up."""
+    """Return the number of points of a bin along each axis: its length in pixels, rounded up."""
     extent = (roi[[3, 2]] - roi[[1, 0]]) * attributes["spatial_scale"]
     if attributes["coordinate_transformation_mode"].lower() != "half_pixel":
         extent = np.maximum(extent, 1)
@@ -170,7 +170,7 @@ def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset:
 
 
 def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
-    """Compare, then select. Comparisons with NaN are false."""
+    """Clip by comparison and selection. A comparison with NaN is false, so NaN is no bound."""
     low, high = [*bounds, None, None][:2]
     if low is not None:
         x = np.where(x < low, low, x)
@@ -204,7 +204,7 @@ def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: in
 
 
 def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
-    """Divide by the largest element or by the sum, with their signs. L2 takes a square root."""
+    """Divide by the largest element or the sum, including their signs; for L2, take a root."""
     rows = x.reshape(-1, x.shape[-1])
     sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
     divisor = sums[norm](axis=-1, keepdims=True)
@@ -212,7 +212,8 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
     return (np.where(divisor == 0, rows, y).reshape(x.shape).astype(x.dtype),)
 
 
-#: The list. Two readings of a question are two expected results, each with its own tolerances.
+#: The contested questions. Each reading of a question is an expected result with tolerances of its
+#: own.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
         name="Resize: the output length if scale times length is not an integer",
@@ -347,7 +348,7 @@ _BY_OPERATOR = {
 
 
 def contested_table() -> str:
-    """Return the list as a table in Markdown."""
+    """Return the contested questions as a table in Markdown."""
     lines = ["| question | reading 1 | reading 2 |", "|---|---|---|"]
     for entry in CONTESTED:
         cells = [

@@ -1,7 +1,8 @@
-"""Operators that onnx's reference lacks or gets wrong, by the formulas of the specification.
+"""Operators that onnx's reference lacks or computes incorrectly.
 
-``docs/conditioned.md`` lists each deviation of the reference. Modules of this package correct
-further operators; importing them registers their functions.
+They follow the formulas of the specification. ``docs/conditioned.md`` lists each deviation of the
+reference. Other modules of this package correct further operators; their import registers the
+corrections.
 """
 
 from __future__ import annotations
@@ -42,37 +43,37 @@ from onnxopt_cli.oracle.rounding.normalizations import (
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: How a number that is interpolated between integers is rounded, which the specification does not
-#: say. A number closer to an integer than the tolerance is that integer.
+#: How a number that is interpolated between integers is rounded; the specification does not define
+#: it. A number whose distance from an integer is below the tolerance becomes that integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
 REGISTERED = (data_movement, quantized, trees, windows)
 
-# Softmax, LogSoftmax and Hardmax flatten all axes from one on before this version.
+# Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
-# Resize is defined as Upsample is before this version.
+# Before this version, Resize has the definition of Upsample.
 _RESIZE_VERSION = 11
 # RoiAlign has an attribute for the half-pixel shift from this version on.
 _HALF_PIXEL_VERSION = 16
 # Names of GridSample's modes before version 20.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-# 16-bit types are accumulated in float32, also in the functions of Gemm.
+# These types are accumulated in float32, also by the functions that compute Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
-# BatchNormalization infers unless it has several outputs from this version on. Before, it has an
-# attribute.
+# From this version on, BatchNormalization trains if it has several outputs. Before, an attribute
+# decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
-# The value of post_transform, which TreeEnsemble states as a number.
+# PROBIT as a value of post_transform, as a text or, in TreeEnsemble, as a number.
 _PROBIT = (b"PROBIT", 4)
-# A coordinate that is closer to an integer is that integer.
+# A coordinate whose distance from an integer is smaller is replaced by that integer.
 _COORDINATE_TOLERANCE = 1e-9
 
 
 @cache
 def operators() -> list[type]:
-    """Return the operators that onnx's reference lacks, or lacks in some versions or modes."""
+    """Return classes of operators that onnx's reference lacks, entirely or in versions or modes."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_dequantize_linear, op_grid_sample, op_scatter_elements
 
@@ -83,7 +84,7 @@ def operators() -> list[type]:
         """DequantizeLinear of every version. The reference lacks those before 19."""
 
     class GlobalLpPool(OpRun):
-        """The root of the sum of powers."""
+        """The root of the sum of the powers of all elements of a channel."""
 
         def _run(self, x: Array, p: int) -> tuple[Array]:
             powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
@@ -98,7 +99,7 @@ def operators() -> list[type]:
                 return (np.zeros((*x.shape[:2], *grid.shape[1:-1]), x.dtype),)
             if x.dtype.kind not in "iu" or mode == "nearest":
                 return super()._run(x, grid, mode, **kwargs)
-            # The reference would convert the weights to the integer type.
+            # The reference would convert the weights to the integer type of the image.
             (y,) = super()._run(x.astype(np.float64), grid, mode, **kwargs)
             return (whole_numbers(y, x.dtype),)
 
@@ -162,7 +163,8 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         and attributes.get("ceil_mode")
         and attributes.get("auto_pad") == b"VALID"
     ):
-        # The formula of the specification rounds up; onnx's shape inference and runtimes do not.
+        # By the specification, the number of windows is rounded up in this case; onnx's shape
+        # inference and runtimes do not round it up.
         return "has fewer windows than onnx's shape inference says"
     return ""
 
@@ -244,7 +246,7 @@ def _loss(
     ignore_index: Any = None,
     get_log_prob: Any = None,
 ) -> tuple[Array, ...]:
-    """Compute log-softmax directly. The reference's log(softmax) is -inf below -745."""
+    """Compute log-softmax directly. The reference computes log(softmax), -inf below about -745."""
     log_probabilities = _log_softmax_along(x, 1).astype(x.dtype)
     (loss,) = fast_loss(None, log_probabilities, target, weight, reduction, ignore_index)
     loss = np.asarray(loss)
@@ -281,8 +283,8 @@ def _normalized_texts(
 ) -> tuple[Array]:
     """Remove elements that are stop words, then change the case.
 
-    The reference also removes words within elements, empty elements and accents, and compares with
-    regard to case unless the case is changed.
+    The reference also removes words within elements, empty elements and accents. Its comparison is
+    case-sensitive unless the case is changed.
     """
     fold: Callable[[str], str] = str if is_case_sensitive else str.lower
     stops = set(map(fold, stopwords or ()))
@@ -304,7 +306,7 @@ def _grid(node: Any, original: Any, theta: Array, *args: Any, **kwargs: Any) -> 
 def _normalized_by_early_version(
     node: Any, _original: Any, *operands: Array, epsilon: float, spatial: int = 1, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Infer by given statistics, per channel or, if not spatial, per activation."""
+    """Normalize by the given statistics: per channel or, if not spatial, per activation."""
     opset = node.run_params["opsets"][""]
     training = opset < _INFERENCE_VERSION and not kwargs.get("is_test")
     if training or len(node.onnx_node.output) > 1:
@@ -320,7 +322,7 @@ def _normalized_by_early_version(
 def _normalized(
     node: Any, original: Any, *operands: Array, epsilon: float, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Train only if the node has several outputs."""
+    """Compute statistics of the batch only if the node has several outputs."""
     if len(node.onnx_node.output) > 1:
         return tuple(original(node, *operands, epsilon=epsilon, **kwargs))
     infer = reference_modules().op_batch_normalization._batchnorm_test_mode  # noqa: SLF001
@@ -328,7 +330,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction that computes along an axis, or in early versions all axes from it on."""
+    """Return a correction along one axis or, in early versions, over all axes from it on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -368,7 +370,7 @@ def _hardmax(x: Array, axis: int) -> Array:
 def _upsampled(
     node: Any, original: Any, x: Array, scale: Any = None, mode: str = "", **kwargs: Any
 ) -> Any:
-    """Interpolate linearly, too. The scales are an attribute in early versions."""
+    """Support linear interpolation, and scales that are an attribute, as in early versions."""
     factors = np.array(kwargs["scales"] if scale is None else scale)
     if mode != "linear":
         return original(node, x, factors, mode=mode)
@@ -379,9 +381,9 @@ def _upsampled(
 
 @replaces("op_resize.Resize._run")
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Resize as Upsample does in early versions, and along negative axes."""
+    """Compute early versions as Upsample does, and accept negative axes."""
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
-    # Looked up at each call, so that this is the corrected Upsample.
+    # Looked up at each call, because Upsample is corrected, too.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
     if kwargs.get("axes"):
         kwargs |= {"axes": [axis % args[0].ndim for axis in kwargs["axes"]]}
@@ -411,10 +413,10 @@ def fast_loss(
     reduction: str = "mean",
     ignore_index: Any = None,
 ) -> tuple[Any]:
-    """Look up all targets at once; the mean excludes those ignored.
+    """Look up all targets at once, and exclude ignored targets from the mean.
 
-    The reference loops over the targets, and includes ignored ones in the mean if ``ignore_index``
-    is -1 and weights are omitted.
+    The reference loops over the targets. Without weights and with an ``ignore_index`` of -1, it
+    includes ignored targets in the mean.
     """
     ignored = np.asarray(target == ignore_index)
     places = np.where(ignored, 0, target)[:, np.newaxis]
@@ -440,7 +442,7 @@ def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
 def _saturated(
     quantize: Any, original: Any, x: Array, scale: Array, *args: Any, **attributes: Any
 ) -> Any:
-    """Bound the quotients, because the reference converts them to int32, where they wrap around."""
+    """Limit the quotients, because the reference converts them to int32, where they wrap around."""
     blocks = (attributes.get(name) for name in ("axis", "block_size"))
     reshape = reference_modules().op_quantize_linear._reshape_input  # noqa: SLF001
     largest = _LARGEST_QUOTIENT * np.abs(reshape(scale, x.shape, *blocks).astype(np.float64))
@@ -450,7 +452,7 @@ def _saturated(
 
 @replaces("op_roi_align.RoiAlign._run")
 def _aligned(align: Any, original: Any, *args: Any, **attributes: Any) -> Any:
-    """Do not shift by half a pixel in versions without the attribute for it."""
+    """In versions without an attribute for a shift by half a pixel, do not shift."""
     if align.run_params["opsets"][""] < _HALF_PIXEL_VERSION:
         attributes["coordinate_transformation_mode"] = "output_half_pixel"
     return original(align, *args, **attributes)
@@ -466,7 +468,7 @@ def _log_sum_exp(_original: Any, data: Array, axes: Any, keepdims: Any) -> tuple
 
 @replaces("op_resize._compute_x_ori")
 def _whole_coordinates(original: Any, mode: str, y: Array, *args: Any) -> tuple[Array, Any]:
-    """Round coordinates to integers that they miss only by roundings in double."""
+    """Round coordinates to integers from which they differ only by rounding errors in double."""
     coordinates, outside = original(mode, y, *args)
     if mode == "pytorch_half_pixel" and y.size == 1:
         coordinates = np.zeros(1)

@@ -17,7 +17,7 @@ _BOOLEAN_MASK_VERSION = 10
 
 @replaces("op_gather_elements.gather_numpy")
 def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
-    """Gather along an axis of any length, with fewer indices than elements along other axes."""
+    """Gather along an axis; along other axes there may be fewer indices than elements."""
     part = [slice(size) for size in indices.shape]
     part[axis] = slice(None)
     return np.take_along_axis(data[tuple(part)], indices, axis)
@@ -27,7 +27,7 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
 def _sliced(
     original: Any, data: Array, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Array:
-    """Clamp the start of a backward slice to 0. Python's slices have no elements there."""
+    """Clamp the start of a backward slice to 0. Python returns no elements for such a start."""
     if steps is not None:
         starts = list(np.ravel(starts).tolist())
         sliced_axes = range(len(starts)) if axes is None else np.ravel(axes).tolist()
@@ -44,8 +44,8 @@ def _inserted(
 ) -> list[Any]:
     """Insert at the end of a sequence of n tensors if the position is n.
 
-    The reference takes the position modulo n, which inserts at the front, and divides by zero if
-    the sequence is empty.
+    The reference reduces the position modulo n. It therefore inserts at the front, and divides by
+    zero if the sequence is empty.
     """
     if position is None:
         return list(original(sequence, tensor))
@@ -74,8 +74,8 @@ def _unique(
 ) -> tuple[Array, ...]:
     """Compute first occurrences along the axis, also if only the values are an output.
 
-    The reference takes first occurrences along the first axis, and only if another output than the
-    values is requested.
+    The reference computes first occurrences along the first axis instead, and only if indices are
+    requested, too. Therefore the axis is moved to the front, and all outputs are requested.
     """
     with_all_outputs = SimpleNamespace(onnx_node=SimpleNamespace(output=("Y", "i", "inverse", "n")))
     if axis is None or np.isnan(axis):
@@ -97,13 +97,13 @@ def _shape_between(
 
 @replaces("op_squeeze.Squeeze_1._run")
 def _squeezed(_node: Any, _original: Any, x: Array, axes: Any = None) -> tuple[Array]:
-    """Interpret all axes as axes of the input, in any order."""
+    """Interpret each axis as an axis of the input, in any order."""
     return (np.squeeze(x, tuple(axes) if axes is not None and len(axes) else None),)
 
 
 @replaces("op_unsqueeze.Unsqueeze_1._run")
 def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]:
-    """Interpret all axes as axes of the output, in any order."""
+    """Interpret each axis as an axis of the output, in any order."""
     return (np.expand_dims(x, tuple(axes)),)
 
 
@@ -111,7 +111,7 @@ def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]
 def _one_hot(
     _node: Any, _original: Any, indices: Array, depth: Array, values: Array, axis: int = -1
 ) -> tuple[Array]:
-    """Cast indices and depth to integers first; use the values without arithmetic."""
+    """Cast indices and depth to integers first, and select the values without arithmetic."""
     places, length = indices.astype(np.int64), int(np.asarray(depth).item())
     places = np.expand_dims(np.where(places < 0, places + length, places), axis)
     shape = [1] * places.ndim
@@ -131,7 +131,7 @@ def _suppressed(
     *score_threshold: Any,
     **kwargs: Any,
 ) -> Any:
-    """Default to no boxes and no overlap. The scalar operands may have rank 0."""
+    """Use 0 for an omitted number of boxes or overlap. Scalar operands may have rank 0."""
     limits = [np.zeros(1, np.int64) if max_boxes is None else max_boxes]
     limits += [np.zeros(1, boxes.dtype) if overlap is None else overlap, *score_threshold]
     flat = (None if limit is None else np.reshape(limit, -1) for limit in limits)
@@ -140,7 +140,7 @@ def _suppressed(
 
 @replaces("op_dropout.Dropout_7._run")
 def _dropout(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
-    """Return a mask of the input's type before version 10."""
+    """Return the mask in the input's type in versions before 10."""
     outputs = original(node, x, *args, **kwargs)
     early = node.run_params["opsets"][""] < _BOOLEAN_MASK_VERSION
     return tuple(output.astype(x.dtype) for output in outputs) if early else outputs

@@ -1,4 +1,4 @@
-"""Corrections of Loop and Scan, including those whose bodies never run."""
+"""Corrections of Loop and Scan, also for bodies that never run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaces
 
-# Scan has a batch axis, and a length for each batch, before this version.
+# Before this version, Scan has a batch axis and a length for each batch.
 _UNBATCHED_VERSION = 9
 
 
@@ -28,7 +28,7 @@ def _looped(
     body: Any = None,  # noqa: ARG001 - the node itself evaluates the body
     **kwargs: Any,
 ) -> Any:
-    """Run the body while its condition holds. An omitted condition holds at first."""
+    """Run the body while the condition holds. An omitted condition is initially true."""
     inputs, carried = loop.body.input_names, list(states)
     scanned: list[list[Any]] = [[] for _ in range(loop.K)]
     iterations: Iterator[int] = (
@@ -54,7 +54,7 @@ def _looped(
 def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int = 0) -> Array:
     """Stack the values of all iterations along a new axis.
 
-    Without iterations, the shape and dtype are those that the body declares.
+    If there is no iteration, shape and dtype of a value are those that the body declares.
 
     Raises:
         ValueError: if the body never ran and does not declare the shape of its output.
@@ -70,7 +70,7 @@ def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int =
 
 
 def scan_class() -> type:
-    """Return Scan along any axes, in any directions. The reference supports only the default."""
+    """Return the class of Scan, with axes and directions that the reference does not support."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_scan
 
@@ -81,7 +81,7 @@ def scan_class() -> type:
             # The reference's own constructor rejects attributes that it does not support.
             OpRun.__init__(self, onnx_node, run_params)
 
-        # The reference sets this attribute: a function that evaluates the body.
+        # A function that evaluates the body; the reference sets this attribute.
         _run_body: Any
 
         def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:

@@ -1,7 +1,7 @@
 """Corrections of operators on quantized integers.
 
-onnx's reference adds the zero point before it rounds, and applies scales of rows to columns and
-scales of channels to images.
+onnx's reference adds the zero point before it rounds, applies the scales of rows to columns, and
+applies the scales of channels to images.
 """
 
 from __future__ import annotations

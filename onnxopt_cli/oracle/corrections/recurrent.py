@@ -14,7 +14,7 @@ import onnx
 
 from onnxopt_cli.core.values import Array
 
-#: An activation: x, alpha and beta.
+#: An activation function of x and its parameters alpha and beta.
 _Activation = Callable[[Array, float, float], Array]
 
 _FUNCTIONS: dict[str, _Activation] = {
@@ -30,8 +30,9 @@ _FUNCTIONS: dict[str, _Activation] = {
     "tanh": lambda x, *_: np.tanh(x),
     "thresholdedrelu": lambda x, alpha, _: np.where(x >= alpha, x, 0),
 }
-# The defaults of the operators with these names; None where an activation takes no parameter. A
-# scaled tanh and an affine function have no operator: without parameters, they change nothing.
+# The defaults of alpha and beta, which are those of the operator with the activation's name; None
+# for a parameter that the activation does not have. No operator has the names of a scaled tanh and
+# an affine function: their defaults neither scale nor shift.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "elu": (1.0, None),
@@ -40,7 +41,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "scaledtanh": (1.0, 1.0),
     "thresholdedrelu": (1.0, None),
 }
-# The activations of a direction: f, g, h.
+# The default activations f, g, h of one direction.
 _USUAL = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 _MAX_INPUTS = 8
 # The index of sequence_lens among the inputs.
@@ -50,9 +51,9 @@ _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
 def recurrent_operators() -> list[type]:
-    """Return RNN, GRU and LSTM of every version.
+    """Return the classes of RNN, GRU and LSTM, for every version.
 
-    Nodes without the attributes and inputs that onnx's reference ignores run on the reference.
+    A node that uses no attribute or input that onnx's reference ignores runs on the reference.
     """
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_gru, op_lstm, op_rnn
@@ -77,7 +78,7 @@ def recurrent_operators() -> list[type]:
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
-    """Return whether a node has nothing that onnx's reference ignores."""
+    """Return whether a node uses no attribute or input that onnx's reference ignores."""
     lengths = node.input[_SEQUENCE_LENS : _SEQUENCE_LENS + 1]
     return not any(lengths) and not any(entry.name in _IGNORED for entry in node.attribute)
 
@@ -88,13 +89,13 @@ class _Cell:
 
     Attributes:
         kind: the operator.
-        activations: f, g, h, each applied to clipped arguments.
+        activations: f, g, h, including the clipping of their arguments.
         w: the weights of the input, transposed, by gate.
         r: the weights of the state, transposed, by gate.
         wb: the biases of the input by gate.
         rb: the biases of the state by gate.
-        peepholes: those of the gates i, o, f of an LSTM.
-        linear: whether a GRU multiplies by the reset gate after the product.
+        peepholes: the peephole weights of the gates i, o, f of an LSTM.
+        linear: whether a GRU multiplies by the reset gate after the product with the weights.
         coupled: whether the forget gate of an LSTM is 1 - i.
     """
 
@@ -199,10 +200,10 @@ def _run(
 def _activations(
     kind: str, directions: int, attributes: dict[str, Any]
 ) -> Iterator[Callable[[Array], Array]]:
-    """Yield the activations of all directions, whose parameters are consumed in their order."""
+    """Yield the activations of all directions, each with the next of the stated parameters."""
     stated = attributes.get("activations") or ()
     usual = _USUAL[kind] * directions
-    # The default of RNN has two names in each direction.
+    # The stated default of RNN has two names per direction, too many for its one activation.
     names = list(stated) if len(stated) == len(usual) else usual
     alphas = iter(attributes.get("activation_alpha") or ())
     betas = iter(attributes.get("activation_beta") or ())

@@ -1,7 +1,7 @@
-"""TreeEnsemble with all samples and trees walked at once, and with ``post_transform``.
+"""TreeEnsemble, evaluated for all samples and trees at once, and with ``post_transform``.
 
-onnx's reference builds each tree of Python objects in each run, and walks it for each sample. The
-scores are the same. The reference ignores ``post_transform``, which is applied here.
+onnx's reference builds Python objects for each tree in each run, and evaluates each sample alone.
+The scores computed here are the same. The reference ignores ``post_transform``; it is applied here.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Trees:
     """The nodes of all trees, as arrays.
 
     Attributes:
-        splits: the numbers with which features are compared.
-        features: the indices of the features.
-        modes: the keys of the comparisons.
-        missing: whether NaN leads to the true branch.
-        branches: the indices of the false and of the true branch.
-        leaves: whether these are leaves.
-        roots: the indices of the roots, or of the leaf that is a whole tree.
-        is_leaf: whether a tree is a leaf.
+        splits: for each node, the number with which a feature is compared.
+        features: for each node, the index of the feature.
+        modes: for each node, the key of the comparison.
+        missing: for each node, whether NaN leads to the true branch.
+        branches: the indices of the false branches and of the true branches of all nodes.
+        leaves: for each of these branches, whether it is a leaf.
+        roots: for each tree, the index of its root.
+        is_leaf: for each tree, whether it is a single leaf; its root is then the index of the leaf.
     """
 
     splits: Array
@@ -98,7 +98,7 @@ class _Trees:
 
 @replaces("aionnxml.op_tree_ensemble.TreeEnsemble._run")
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
-    """Return the transformed scores. Membership in sets is left to the reference."""
+    """Return the transformed scores. The reference computes trees with tests of set membership."""
     is_defined = (
         attributes["aggregate_function"] in range(_MAX + 1)
         and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
@@ -140,7 +140,7 @@ def _scores(x: Array, attributes: dict[str, Any]) -> Array:
     initial = {_MIN: limits.max, _MAX: limits.min}.get(combine, 0)
     result = np.full((len(x), attributes["n_targets"]), initial, x.dtype)
     samples = np.arange(len(x))
-    # The weights are added in the order of the trees.
+    # Aggregate tree by tree, as the reference does: sums depend on the order.
     for weight, target in zip(weights.T, targets.T, strict=True):
         before = result[samples, target]
         if combine == _MIN:

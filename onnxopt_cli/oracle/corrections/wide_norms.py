@@ -1,8 +1,8 @@
 """Norms of doubles whose powers leave the range of doubles.
 
-The square of 1e200 is infinite, the norm of 3e200 and 4e200 is 5e200. Libraries scale the elements
-for that reason, as BLAS does in ``dnrm2``. The exact run has no type wider than double, so it
-also scales them: by powers of two, which is exact.
+The square of 3e200 is infinite in double, although the norm of (3e200, 4e200) is 5e200. Libraries
+therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate has
+no type wider than double, so it also scales the elements, by powers of two, which is exact.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _Compute = Callable[..., tuple[Any, ...]]
 # Operators that return a norm, and those that divide by one.
 _NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 _DEFAULT_POWER = 2
-# A sum of powers between 2^-900 and 2^900 has lost no significant term.
+# If a sum of powers is between 2^-900 and 2^900, no significant term has underflowed or overflowed.
 _LARGEST_EXPONENT = 900
 _DEFAULT_AXIS = -1
 
 
 def scaled(node: Any, compute: _Compute) -> _Compute:
-    """Return the computation of a node in double, without overflow or underflow of powers.
+    """Return a function that computes a node in double without overflow or underflow of powers.
 
     Args:
         node: the node.
@@ -46,13 +46,13 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
-    """Scale each line to elements of at most 1, which does not change the quotient."""
+    """Scale each line to elements of at most 1; the quotients by the norm remain the same."""
     exponents = np.frexp(np.abs(x).max(axis=axis, keepdims=True, initial=0.0))[1]
     return compute(np.ldexp(x, -exponents))
 
 
 def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -> tuple[Any, ...]:
-    """Compute norms at several scales; choose for each one at which no power is out of range.
+    """Compute norms at several scales; choose for each norm a scale without powers out of range.
 
     Args:
         compute: computes the norms.

@@ -1,8 +1,9 @@
 """Corrections of convolutions and pools, computed for all windows at once.
 
 onnx's reference loops over the elements of each window, which would take most of the time of an
-estimate. It marks padding by NaN and therefore ignores a NaN of the input, treats dilated windows
-with SAME_* padding as dense, and computes indices of MaxPool in two ways that both have errors.
+estimate. It also has errors: it marks padding by NaN and therefore ignores a NaN of the input, and
+it treats dilated windows with SAME_* padding as dense. Its two implementations of the indices of
+MaxPool are both wrong in some cases.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def fast_columns(
 
 
 def _padded_by_zeros(x: Array, pads: Array) -> Array:
-    """Return images with zeros before and after them along each axis of space."""
+    """Return images with zeros added before and after them along each spatial axis."""
     if pads.min() < 0:
         raise ValueError("a convolution with negative padding")
     front, back = pads
@@ -96,9 +97,9 @@ def _grouped(
     group: int = 1,
     **kwargs: Any,
 ) -> tuple[Array]:
-    """Compute each group with its own channels and biases.
+    """Compute each group from its channels and biases.
 
-    If the output's shape is stated, the padding follows from it.
+    If the shape of the output is given, the padding follows from it.
     """
     if kwargs.get("output_shape") or kwargs["auto_pad"].startswith("SAME"):
         kwargs |= {"pads": _transposed_pads(x, w, **kwargs)}
@@ -186,7 +187,7 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 
 
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
-    """Return all windows along the last axes, the elements of each along further axes."""
+    """Return all windows: one axis per spatial axis for the windows, then one for the elements."""
     rank = len(extent)
     axes = tuple(range(padded.ndim - rank, padded.ndim))
     windows = sliding_window_view(padded, tuple(extent), axes)
@@ -199,11 +200,11 @@ class _Geometry:
     """The windows of a pool. Each array has one element per spatial axis.
 
     Attributes:
-        size: the input's lengths.
+        size: the length of the input.
         front: the padding before the input.
-        back: the padding after the input, as stated.
+        back: the padding after the input, as the node states it.
         count: the number of windows.
-        extent: the lengths of a window.
+        extent: the length of a window, including gaps between its elements.
         stride: the distance of two windows.
         dilation: the distance of two elements of a window.
     """
@@ -232,7 +233,7 @@ class _Geometry:
         return windows.reshape(*windows.shape[:-rank], prod(windows.shape[-rank:]))
 
     def within(self, *, padding: bool) -> Array:
-        """Return which elements of each window lie in the input, or in it and its padding."""
+        """Return which elements of each window are in the input, or in the input or its padding."""
         places = np.indices(self._covered.tolist())
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
@@ -242,7 +243,7 @@ class _Geometry:
 
     @property
     def _covered(self) -> Array:
-        """The lengths that all windows cover, padding included."""
+        """The lengths that all windows together cover, including padding."""
         return (self.count - 1) * self.stride + self.extent
 
 
@@ -278,7 +279,7 @@ def _wide(x: Array) -> Array:
 @replaces("op_average_pool.AveragePool_1._run", "op_average_pool.AveragePool_7._run")
 @replaces("op_average_pool.AveragePool_11._run", "op_average_pool.AveragePool_19._run")
 def _averaged(_pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Divide by the number of elements of the input, and of stated padding if it counts."""
+    """Divide by the number of elements of the input, plus those of the padding if it counts."""
     geometry = _geometry(x, attributes)
     padding_counts = bool(attributes.get("count_include_pad"))
     counted = geometry.within(padding=padding_counts).sum(axis=-1)

@@ -12,13 +12,15 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# In these modes a coordinate is a quotient by the scale, exact if the scale is a power of two.
+# In these modes a coordinate is a quotient by the scale, which is exact if the scale is a power of
+# two.
 _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # Coordinates of GridSample are exact in any order of operations if the grid has at most 12 binary
 # digits after the point.
 _EXACT_GRID = 2.0**12
-# Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point. Else
-# their error is relative to the sum of the magnitudes of their terms.
+# Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
+# Otherwise the error of a weight is this share of a rounding of the sum of the magnitudes of its
+# terms.
 _EXACT_RATIO = 2.0**6
 _WEIGHT_SHARE = 1 / 16
 
@@ -39,8 +41,8 @@ def moved_coordinates(
     """Perturb coordinates and cubic weights of onnx's reference in a block.
 
     Args:
-        error: returns errors, given the sizes that they are relative to.
-        selects: whether the node selects elements, and does not compute with coordinates.
+        error: returns absolute errors, given the numbers in whose roundings they are expressed.
+        selects: whether the node selects elements by coordinates, instead of interpolating.
     """
     from onnx.reference.ops import op_grid_sample, op_resize
 
@@ -55,7 +57,7 @@ def moved_coordinates(
         power_of_two = np.frexp(scale)[0] == 0.5  # noqa: PLR2004
         if selects and mode in _QUOTIENT_MODES and power_of_two:
             return x, outside
-        # In two modes the first coordinate is computed without an offset, and is exactly 0.
+        # In two modes no offset is added, so that the first coordinate is exactly 0.
         offset = mode not in {"asymmetric", "align_corners"}
         return x + error(offset + np.abs(x)), outside
 

@@ -1,9 +1,9 @@
 """Documented errors of the float32 elementary functions of graphics devices.
 
-A backend declares a table with the option ``math``. Each entry returns the largest absolute error
-of a function, given its exact result and its operands. An ulp is taken as 2u|y|, where u is the
-unit roundoff. Functions that are not listed, and operands for which the source states no accuracy,
-keep their usual tolerance.
+A backend declares one of the tables below by the option ``math``. An entry of a table returns the
+largest absolute error of a function, given its exact result y and its operands. One ulp of the
+source is interpreted as 2u|y|, where u is the unit roundoff. Functions that are not listed, and
+operands for which the source states no accuracy, keep their usual tolerance.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _PI = 3.1415926
 
 
 def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return an error in ulps that depends on the operand."""
+    """Return an error that is given in ulps as a function of the operand."""
     return lambda y, x: ulps(x) * _ULP * np.abs(y)
 
 
 def _logarithm(near_one: float, ulps: float) -> ErrorOf:
-    """Return an error that is absolute in [0.5, 2] and in ulps outside."""
+    """Return an error that is absolute for operands in [0.5, 2], and given in ulps for others."""
     return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
 
 
 def _periodic(error: float) -> ErrorOf:
-    """Return an absolute error within [-pi, pi]."""
+    """Return an absolute error for operands in [-pi, pi]; 0, for the usual one, outside."""
     return lambda y, x: np.where(np.abs(x) <= _PI, error, 0.0) + 0 * y
 
 

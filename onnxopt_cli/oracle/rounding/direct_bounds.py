@@ -1,9 +1,8 @@
 """Error bounds of nodes that round few times.
 
-In a sum of n terms, each term is rounded at most n times, in any order. The usual tolerance, 16
-times the effect of one rounding, exceeds the error of a short sum. The error of such a node is
-bounded by the roundings of its most inaccurate direct evaluation, and its tolerance is not larger
-than that bound.
+In a sum of n terms, in any order, each term is part of at most n roundings. The usual tolerance, 16
+times the effect of one rounding, exceeds the error of a short sum. The tolerance of such a node is
+therefore limited to the error of its most inaccurate direct evaluation.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass
 from onnxopt_cli.oracle.widen import is_wide
 
-# Operators that sum terms, or products of two factors, and the number of roundings in addition to
-# one for each term: those of the product or scale of a term, of the division of a mean, and of
-# alpha, beta and C of Gemm.
+# Operators that sum terms or products. A sum of n terms has n roundings and this number of further
+# ones: of the product or scale of a term, of the division of a mean, and of alpha, beta and C of
+# Gemm.
 _SUMS = {
     "AveragePool": 3,
     "CausalConvWithState": 2,
@@ -36,7 +35,8 @@ _SUMS = {
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
-# The errors of longer sums are closer to their square root, which the perturbed runs show.
+# The error of a longer sum grows with the square root of the number of terms, which the perturbed
+# runs estimate better than this bound.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
 # Gemm multiplies the first two operands, and may add a third one.
@@ -77,7 +77,8 @@ def direct_bound(
         return None
     bound = (terms + _SUMS[node.op_type]) * sum_of_magnitudes(node, compute, operands)
     if node.op_type == "CausalConvWithState":
-        # SiLU of m >= 0 is at least m / 2, its derivative is at most 1.1, and it rounds, too.
+        # compute() applies SiLU to the sum m of magnitudes, which returns at least m / 2. The
+        # derivative of SiLU is at most 1.1, hence 2.2; SiLU itself also rounds.
         bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
 
@@ -85,8 +86,8 @@ def direct_bound(
 def sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
     """Return the first output of a node that sums terms, with each term replaced by its magnitude.
 
-    ``Gemm`` subtracts C from the products if one of alpha and beta is negative, so that C is
-    negated, too.
+    ``Gemm`` subtracts C from the products if exactly one of alpha and beta is negative; then C is
+    replaced by -|C|.
     """
     magnitudes = [np.abs(operand) if is_wide(operand) else operand for operand in operands]
     if node.op_type == "Gemm" and is_wide(magnitudes[-1]):
@@ -119,7 +120,7 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
 
 
 def _grid_bound(theta: Array, output: Array) -> Array:
-    """Return the bound of a grid: coordinates have errors of 5 roundings, and 3 terms are added."""
+    """Return the bound of a grid: 5 roundings of each coordinate, and 3 of the sum of terms."""
     bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
     shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
     return np.broadcast_to(bound.reshape(shape), output.shape)
@@ -128,8 +129,9 @@ def _grid_bound(theta: Array, output: Array) -> Array:
 def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> Array:
     """Return the bound of a normalization by given statistics: f (x - m) + b or f x + (b - f m).
 
-    The factor f has an error of up to 4.5 roundings. It is the same in both terms of the second
-    form, whose other roundings are relative to f x, f m and b. The bound is twice their sum.
+    The factor f has an error of up to 4.5 roundings, which is the same in both terms of the second
+    form. The other roundings of that form are relative to f x, f m and b. The bound is twice the
+    sum of these errors.
     """
     shape = (1, -1, *[1] * (output.ndim - 2))
     x = operands[0]

@@ -1,6 +1,7 @@
-"""Sums of exponentials: relative to the largest operand, or in one pass as some runtimes do.
+"""Sums of exponentials exp(x - m), where m is the largest operand, by the algorithms of runtimes.
 
-Each function returns a reference operand m, usually the largest, and the sum of exp(x - m).
+A function that sums returns m and the sum. An algorithm that computes the logarithm of the sum of
+exp(x) returns that logarithm as m, and 1 as the sum.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# A logarithm that moves this much has lost all digits, and its exponential does not overflow.
+# Errors of a logarithm are limited to this value: such a logarithm has no correct digit, and the
+# exponential of the error does not overflow.
 MAX_MOVE = 100.0
-#: Operators whose results are shares of such a sum, or logarithms of shares.
+#: Operators whose results are shares exp(x) / sum, or logarithms of shares.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
 #: Operators that divide by such a sum, or take its logarithm.
 OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
@@ -32,7 +34,7 @@ def summed(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Sum relative to the running maximum; rescale the sum at each larger operand."""
+    """Sum relative to the running maximum, and rescale the sum when the maximum increases."""
     terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)
@@ -52,8 +54,8 @@ def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
 def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
     """Combine logarithms by ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
     terms, shape = _terms(x, axes)
-    # Represent -inf by the lowest number: the difference of two infinities is NaN, while that
-    # number plus log(2) is the number itself.
+    # Represent -inf by the lowest finite number: the difference of two infinities would be NaN,
+    # while the lowest number plus log(2) is rounded to the lowest number.
     terms = np.maximum(terms, np.finfo(x.dtype).min)
     total = terms[0]
     for term in terms[1:]:
@@ -64,7 +66,7 @@ def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
-    """Return the terms of all sums along the first axis, and the shape of the sums."""
+    """Return an array with one column of terms per sum, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
     along = sorted(int(axis) % x.ndim for axis in places)
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))
@@ -73,7 +75,7 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 
 
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
-    """Perturb the logarithm of a sum in a block, as adding it to the largest operand does.
+    """Perturb the logarithm of a sum in a block, as if it were rounded with the largest operand.
 
     Args:
         move: returns the error of the logarithm, given the largest operand.

@@ -1,8 +1,9 @@
-"""Sums whose terms a device may flush to zero one by one.
+"""Errors of sums on devices that flush subnormal terms to zero.
 
-A device that flushes subnormal numbers replaces each product, and each partial sum, below the
-smallest normal number by zero. A sum of n terms is then off by up to n times that number, although
-the sum itself may be normal. If it is subnormal, so are its terms, and the device yields zero.
+A device that flushes subnormal numbers replaces each product, and each partial sum, whose magnitude
+is below the smallest normal number by zero. A sum of n terms then has an error of up to n times
+that number, although the sum itself may be normal. If even the sum of the magnitudes is subnormal,
+the device returns zero.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from onnxopt_cli.oracle.rounding.direct_bounds import sum_of_magnitudes
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.widen import is_wide, smallest_normal
 
-# Operators whose terms are powers of the elements.
+# Operators that sum powers of the elements.
 _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
-# Operators that take the root of their sum.
+# Operators that return the root of their sum.
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
-# Kinds that multiply each element by a coefficient that they compute, and its least value.
+# Kinds that multiply each element by a coefficient that they compute, and the assumed least
+# magnitude of such a coefficient.
 _WEIGHTED = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
 _LEAST_WEIGHT = 2.0**-24
 _SUMS = _WEIGHTED | {NodeKind.COMBINE, NodeKind.CONVOLVE, NodeKind.GATES, NodeKind.MIX}
 _DEFAULT_POWER = 2
-# The largest share of a sum under a root that is lost; a quotient by it is then inconclusive.
+# At most this share of the sum in a norm counts as lost, which already makes a quotient by the norm
+# inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
@@ -70,9 +73,9 @@ def flushed_error(
 
 
 def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
-    """Return an output with zeros where the sum under a root is subnormal.
+    """Return an output with zeros where the sum of powers under a root is subnormal.
 
-    ``LpNormalization`` yields zeros if the norm is zero.
+    Such a sum is flushed to zero, and ``LpNormalization`` returns zeros if the norm is zero.
     """
     if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
         return output
@@ -87,7 +90,7 @@ def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Va
 
 
 def _power_of(node: Any) -> float:
-    """Return the power of which an operator sums its elements."""
+    """Return the exponent of the powers that an operator sums; 1 if it sums no powers."""
     if node.op_type not in _POWERS:
         return 1
     for attribute in node.onnx_node.attribute:
@@ -112,5 +115,5 @@ def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> flo
         return float(np.float64(smallest[0]) ** power) if smallest else np.inf
     if kind in _WEIGHTED:
         return smallest[0] * _LEAST_WEIGHT
-    # An operand may also be a term by itself, as the bias of a convolution is.
+    # A term may be a product of operands, or a single operand such as the bias of a convolution.
     return min(smallest[0], smallest[0] * min([*smallest[1:], 1.0]))

@@ -1,12 +1,12 @@
 """Gates of recurrent cells, with perturbed activations.
 
-A gate or candidate has an absolute error, relative to the range of its activation, which is 1. The
-sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distance of h from H. The
-activations are therefore perturbed, and not the outputs.
+The error of a gate or candidate is relative to the range of its activation, 1, not to its value.
+The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distance of h from H.
+Therefore the activations are perturbed, not the outputs.
 
 ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
-Their error is at most 4u, except where the operand is clamped: the result is then not exactly 0 or
-1. In tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
+Their error is at most 4u where the operand is not clamped. Where it is clamped, the result is not
+exactly 0 or 1: in tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
-# An activation is saturated if it is this close to its limit, in roundings.
+# An activation is saturated if its distance from its limit is at most this number of roundings.
 _SATURATION = 32.0
-# The share of a rounding by which other activations move: 16 times this share is 4 roundings.
+# The share of a rounding by which an activation moves that is not saturated. With a tolerance of 16
+# units, 4 roundings are accepted.
 _INTERIOR_SHARE = 1 / 4
 
 
@@ -33,7 +34,7 @@ def moved_activations(
 
     Args:
         roundoff: the unit roundoff of the model's type.
-        move: returns the movements of activations by one rounding of 1.
+        move: returns the movements of activations, of at most one rounding of the number 1.
     """
     cell = reference_modules().op_gru.CommonGRU
 

@@ -7,9 +7,10 @@ kind of the node, the unit roundoff u of its types and the scale s of its absolu
     x (1 + theta u_x),    u_x = u max(1, sqrt(n) / 4) in sums of n terms
     y + theta u (|y| + s)
 
-theta, between -1 and 1, is the rounding of an element in this run, see
-:mod:`~onnxopt_cli.oracle.rounding.perturbations`. The scale is 0 unless a node mixes terms, as fast
-algorithms do. ``docs/conditioned.md`` gives the table of kinds and the reason of each rule.
+where n is the number of terms of a sum. theta, between -1 and 1, is the rounding of an element in
+this run, see :mod:`~onnxopt_cli.oracle.rounding.perturbations`. The scale s is 0 unless the error
+of an element is relative to other elements, as in fast algorithms. ``docs/conditioned.md`` has the
+table of kinds and the reason of each rule.
 """
 
 from __future__ import annotations
@@ -63,30 +64,33 @@ from onnxopt_cli.oracle.rounding.short_floats import (
 )
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
-#: Unit roundoff of declared arithmetic: of operands of products, or of sums.
+#: Unit roundoff by declared arithmetic: of the operands of products for tf32 and bf16, of sums for
+#: float16-sums.
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
-#: The tolerance in units for outputs of 16 bits. They are computed in float32 and rounded once, so
-#: 16 roundings would be too many.
+#: The tolerance in units for outputs of 16 bits. It is smaller, because they are computed in
+#: float32 and rounded to 16 bits once.
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 
-# A model of doubles is perturbed by 2^-26: movements by its own roundoff would be lost in the
-# roundings of the runs themselves.
+# A model of doubles is perturbed by 2^27 roundings of double, 2^-26: movements by its own roundoff
+# would be hidden by the roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# Statistics have smaller errors than their terms. The errors of all observed reformulations are
-# below 4 roundings, so 8 are allowed.
+# A share of a rounding is used as the unit where 16 roundings would be too many.
+# The mean and the variance of terms: the errors of all observed reformulations are below 4
+# roundings, so a tolerance of 16 units is 8 roundings.
 _STATISTICS_SHARE = 1 / 2
-# A coordinate is computed in at most 6 steps, a value that is interpolated between two terms along
-# each axis in at most 8. With this share of a rounding as the unit, 16 units are 8 roundings.
+# A coordinate is computed in at most 6 steps, and a value that is interpolated between two terms
+# along each axis in at most 8. A tolerance of 16 units is 8 roundings.
 _COORDINATES_SHARE = 1 / 2
-# With this share of an activation's range as the unit, 16 units are 4 roundings.
+# Gates, relative to the range of an activation: a tolerance of 16 units is 4 roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
-# of the rounding. 16 units of this share of it are 4 roundings.
+# of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# Elements of inputs and outputs of exact nodes that are kept. A loop may have many iterations.
+# At most this number of elements of inputs and outputs of exact nodes is kept, because a loop may
+# have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
 # The largest error of rounding a subnormal number, by the roundoff of its type.
 _SUBNORMAL_ERRORS = {
@@ -98,9 +102,9 @@ _SMALLEST_NORMAL = {
     roundoff: smallest_normal(np.dtype(dtype))
     for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
 }
-# A subnormal rounding error is negligible for a number that is this many times as large.
+# The rounding error of a subnormal number is negligible for numbers that exceed it by this factor.
 _VISIBLE = 2.0**60
-# Operands of normalizations. Statistics follow in BatchNormalization.
+# The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
@@ -141,7 +145,8 @@ class RoundingSite:
             derives it from the output.
         flushed: for each output, the scale of its error if subnormal terms are flushed to zero.
         average_errors: the errors of sequential algorithms for the statistics of a normalization.
-        exact_run: its inputs and outputs; None if it rounds, or if too many elements are kept.
+        exact_run: inputs and outputs of an exact node, whose outputs are reused while its inputs do
+            not move; None if the node rounds, or if too many elements are kept already.
     """
 
     op_type: str
@@ -161,7 +166,8 @@ class SiteRecorder:
     Args:
         visited: the nodes, as they ran in the model's own types.
         math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; or empty.
-        classes: receives the classes of nodes; other reformulations of the model read them.
+        classes: the known classes of nodes, to which new ones are added; reformulations of a model
+            share them.
     """
 
     def __init__(
@@ -179,7 +185,7 @@ class SiteRecorder:
         #: The largest error of direct evaluations of a single float32 or double node, in units of
         #: its unit roundoff; None if it is not bounded.
         self.direct_bound: Array | None = None
-        #: Whether any node makes choices, so that outputs may jump.
+        #: Whether any node is discontinuous, so that outputs may jump.
         self.may_jump = False
         self._classes = {} if classes is None else classes
         self._kept_elements = 0
@@ -208,7 +214,7 @@ class SiteRecorder:
         return not self.elementwise and any(site.roundoff for site in self.sites)
 
     def native_visitor(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
-        """Return a visitor that runs nodes in the model's own types, 16-bit sums in float32.
+        """Return a visitor for the model's own types that computes 16-bit sums in float32.
 
         Args:
             types: for each visited node, the dtypes of its outputs.
@@ -301,7 +307,7 @@ class SiteRecorder:
         outputs: Sequence[Any],
         roundoff: float,
     ) -> Sequence[Any]:
-        """Return the scale of each output's error; empty if perturbed runs derive it."""
+        """Return the scale of each output's error; empty if perturbed runs derive the scales."""
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
             return [_COORDINATES_SHARE * np.abs(output) for output in outputs_of_magnitudes]
@@ -358,7 +364,7 @@ class Injector:
     def _perturbed(
         self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite
     ) -> Sequence[Any]:
-        """Return a node's outputs with roundings at its operands, within it and at its outputs."""
+        """Return a node's outputs, with roundings of its operands, within the node and after it."""
         kind, roundoff = site.node_class.kind, site.roundoff * self._step
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
@@ -413,8 +419,8 @@ class Injector:
             return moved
         for place in movable_operands(node.op_type, operands):
             operand = operands[place]
-            # 16-bit scales and biases are perturbed by a rounding of their own type, operands that
-            # are accumulated in float32 by less.
+            # 16-bit scales and biases are perturbed by a rounding of their own type, while operands
+            # that are accumulated in float32 move less.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step
@@ -422,7 +428,7 @@ class Injector:
                 operand_roundoff = max(site.operand_roundoff, site.position_roundoff) * self._step
             else:
                 operand_roundoff = site.operand_roundoff * self._step
-            # Large arrays are changed in place: memory takes more time than arithmetic.
+            # Large arrays are changed in place, because allocation takes longer than arithmetic.
             errors = self._roundings(operand)
             errors *= operand_roundoff
             if place == GRIDS.get(node.op_type):
@@ -454,10 +460,10 @@ class Injector:
 
 
 def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
-    """Return the error of a sum or mean of tensors whose partial sums round, in roundings.
+    """Return the error of a chain of additions of tensors, in units of the unit roundoff.
 
-    All partial sums but the last round before the output does, at most to the sum of the
-    magnitudes. The errors of many are closer to the square root of their number.
+    Before the output is rounded, each of the n - 2 earlier partial sums is rounded; its magnitude
+    is at most the sum of the magnitudes. For large n, the error is proportional to sqrt(n).
     """
     count = len(operands)
     partial_sums = min(max(0, count - 2), UNITS * sum_roundings(count))
@@ -482,8 +488,8 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
         return SINGLE_ROUNDOFF * _accumulated(node_class, SINGLE_ROUNDOFF) * UNITS / SHORT_UNITS
     if node_class.kind is NodeKind.COORDINATES:
         return roundoff * _COORDINATES_SHARE
-    # Operands of exponentials round once, when they are scaled for a power of two. The exponentials
-    # are positive: their sum cancels nothing.
+    # An operand of an exponential is rounded once, when it is scaled to compute a power of two. The
+    # error of the sum is not attributed to operands: exponentials are positive and do not cancel.
     sums = node_class.kind is not NodeKind.EXPONENTIALS
     computed = roundoff * (_accumulated(node_class, roundoff) if sums else 1.0)
     products = math in MATH and op_type in PRODUCTS and roundoff == SINGLE_ROUNDOFF
@@ -491,7 +497,7 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 
 
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
-    """Return the error of a node's sums in roundings; 1 if they round to 16 bits only once."""
+    """Return the error of a node's sums in roundings; 1 if a sum is rounded to 16 bits only."""
     return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
 
 
@@ -548,8 +554,8 @@ def _rounded(
     if not magnitude.min() >= visible:
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
-        # Below half of the smallest subnormal number, a number is rounded to zero. An element that
-        # cancels has errors of the size of its terms instead.
+        # A number below half of the smallest subnormal number is rounded to zero. An element that
+        # results from cancellation is excepted: its error has the size of its terms.
         vanishes = size[small] < subnormal_error / step
         toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
@@ -567,17 +573,17 @@ def _rounded(
 
 
 def _is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0; an array never is, even if all its elements are 0."""
+    """Return whether a scale is the number 0. An array is not, even if all its elements are 0."""
     return not isinstance(scale, np.ndarray) and not scale
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return the array as the buffer for a result; None if the operand's type differs (complex)."""
+    """Return an array as the buffer for a result; None if the result is complex and it is not."""
     return array if operand.dtype == array.dtype else None
 
 
 def _moves_activations(node: Any, roundoff: float) -> bool:
-    """Return whether the activations of a node are perturbed, and not only its outputs."""
+    """Return whether the activations of a node are perturbed instead of its outputs."""
     return bool(node.op_type == "GRU" and roundoff <= SINGLE_ROUNDOFF)
 
 

@@ -1,6 +1,7 @@
-"""The kind of a node: where it rounds. These are the kinds of the table in ``docs/conditioned.md``.
+"""The kind of a node, which decides where roundings are injected.
 
-Most kinds are determined by running the node again with other inputs; some operators are listed.
+``docs/conditioned.md`` has a table of the kinds. The kind is listed for some operators. For the
+others it is determined by running the node again with other inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from onnxopt_cli.oracle.widen import is_wide
 
 
 class NodeKind(Enum):
-    """How a node computes its outputs, which decides where it rounds."""
+    """How a node computes its outputs; this decides where roundings are injected."""
 
     #: Moves data: each output is bitwise an input or a constant.
     EXACT = auto()
@@ -60,7 +61,7 @@ _UNMOVED_OPERANDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The kind of a node at the inputs that it was run with.
+    """The kind of a node for given inputs.
 
     Attributes:
         kind: its kind.
@@ -80,52 +81,53 @@ class NodeClass:
 DEFINED = frozenset(
     {"BitCast", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "MaxPool"}
 )
-# Kinds that running the node would not determine, or only slowly. docs/conditioned.md gives the
-# reasons.
+# Kinds of operators for which running the node again would not determine the kind, or would be
+# slow. docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # Most nodes of a network have these operators. Running them again would be slow and yield the
-    # same kinds.
+    # Most nodes of a network have these operators. To determine their kinds would give the same
+    # result, but take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), NodeKind.ELEMENTWISE
     ),
-    # Fast algorithms: a zero that results from cancellation is zero only relative to the scale.
+    # The error of fast algorithms is relative to the scale, also where the exact result is zero.
     **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
     "DeformConv": NodeKind.MIX,
     # One minus a gate that is nearly open has an error relative to the range of an activation, 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
-    # Their terms are exponentials, which do not move in proportion to a rounding of an operand.
+    # The terms are exponentials, whose movement is not proportional to a rounding of the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike, which moving single elements does not show.
+    # An error of the mean moves all elements alike. Moving single elements does not reveal this.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
-    # A sum of products, which cancel if the rank is low.
+    # A sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,
-    # Differences of cosines: zero only relative to their error.
+    # Differences of cosines, whose error is relative to the cosines.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # Triangles of differences: zero only relative to the scale.
+    # Differences of coordinates, whose error is relative to the coordinates.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
-    # The coordinates are rounded, whatever the data.
+    # The coordinates are rounded even if the output is an element of the input.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
-    # Their integers result from rounding a quotient that the node computes itself.
+    # The outputs are integers, but they result from rounding a quotient that the node computes.
     **dict.fromkeys(
         ("QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
         NodeKind.COMBINE,
     ),
-    # They divide or take powers, which rounds even if an output depends on a single element.
+    # Division and powers are rounded even if an output depends on a single element.
     **dict.fromkeys(
         ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), NodeKind.COMBINE
     ),
-    # Elementwise, but sums of many operands.
+    # The result is a sum, although each output depends on one element of each operand.
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
 }
 
-#: Floating-point inputs that determine shapes, which are never perturbed.
+#: For each operator, the indices of floating-point inputs that determine shapes. These are never
+#: perturbed.
 SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
-# Scales by which integers are divided and multiplied.
+# For each operator, the indices of the scales by which integers are divided and multiplied.
 _SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
 
 # Operators whose floating-point outputs are discontinuous. All others are continuous except at
@@ -135,11 +137,11 @@ _DISCONTINUOUS = frozenset(
     | {"Shrink", "Sign", "ThresholdedRelu", "Unique"}
     | {"Resize", "Upsample", "GridSample", "RoiAlign"}
 )
-# The domain of trees and classifiers, which make choices.
+# The domain of trees and classifiers, which are discontinuous.
 _CLASSIC_DOMAIN = "ai.onnx.ml"
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
-#: Operators whose products tensor units compute from rounded operands.
+#: Operators whose products a matrix unit (tensor core) may compute from rounded operands.
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
     | {"RNN", "LinearAttention", "CausalConvWithState"}
@@ -147,12 +149,14 @@ PRODUCTS = frozenset(
 
 _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
-# From here on, doubles that result from roundings may be integers by chance.
+# A larger double may be an integer by chance, after its digits have been rounded.
 _MAX_INTEGER = 2.0**40
-# This number of elements of an output is compared first: comparing the others sorts arrays.
+# This number of elements of an output is compared first, because comparing all of them requires
+# sorting.
 _FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
-# Elements of an input that are moved, until this many moved an output.
+# At most this number of elements of an input is moved, one after another, until this number of them
+# has moved an output.
 _MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
 
 
@@ -163,7 +167,7 @@ def listed_kind(op_type: str) -> NodeKind | None:
 
 def movable_operands(op_type: str, inputs: Sequence[Any]) -> list[int]:
     """Return the indices of a node's floating-point inputs that may be perturbed."""
-    # A quotient by a power of two is exact, and so are its ties.
+    # If all scales are powers of two, the quotient is exact, and no perturbation may break a tie.
     scales = [np.abs(np.frexp(inputs[index])[0]) for index in _SCALES.get(op_type, ())]
     if scales and all((mantissa == 0.5).all() for mantissa in scales):  # noqa: PLR2004
         return []
@@ -204,7 +208,7 @@ def classify(
 
 
 def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Return whether a node is discontinuous: it makes choices, or discrete values of floats.
+    """Return whether a node is discontinuous: it chooses by, or discretizes, floating-point values.
 
     Args:
         node: the node, as the evaluator has it.
@@ -223,8 +227,8 @@ def _moves_data(
 ) -> bool:
     """Return whether a node's outputs are its inputs, constants or integers, up to their sign.
 
-    They are compared at the inputs themselves and at two generic points: one near the inputs, and
-    one near zero.
+    The outputs are compared for the inputs themselves and for two sets of generic inputs: one near
+    the inputs, and one near zero.
     """
     attributes = node.onnx_node.attribute
     constants = [attribute.f for attribute in attributes]
@@ -241,7 +245,7 @@ def _moves_data(
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
-        # An output of zeros, or one that overflows, does not show the kind.
+        # An output of zeros, or one that overflows, says nothing about the kind.
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0
@@ -253,10 +257,10 @@ def _moves_data(
 
 
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
-    """Return the magnitudes of elements that may come from anywhere in the inputs.
+    """Return the magnitudes of the elements that must still be found among the inputs.
 
-    These are the finite elements that are neither rounded to integers, which is also exact, nor
-    equal to the element of an input at the same place.
+    Not among them are elements that are infinite, NaN or integers (rounding to integers is exact,
+    too), and elements that equal the element of an input at the same place.
     """
     size = np.abs(result)
     unexplained = np.isfinite(result)
@@ -268,7 +272,7 @@ def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
 
 
 def _are_among(values: Array, arrays: Sequence[Array]) -> bool:
-    """Return whether all values are elements of some arrays."""
+    """Return whether each value occurs in any of the arrays."""
     for value in values[:_FIRST_ELEMENTS]:
         if not any((array == value).any() for array in arrays):
             return False
@@ -280,7 +284,7 @@ def _are_among(values: Array, arrays: Sequence[Array]) -> bool:
 
 
 def _generic(array: Array, place: int, scale: float) -> Array:
-    """Return distinct numbers near those of an operand, times a scale."""
+    """Return the elements of an operand, times a scale and distinct factors from 1.01 to 1.31."""
     steps = (np.arange(array.size) * _GOLDEN_RATIO + 0.37 * place) % 1.0
     factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
     # A zero operand would keep the product at zero.
@@ -294,10 +298,11 @@ def _terms(
     outputs: Sequence[Any],
     places: Sequence[int],
 ) -> tuple[float, bool]:
-    """Return how many elements of an input an output element depends on, and if as a product.
+    """Return how many elements of an input an output element depends on, and whether as a product.
 
-    One element of each input is moved, and the output elements that change are counted. If none
-    changes, because the element is multiplied by zero or a pool omits it, another one is moved.
+    A few elements of each input are moved, one at a time, and the output elements that change are
+    counted. Elements without an effect, for example because they are multiplied by zero, do not
+    count.
     """
     output_size = sum(output.size for output in outputs if is_wide(output))
     most_terms, product = 1.0, True
@@ -332,7 +337,7 @@ def _terms(
 
 @lru_cache(1024)
 def _generic_elements(size: int) -> list[int]:
-    """Return indices that are generic along each axis. Each second one mirrors the one before."""
+    """Return indices of elements in general position: irrational shares of a size, and mirrored."""
     steps = (np.arange(1, 1 + _MAX_MOVED_ELEMENTS // 2) * _GOLDEN_RATIO) % 1.0
     near = np.rint((size - 1) * np.stack([steps, 1 - steps], 1)).astype(int)
     return list(dict.fromkeys(near.ravel().tolist()))

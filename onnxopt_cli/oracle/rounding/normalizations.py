@@ -1,9 +1,10 @@
 """Normalizations by the mean and variance of their input, with perturbed averages.
 
-An error of the mean moves all elements of its group alike. Perturbing single elements does not show
-that: their mean moves by 1 / sqrt(n) of their own movements. The averages themselves are therefore
-perturbed, by the error that stable algorithms have for the same rows: a bound for n independent
-roundings, or twice the error of the sequential algorithms below if their roundings add up.
+An error of the mean moves all n elements that are normalized together. Perturbing the elements
+independently does not reveal this, because their mean then moves by 1 / sqrt(n) of their movements.
+The averages themselves are therefore perturbed, by the error of stable algorithms: the larger of a
+bound for independent roundings, and twice the error of the sequential algorithms below for the same
+elements, whose roundings may all have the same sign.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ NORMALIZE = frozenset(
 _FLOAT32_BYTES = 4
 # Twice the error of sequential algorithms is allowed.
 _OBSERVED_FACTOR = 2.0
-# The tolerance of 8 roundings is 5 standard deviations of the error of a shifted sum.
+# With this share of the error of a shifted sum as the unit, the tolerance of 8 roundings is 5
+# standard deviations.
 _SHIFTED_SHARE = 5 / 8
-# Rows of more elements are not run by a recurrence, which takes a step of Python for each of them.
+# Welford's recurrence, which takes a step in Python for each element, is not run for longer rows.
 _MAX_RECURRENCE = 1 << 13
-# The published body of MeanVarianceNormalization adds it to the deviation.
+# The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
 
@@ -49,9 +51,9 @@ def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
 
 @dataclass(slots=True)
 class AverageErrors:
-    """Twice the largest errors of sequential algorithms in float32 for the statistics of a node.
+    """Twice the largest errors of sequential float32 algorithms for the statistics of a node.
 
-    They are zero for short rows.
+    They remain zero if the rows are so short that a sum has an error of one rounding.
     """
 
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -75,17 +77,17 @@ class AverageErrors:
 
 
 def _largest_error(values: Sequence[Array], exact: Array) -> Array:
-    """Return the largest finite error of each element; zero if none of its errors is finite."""
+    """Return the largest finite error of each element; zero if it has no finite error."""
     errors = np.abs([value.reshape(exact.shape) - exact for value in values])
     return np.asarray(np.where(np.isfinite(errors), errors, 0.0).max(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorModel:
-    """The errors that the averages of a node may have, and those in a perturbed run.
+    """The allowed errors of a node's averages, and the errors to inject in a perturbed run.
 
     Attributes:
-        roundoff: the error of an average that is allowed for one rounding.
+        roundoff: the relative error of an average that is allowed for each of its roundings.
         observed: the errors that are allowed because sequential algorithms have them.
         mean_roundoff: the largest relative error of a mean by any stable algorithm.
         roundings: returns the roundings of this run, between -1 and 1, given the averages.
@@ -99,14 +101,14 @@ class ErrorModel:
     step: float
 
     def bound(self, size: Array) -> Array:
-        """Return the allowed errors of averages, given their errors in roundings times sizes."""
+        """Return the allowed errors of averages, given their sizes times numbers of roundings."""
         return np.asarray(np.where(np.isfinite(size), self.roundoff * size, 0.0))
 
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
         """Return the errors of averages in this run.
 
-        Observed errors are used without scaling, because errors of mean and variance occur
-        together.
+        Bounds are scaled by the magnitude of the rounding of this run. Observed errors are not,
+        because those of a mean and of its variance occur together.
         """
         shares = self.roundings(average)
         return (
@@ -117,16 +119,16 @@ class ErrorModel:
 def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     """Perturb means and variances in a block.
 
-    Let s^2 be the variance, d the distance of the first element from the mean, and r the roundings
-    of a sum of n terms. A mean has an error of r |mean| and of the average distance of its terms
-    from it, or of |mean| + r d if the first element is subtracted before summing. A variance has an
-    error of (r + 1) s^2. After the subtraction of the first element it is the difference of
-    s^2 + d^2 and d^2, which have errors of r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque
-    1983).
+    Let s^2 be the variance, d the distance of the first element from the mean, and r the error of a
+    sum of n terms in roundings. The error of a mean, in roundings, is r |mean| plus the average
+    distance of the terms from the mean, or |mean| + r d if the first element is subtracted from all
+    terms before they are summed. The error of a variance is (r + 1) s^2. If the first element is
+    subtracted, the variance is the difference of s^2 + d^2 and d^2, which have errors of
+    r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
 
-    If the elements differ by less than the error of the mean, the variance of a stable algorithm
-    may be anything between zero and the square of that error. It is then zero in the runs that
-    would move it down. A variance that is smaller than its own error is treated likewise.
+    If the elements differ by less than the error of the mean, a stable algorithm may compute any
+    variance between zero and the square of that error. Runs whose rounding is negative then use the
+    variance zero. They do the same for a variance that is smaller than its own error.
     """
     exact_mean, exact_variance = mean_of, variance_of
     mean_error = np.zeros(())
@@ -153,7 +155,8 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         shifted *= _SHIFTED_SHARE * unbounded_sum_roundings(terms)
         bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
         error = errors.injected(variance, bound, errors.observed.variance)
-        # Half or twice the variance moves the result by more than a unit of the tolerance.
+        # Larger errors are not needed: half or twice the variance already moves the result by more
+        # than the tolerance.
         error = np.clip(error, -variance / 2, variance)
         undetermined = (variance < mean_error**2) | (variance < bound)
         return np.where(undetermined & (error < 0), 0.0, variance + error)
@@ -170,8 +173,9 @@ def _first(x: Array, axes: tuple[int, ...]) -> Array:
 def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
     """Yield means and variances of rows in float32 by algorithms that take one term at a time.
 
-    Their roundings add up if the terms are similar or sorted: by two passes; by one pass over the
-    terms less the first one; and by Welford's recurrence. Each begins at either end.
+    The algorithms are two passes, one pass over the terms minus the first term, and Welford's
+    recurrence. Each begins at either end. If the terms are similar or sorted, the roundings of such
+    an algorithm have the same sign.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
@@ -211,8 +215,8 @@ def standardized(
     Args:
         x: the tensor.
         axes: the axes of its statistics.
-        epsilon: a number added to the variance.
-        added: a number added to the deviation.
+        epsilon: a number that is added to the variance.
+        added: a number that is added to the standard deviation.
     """
     along = tuple(axes)
     wide = x.astype(np.float32) if x.dtype.itemsize < _FLOAT32_BYTES else x
@@ -226,7 +230,7 @@ def standardized(
 def layer_normalization(
     _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Normalize from an axis on; also return the mean and the inverse deviation."""
+    """Normalize over an axis and all later ones; also return mean and inverse deviation."""
     normal, mean, variance = standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))
@@ -281,7 +285,7 @@ def group_normalization(
 
 
 def mean_variance_normalization(x: Array, axes: Sequence[int]) -> Array:
-    """Normalize along axes."""
+    """Normalize to mean 0 and variance 1 along axes."""
     return standardized(x, axes, added=_MVN_EPSILON)[0].astype(x.dtype)
 
 

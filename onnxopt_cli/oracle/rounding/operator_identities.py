@@ -1,8 +1,8 @@
 """Identities by which runtimes deliberately compute operators, at the cost of relative accuracy.
 
 The roundings of an identity are accepted, and a result that passes only because of them is marked.
-Each entry has a formula, a reason and a source. ``docs/conditioned.md`` lists the entries, and
-identities that are not accepted.
+Each entry has a formula, a reason and sources. ``docs/conditioned.md`` lists these identities, and
+others that are not accepted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class OperatorIdentity:
         operator: the operator.
         formula: the identity in mathematical notation.
         constants: its constants, by name.
-        steps: the identity as nodes: output, operator and inputs of each. The operand is ``x``, the
-            result ``y``; constants have the operand's type.
+        steps: the nodes of the identity, each as output, operator and inputs. The operand is ``x``
+            and the result ``y``; constants have the operand's type.
         reason: why runtimes use it.
         sources: runtimes that use it, each with a file.
         within: operators whose published bodies contain the operator.
@@ -42,15 +42,15 @@ class OperatorIdentity:
 
     @property
     def identity_name(self) -> str:
-        """The entry in a line: ``Sigmoid(x) = (1 + tanh(x / 2)) / 2``."""
+        """The identity as an equation: ``Sigmoid(x) = (1 + tanh(x / 2)) / 2``."""
         return f"{self.operator}(x) = {self.formula}"
 
 
 #: The name of nodes within an identity.
 WITHIN = "onnxopt.identity"
-# The first version with CastLike is 15. The nodes depend on nothing newer.
+# The opset of the nodes. Any opset with CastLike, that is, from 15 on, would do.
 _OPSET = 18
-#: The list. An entry must hold in exact arithmetic.
+#: The accepted identities, which hold in exact arithmetic.
 IDENTITIES = (
     OperatorIdentity(
         operator="Sigmoid",
@@ -62,8 +62,8 @@ IDENTITIES = (
             ("s", "Mul", "t", "half"),
             ("y", "Add", "s", "half"),
         ),
-        reason="An odd function is approximated on one side only or by an instruction of the"
-        " device, so that no exponential overflows.",
+        reason="An odd function is approximated for one sign only, or is an instruction of the"
+        " device; no exponential overflows.",
         sources=(
             "ONNX Runtime, onnxruntime/core/mlas/lib/logistic.cpp: p / q + 0.5, p odd",
             "XLA, xla/service/logistic_expander.cc: 0.5 + 0.5 * tanh(0.5 * x)",
@@ -84,7 +84,8 @@ def identities_in(model: onnx.ModelProto) -> list[OperatorIdentity]:
 def identities() -> Mapping[str, onnx.FunctionProto]:
     """Return the identities as functions, by operator.
 
-    All nodes but the last one, which rounds to the type of the operator, are called :data:`WITHIN`.
+    The nodes are named :data:`WITHIN`, except for the last one, which rounds to the operator's
+    type.
     """
     return {entry.operator: _function(entry) for entry in IDENTITIES}
 

@@ -1,9 +1,10 @@
 """Sums that overflow in one order of their terms and not in another.
 
-``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the positive terms are added
-first. No specification prescribes an order, so an infinity is right if the terms of its sign exceed
-the range of the type, and NaN if those of both signs do. A fast algorithm adds elements of a whole
-image or line, whose sum may exceed the range although no output element does.
+In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the positive terms
+are added first. The specification of ONNX prescribes no order. Therefore an infinity is correct if
+the sum of the terms of its sign exceeds the range of the type, and NaN is correct if the sums of
+both signs do. A fast algorithm adds elements of a whole image or line; such a sum may exceed the
+range although no output element does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, widened_value
 #: Operators that divide the sum of their terms by their number.
 MEANS = frozenset({"AveragePool", "GlobalAveragePool", "Mean", "ReduceMean"})
 _DIRECT = frozenset({NodeKind.COMBINE, NodeKind.MIX})
-# Winograd's transforms of tiles with 8 elements multiply an element by at most 10 along each axis.
+# Winograd's transforms of tiles of 8 x 8 elements multiply an element by at most 10 along each of
+# the two axes.
 _TILE_GROWTH = 100.0
 
 
@@ -53,7 +55,7 @@ def with_overflow(
     output: Any,
     special: float,
 ) -> Any:
-    """Return an output with an infinity, or NaN, wherever some order of its terms yields it.
+    """Return an output with an infinity or NaN in each element that is one by some order of terms.
 
     Args:
         node: the node, as the evaluator has it.
@@ -61,7 +63,7 @@ def with_overflow(
         compute: runs it with other inputs.
         operands: its inputs.
         output: its output in the model's own types.
-        special: the infinity, or NaN.
+        special: the infinity or NaN.
     """
     if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF or not output.size:
         return output
@@ -87,7 +89,7 @@ def with_overflow(
     else:
         return output
     if not np.isnan(special):
-        # An infinite operand yields the infinity of its sign.
+        # If an operand is infinite, an infinite output keeps its sign.
         finite_operands = all(np.isfinite(v).all() for v in magnitudes if is_wide(v))
         may_be = may_be & (finite_operands | np.isfinite(output))
     return np.where(may_be, np.asarray(special, output.dtype), output)
@@ -111,7 +113,8 @@ def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
 def _limit(op_type: str, tensors: Sequence[Array]) -> float:
     """Return the largest number of the type in which an operator adds tensors.
 
-    It is float32 for 16 bits, unless the operator adds tensors one after another.
+    16-bit tensors are added in float32, except by operators that add whole tensors one after
+    another.
     """
     if op_type in CHAINED:
         return max(float(ml_dtypes.finfo(tensor.dtype).max) for tensor in tensors)  # type: ignore[no-untyped-call]

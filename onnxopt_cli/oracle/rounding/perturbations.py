@@ -1,9 +1,9 @@
 """The design of the perturbed runs: the sign and size of the rounding of each place in each run.
 
-A place is an element of an operand or result, counted in the order in which they are perturbed. The
-error of a difference of two cancelling terms becomes visible only in a run in which the two move
-differently. The design therefore lets no two places move alike in all runs. It uses no random
-numbers.
+A place is the number of an element of an operand or result in the order in which elements are
+perturbed. The error of a difference of two cancelling terms becomes visible only in a run in which
+the terms move differently. The design therefore ensures that of many consecutive places no two move
+alike in all runs. It uses no random numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from onnxopt_cli.core.values import Array
 
 #: The number of perturbed runs.
 RUNS = 8
-#: The sizes of a rounding. Each place moves by the last one in at least one run.
+#: The sizes of a rounding. Each place moves by the largest size in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: The period of the sizes: among this many consecutive places, no two have the same sizes in all
-#: runs. It is the largest prime for which four levels and eight runs suffice. A prime divides no
-#: usual size of a tensor.
+#: The period of the sizes: of this number of consecutive places, no two have the same sizes in all
+#: runs. It is the largest prime for which four levels and eight runs suffice. It is prime because a
+#: period that divides the size of a tensor would let corresponding elements move alike.
 DISTINCT_PLACES = 58_967
 
 # Columns of signs, one row per run. Any two columns contain all four pairs of signs; the signs of
@@ -32,25 +32,25 @@ _COLUMNS = np.array(
 )
 
 
-# A sum of n terms has an error of sqrt(n) / 4 roundings if that exceeds one. A sequential sum of
-# 10^6 terms has an error of 400.
+# The error of a sum of n terms is assumed to be sqrt(n) / 4 roundings, and at least one. A
+# sequential sum of 10^6 terms has an error of 400 roundings.
 _ROOT_DIVISOR = 4.0
 
 
 def sum_roundings(terms: float) -> float:
-    """Return the error of a sum of some terms, in roundings of the sum of their magnitudes."""
+    """Return the error of a sum of n terms, in roundings of the sum of their magnitudes."""
     return max(1.0, unbounded_sum_roundings(terms))
 
 
 def unbounded_sum_roundings(terms: float) -> float:
-    """Return the standard deviation of that error, which is less than a rounding for few terms."""
+    """Return sqrt(n) / 4, the error of a sum without the lower limit of one rounding."""
     return terms**0.5 / _ROOT_DIVISOR
 
 
 def _signs() -> Array:
     """Return the signs of consecutive places, one row per run.
 
-    Even places whose distance is a multiple of the number of columns have different columns.
+    Places whose distance is a multiple of the number of columns also have different columns.
     """
     count = len(_TRIPLES)
     places = np.arange(count**3)
@@ -60,8 +60,9 @@ def _signs() -> Array:
 
 def _sizes() -> Array:
     """Return the sizes of consecutive places, one row per run."""
-    # Two bits of a number are the level of a place in a run. Multiplying by odd numbers and xoring
-    # with shifted bits are bijections: the numbers stay distinct, those of neighbours unrelated.
+    # Each place has a number of 16 bits, of which two determine its level in each of the eight
+    # runs. Multiplication by an odd number and XOR with shifted bits are bijections, so the numbers
+    # remain distinct while those of neighbouring places become unrelated.
     numbers = np.arange(4**RUNS, dtype=np.uint16)
     for factor in (40_503, 24_001, 52_711):
         numbers *= np.uint16(factor)
@@ -79,7 +80,7 @@ _BLOCK_PLACES = 1 << 17
 def _repeated_rows() -> list[tuple[int, Array]]:
     """Return signs and sizes, each with its period.
 
-    They are repeated so that a block may begin at any place of the first period.
+    Both are repeated so that a block that begins at any place of the first period is contiguous.
     """
     return [
         (rows.shape[1], np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))))

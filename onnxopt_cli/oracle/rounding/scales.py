@@ -1,6 +1,6 @@
-"""The scale of the absolute error of an output: convolutions, transforms and determinants.
+"""Scales of the absolute errors of convolutions, Fourier transforms, determinants and windows.
 
-The error of an element is at most about u times the scale, even where the element itself is small.
+One rounding causes an error of about u times the scale, even in an element that is much smaller.
 Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements that a direct sum
 keeps separate. The standard deviation of their error is derived from the algorithm, with
 independent roundings. ``docs/conditioned.md`` has the equations and their sources.
@@ -21,21 +21,24 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
 
-# A tolerance of 16 units is 3 standard deviations of Winograd's error if each rounding is as large
-# as possible. Roundings are spread evenly, so their actual deviation is about 0.4 of that.
+# With this share as the unit, a tolerance of 16 units is 3 standard deviations of Winograd's error,
+# computed with roundings of the largest size. Actual roundings are uniformly distributed, so that
+# the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE, _CONVOLUTION_STAGE = 1 / 3, 1 / 6
-# A transform that is computed as sums of n terms has an error of sqrt(n) / 10 roundings of the root
-# mean square, and of sqrt(n) / 40 roundings of the largest element.
+# A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
+# of the root mean square of the result, and of sqrt(n) / 40 roundings of its largest element.
 _ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
 # Sums of n equal terms have an error of sqrt(n) / 4 roundings of their result.
 _SUM_DIVISOR = 4
-# An angle that is computed in float32 by a product and a quotient is off by two roundings. It moves
-# all terms of a sum, so a tolerance of 16 units must be two roundings of the largest element.
+# An angle that is computed in float32 by a product and a quotient has an error of two roundings,
+# which moves all terms of a sum. With this share as the unit, a tolerance of 16 units is two
+# roundings of the largest element.
 _ANGLE_ERROR = 2 / 16
-# Interpolation points, besides infinity, of tiles with 6 elements, F(4, 3) and F(2, 5), and with 8
-# elements, F(6, 3) and F(4, 5).
+# Winograd's interpolation points besides infinity: of F(4, 3) and F(2, 5), whose tiles have 6
+# elements, and of F(6, 3) and F(4, 5), whose tiles have 8. F(m, r) computes m outputs of a kernel
+# of length r.
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
@@ -51,25 +54,27 @@ _WINDOW_SHARE = 2 / 16
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
 _MAX_CHANNELS = 16
-# Larger convolutions are summed over the places of their kernels, without copies of all windows.
+# Convolutions whose windows have more elements in total are summed over the places of their
+# kernels, without copies of all windows.
 _MAX_COLUMNS = 1 << 21
 # Tiles extend along the last axes; elements along other axes are summed as channels are.
 _TILED_AXES = 2
-# Times that the rows and columns of a matrix are balanced. If zeros leave no product, balancing
-# does not converge.
+# The number of times that the rows and columns of a matrix are balanced. Balancing does not
+# converge if zeros make every product of the determinant vanish.
 _BALANCING_ROUNDS = 4
-# Reflections mix small rows with large ones, which increases their error by this factor at most.
+# Reflections mix small rows with large ones. An increase of their error by this factor is accepted.
 _MAX_MIXING = 64.0
 
 
 def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a ``DFT`` or ``STFT``, for each element of its output.
 
-    It is a share of the root mean square of the line, or of its largest element, which leaks into
-    the others: a sequential sum has partial sums of up to 1 / pi of it, and twiddle factors have
-    errors if their angles are computed in float32. Angles are below pi in the stages of lengths
-    that are powers of two, and below 2 pi in Bluestein's chirp for other lengths. A sequential sum
-    of n equal terms has an error of sqrt(n) / 4 roundings of the sum itself.
+    The scale is the larger of two shares: of the root mean square of a transformed line, and of the
+    largest element of the line, which leaks into the others for two reasons. A sequential sum has
+    partial sums of up to 1 / pi of the largest element, and twiddle factors have errors if their
+    angles are computed in float32. The angles are below pi for lengths that are powers of two, and
+    below 2 pi in Bluestein's chirp for other lengths. In addition, a sequential sum of n equal
+    terms has an error of sqrt(n) / 4 roundings of the sum itself.
 
     Args:
         node: the node, as the evaluator has it.
@@ -82,7 +87,7 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     share = max(_TRANSFORM_STAGE * sqrt(log2(terms)), sqrt(terms) / _ROOT_MEAN_SQUARE_DIVISOR)
     leaked = sqrt(terms) / _LARGEST_DIVISOR * _largest(power, axis)
     if terms & (terms - 1) == 0:
-        # Its first element has the factor 1 at every stage, which is exact.
+        # The twiddle factors of the first element are 1, which is exact, so it does not leak.
         later_power = np.take(power, range(1, output.shape[axis]), axis)
         leaked = np.maximum(leaked, _ANGLE_ERROR * pi * _largest(later_power, axis))
     else:
@@ -134,7 +139,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     if tiled is not None:
         error = tiled
         if transposed and "output_shape" not in attributes:
-            # Its padding is cut off, before or after the output is divided into tiles.
+            # The padding of the output is cut off, either before or after it is divided into tiles.
             starts = list(attributes["pads"].ints if "pads" in attributes else ())
             starts = (starts or [0] * (output.ndim - 2))[: output.ndim - 2]
             error = _part(tiled, starts, output.shape[2:])
@@ -142,24 +147,24 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
                 cut = convolution.cut(starts, output.shape[2:]).winograd_error()
                 error = error if cut is None else np.maximum(error, cut)
         if error.shape != output.shape:
-            # The borders that are cut off are unknown here, so the largest error counts.
+            # It is unknown here which borders are cut off, so the largest error counts.
             error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
         scale = np.maximum(scale, error)
-    # The scales of all nodes are in memory at once, and few of their digits matter.
+    # Stored as float32: the scales of all nodes are in memory at once, and few digits matter.
     return np.broadcast_to(scale.astype(np.float32), output.shape)
 
 
 def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Array:
-    """Return the scale of the error of ``Det``: the root mean square of similar determinants.
+    """Return the scale of the error of ``Det``: the root mean square of random determinants.
 
-    If rows of n elements have independent directions, the mean of det^2 is n! / n^n times the
-    product of their squared lengths. A sum of n! products with random signs is as large, and so is
-    the error of an expansion by cofactors, in roundings. Factorizations have smaller errors if the
-    rank is low.
+    If n rows of n elements have independent random directions, the mean of det^2 is n! / n^n times
+    the product of their squared lengths. A sum of n! products with random signs has this size, and
+    so has the error of an expansion by cofactors, in roundings. Factorizations have smaller errors
+    if the rank is low.
 
-    Elimination and cofactors have an error relative to the scale of the balanced matrix.
-    Reflections have one relative to the rows and columns as they are, which is accepted up to 64
-    times the former.
+    The error of elimination and cofactors is relative to this scale for the balanced matrix. The
+    error of reflections is relative to the scale for the rows and columns as they are, which is
+    accepted up to 64 times the scale of the balanced matrix.
 
     Args:
         inputs: the matrices, in their last two axes.
@@ -180,7 +185,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns. A row of zeros gets the length of the longest."""
+    """Return the lengths of rows or columns; for one of zeros, the length of the longest."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
@@ -189,8 +194,8 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
 
     An angle t in float32 has an error of at most 3 roundings, which moves cos(t) by 3 u t sin(t). A
-    cosine has an error of up to 4 roundings of 1, and the sum rounds twice. The tolerance is twice
-    the sum of these errors.
+    cosine has an error of up to 4 roundings of 1, and the sum has one of 2 roundings. The tolerance
+    is twice the total.
     """
     coefficients = WINDOWS[node.op_type]
     count = int(inputs[0])
@@ -205,9 +210,9 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 
 
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a fast algorithm may spread NaN or infinity in a node's operands.
+    """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
 
-    An infinite scale of ``BatchNormalization`` is spread where it is folded with the mean.
+    An infinite scale of ``BatchNormalization`` is spread if the scale is folded with the mean.
     """
     if node.op_type == "BatchNormalization":
         return bool(np.isinf(inputs[1].astype(np.float64)).any())
@@ -217,10 +222,11 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 
 
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
-    """Return an output with NaN, or an infinity, wherever a fast algorithm may yield it.
+    """Return an output with NaN or an infinity in each element that may be one by a fast algorithm.
 
-    These are all elements that are mixed with an operand that is not finite. NaN stays NaN, and an
-    infinity may become NaN, but not the infinity of the other sign.
+    These are all elements that are mixed with an operand that is not finite. An element that is NaN
+    by a direct sum remains NaN. An infinite element may become NaN, but not the infinity of the
+    other sign.
     """
     size = output.astype(np.float64)
     if node.op_type in {"DFT", "STFT"}:
@@ -254,14 +260,16 @@ def _finite(array: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Convolution:
-    """A convolution with stride 1, some of whose elements the node may omit.
+    """A convolution with stride 1 that contains all elements of a node's output.
+
+    The output of the node may be a part of that of the convolution, as with larger strides.
 
     Attributes:
         x: the padded input: batch, channels, space.
         w: the kernels: output channels, channels of the group, space.
         group: the number of groups of channels.
         dilations: the dilation along each axis of space.
-        tiled: whether Winograd's algorithm may compute it.
+        tiled: whether Winograd's algorithm may compute the convolution.
     """
 
     x: Array
@@ -323,8 +331,9 @@ class _Convolution:
     def winograd_error(self) -> Array | None:
         """Return the scale of the error by Winograd's algorithm, for each element.
 
-        If there are many output channels, the errors of some are computed, and the largest of them
-        is used for all, in proportion to the norms of their kernels.
+        If there are many output channels, the errors of some channels are computed for normalized
+        kernels. The largest of these errors, times the norm of its kernel, is used for each
+        channel.
 
         Returns:
             The scale, or None if no known implementation tiles a kernel of this size.
@@ -338,7 +347,7 @@ class _Convolution:
         channels = np.unique(np.linspace(0, w.shape[1] - 1, _MAX_CHANNELS).astype(int))
         if len(channels) < w.shape[1]:
             w = w[:, channels]
-        # Few digits matter, and normalized squares stay within the range of float32.
+        # float32 is enough, because few digits matter and normalized squares stay in its range.
         largest = np.abs(self.x).max(initial=0.0) or 1.0
         x, w = (self.x / largest).astype(np.float32), w.reshape(-1, *self.w.shape[1:])
         w = w.astype(np.float32)
@@ -352,7 +361,6 @@ class _Convolution:
             if max(kernels) > len(points):
                 continue
             axes = [_matrices(points, kernel) for kernel in kernels]
-            # A tile may be larger than the image: its outputs beyond the image are cut off.
             exact = _transforms_exactly(self.x, axes)
             variances.append(_tiled_variance(x, w, self.group, axes, exact=exact))
         if not variances:
@@ -484,7 +492,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
         for array in _transformed([axis.kernel for axis in axes], w)
     )
     v_variance = np.zeros_like(v_variance) if exact else v_variance
-    # Each partial sum over the channels rounds.
+    # Each partial sum over the channels is rounded.
     variance = u**2 @ (v_variance + (1 + channels / 2) * v**2) + u_variance @ v**2
     _, variance = _transformed(
         [axis.inverse for axis in axes],
@@ -499,9 +507,9 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
 def _transformed(
     matrices: Sequence[Array], value: Array, variance: Array | None = None
 ) -> tuple[Array, Array]:
-    """Multiply each of the first axes by a matrix; return the result and its variance.
+    """Multiply each of the first axes by a matrix; return the result and the variance of its error.
 
-    Each term of a sum rounds once, by u times its magnitude.
+    Each term of a sum is assumed to have one rounding, of u times its magnitude.
     """
     variance = np.zeros_like(value) if variance is None else variance
     last = len(matrices) - 1
@@ -517,11 +525,11 @@ def _transformed(
 
 @cache
 def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
-    """Return the matrices of the algorithm that interpolates at points and infinity.
+    """Return the matrices of Winograd's algorithm with given interpolation points and infinity.
 
-    Row i of the tile's matrix has the coefficients of ``prod(x - p_j)`` over all points but p_i.
-    Row i of the kernel's has powers of p_i, divided by ``prod(p_i - p_j)``. The inverse has powers
-    of the points.
+    For point p_i, row i of the tile's matrix has the coefficients of the product of (x - p_j) over
+    j != i. Row i of the kernel's matrix has the powers of p_i, divided by the product of
+    (p_i - p_j). Column i of the inverse has the powers of p_i.
     """
     if kernel == 1:
         identity = np.ones((1, 1), np.float32)

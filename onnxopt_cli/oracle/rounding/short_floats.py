@@ -1,8 +1,9 @@
-"""16-bit floating-point types: operands are converted to float32 and accumulated in float32.
+"""Nodes with 16-bit operands, which are converted to float32 and accumulated in float32.
 
-onnx's reference accumulates in 16 bits. Its results in these types are therefore no evidence of
-overflow or underflow. ``Sum`` and ``Mean`` are exceptions: they may add whole tensors one after
-another, as a chain of ``Add`` does. ``docs/conditioned.md`` states the rules.
+onnx's reference accumulates in 16 bits, so an overflow or underflow in its own results does not
+show that a correct backend overflows. ``Sum`` and ``Mean`` are exceptions: they may add whole
+tensors in 16 bits, one after another, as a chain of ``Add`` does. ``docs/conditioned.md`` states
+the rules.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from onnxopt_cli.operators.nodes import all_nodes
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import is_short, single_value
 
-# These divide in the type of their scales, and have discrete results.
+# Operators that divide in the type of their scales, and return quantized values.
 _QUANTIZE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
-# These have several stages. Results between stages have the model's own type.
+# Operators with several stages. Results between stages have the model's own type.
 _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}
 )
-#: These add tensors one after another. Each partial sum may have the model's own type.
+#: Operators that add tensors one after another. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
-#: Their published bodies round the exponents to the model's own type; nothing cancels there.
+#: Operators whose published bodies round the exponents to the model's own type, without
+#: cancellation.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
 _NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
 _COORDINATES = frozenset({NodeKind.COORDINATES, NodeKind.SELECT})
@@ -41,13 +43,13 @@ def accumulates_in_single(op_type: str, kind: NodeKind) -> bool:
 
 
 def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
-    """Return whether a node accumulates 16-bit operands without rounding them before."""
+    """Return whether a node accumulates 16-bit operands in float32 without rounding them before."""
     accumulates = accumulates_in_single(op_type, kind)
     return accumulates and kind not in _COORDINATES and op_type not in _STAGED
 
 
 def requests_short_sums(model: onnx.ModelProto) -> bool:
-    """Return whether an attribute of a node states that it computes in 16 bits."""
+    """Return whether an attribute of any node requires that it computes in 16 bits."""
     return any(
         attribute.name in _TYPE_ATTRIBUTES and attribute.i in _SHORT_TYPES
         for node in all_nodes(model)
@@ -56,12 +58,12 @@ def requests_short_sums(model: onnx.ModelProto) -> bool:
 
 
 class InSingle:
-    """A visitor that runs nodes in the model's own types, but accumulates 16 bits in float32.
+    """A visitor that accumulates 16-bit operands in float32, and otherwise changes no types.
 
     Args:
-        nodes: operator and kind of each visited node.
-        types: for each of them, the dtypes of its outputs in the model's own types; None for
-            outputs that are not tensors.
+        nodes: operator and kind of each node of the exact run.
+        types: for each of these nodes, the dtypes of its outputs in the model's own types; None for
+            an output that is not a tensor.
     """
 
     def __init__(
