@@ -22,7 +22,7 @@ from pathlib import Path
 from esp_ppq.api import load_onnx_graph
 from esp_ppq.executor import TorchExecutor
 
-from onnxopt_cli.backends.glue.torch_tensors import from_torch, to_torch
+from onnxopt_cli.backends.glue.torch_support import from_torch, to_torch
 
 
 class Backend:

@@ -17,8 +17,7 @@
 import onnx2fx
 import torch
 
-from onnxopt_cli.backends.glue.torch_tensors import from_torch, to_torch
-from onnxopt_cli.backends.glue.torchvision_operators import import_torchvision
+from onnxopt_cli.backends.glue.torch_support import from_torch, import_torchvision, to_torch
 
 import_torchvision()
 

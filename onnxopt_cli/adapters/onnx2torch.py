@@ -19,8 +19,7 @@ the first output if onnx2torch computes no further ones.
 
 import torch
 
-from onnxopt_cli.backends.glue.torch_tensors import from_torch, to_torch
-from onnxopt_cli.backends.glue.torchvision_operators import import_torchvision
+from onnxopt_cli.backends.glue.torch_support import from_torch, import_torchvision, to_torch
 
 import_torchvision()
 import onnx2torch  # noqa: E402 - imports torchvision

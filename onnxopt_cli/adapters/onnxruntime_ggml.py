@@ -17,7 +17,7 @@ this, so that they are unsupported.
 import onnxruntime
 import onnxruntime_ggml
 
-from onnxopt_cli.backends.onnxruntime_errors import unsupported_by_onnxruntime
+from onnxopt_cli.backends.onnxruntime_backend import unsupported_by_onnxruntime
 from onnxopt_cli.backends.protocol import reporting
 
 

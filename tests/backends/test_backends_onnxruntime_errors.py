@@ -21,7 +21,7 @@ from backend_models import (
 )
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.onnxruntime_errors import PATTERNS, unsupported_by_onnxruntime
+from onnxopt_cli.backends.onnxruntime_backend import PATTERNS, unsupported_by_onnxruntime
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.errors import Unsupported
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import onnx
-from onnx import numpy_helper
+from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.exec.exec_messages import (
@@ -21,12 +21,6 @@ from onnxopt_cli.backends.exec.exec_messages import (
     read_outputs,
 )
 from onnxopt_cli.backends.exec.exec_process import Command
-from onnxopt_cli.backends.exec.json_graph import (
-    declared,
-    element_types,
-    node_to_json,
-    sole_node,
-)
 from onnxopt_cli.backends.exec.other_interpreter import interpreter_command
 from onnxopt_cli.backends.protocol import (
     Backend,
@@ -35,9 +29,9 @@ from onnxopt_cli.backends.protocol import (
     unavailable,
 )
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.codec import PROTOCOL, run_request
+from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Value, dtype_name, dtype_named
 from onnxopt_cli.errors import (
     OnnxoptError,
     ProtocolBreach,
@@ -50,6 +44,12 @@ from onnxopt_cli.operators.nodes import all_nodes, plain_domain
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
+# Types of attributes that JSON can represent.
+_PLAIN_ATTRIBUTE_TYPES = {
+    AttributeProto.AttributeType.Value(f"{kind}{plural}")
+    for kind in ("FLOAT", "INT", "STRING", "TENSOR")
+    for plural in ("", "S")
+}
 
 
 class ExecBackend(Backend):
@@ -152,10 +152,10 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
             message = printable(f"{needed}; the command {stated}")
             raise Unsupported(message, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
-        for name in element_types(value.type) - hello.dtypes:
+        for name in _element_types(value.type) - hello.dtypes:
             message = f"{value.name} is of {name}, which the command does not state"
             raise Unsupported(printable(message))
-    if hello.nodes and sole_node(model) is None:
+    if hello.nodes and _sole_node(model) is None:
         raise Unsupported("the command accepts single nodes, not models")
 
 
@@ -224,12 +224,12 @@ class CommandSession(Command):
                 tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer
             }
             sent_inputs = {**initializers, **inputs}
-        declarations = list(map(declared, outputs_by_name.values()))
+        declarations = list(map(_declared, outputs_by_name.values()))
         try:
             sent_model = b"" if hello.nodes else content
             request, values = run_request(sent_model, sent_inputs, **fields, outputs=declarations)
             if hello.nodes:
-                request["node"] = node_to_json(model, values)
+                request["node"] = _node_to_json(model, values)
         except UnusableOutput as error:
             raise Unsupported(f"the case cannot be sent: {error.message}") from error
         outputs, changed = self.request(request, read_outputs, values)
@@ -241,3 +241,83 @@ class CommandSession(Command):
             return outputs
         values_by_name = dict(zip(outputs_by_name, outputs, strict=True))
         return [values_by_name[output.name] for output in graph.output]
+
+
+def _sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
+    """Return the node of a single-node model with attributes that JSON can represent, or None."""
+    graph = model.graph
+    if model.functions or graph.sparse_initializer or len(graph.node) != 1:
+        return None
+    (node,) = graph.node
+    same_outputs = sorted(output.name for output in graph.output) == sorted(
+        name for name in node.output if name
+    )
+    are_plain = all(attribute.type in _PLAIN_ATTRIBUTE_TYPES for attribute in node.attribute)
+    return node if same_outputs and are_plain else None
+
+
+def _node_to_json(model: onnx.ModelProto, values: ValueWriter) -> dict[str, Any]:
+    """Return the node of a single-node model as JSON; the default domain is ``ai.onnx``.
+
+    Args:
+        model: the model.
+        values: receives the elements of tensors among the attributes.
+    """
+    (node,) = model.graph.node
+    imported = {plain_domain(opset.domain): opset.version for opset in model.opset_import}
+    return {
+        "op_type": node.op_type,
+        "domain": node.domain or "ai.onnx",
+        "version": imported.get(plain_domain(node.domain), 0),
+        "attributes": {
+            attribute.name: _plain(helper.get_attribute_value(attribute), values)
+            for attribute in node.attribute
+        },
+        "inputs": list(node.input),
+        "outputs": list(node.output),
+    }
+
+
+def _plain(value: Any, values: ValueWriter) -> Any:
+    if isinstance(value, TensorProto):
+        return values.put(numpy_helper.to_array(value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, float):
+        # JSON cannot represent NaN and infinities.
+        return value if abs(value) < float("inf") else str(value)
+    return value if isinstance(value, int) else [_plain(item, values) for item in value]
+
+
+def _declared(output: onnx.ValueInfoProto) -> dict[str, Any]:
+    """Return the declaration of an output: its name, and the dtype and shape of a tensor.
+
+    An unknown dimension or shape is null.
+    """
+    tensor = output.type.tensor_type
+    if not tensor.elem_type:
+        return {"name": output.name}
+    shape = [
+        dimension.dim_value if dimension.HasField("dim_value") else None
+        for dimension in tensor.shape.dim
+    ]
+    return {
+        "name": output.name,
+        "dtype": next(iter(_element_types(output.type)), None),
+        "shape": shape if tensor.HasField("shape") else None,
+    }
+
+
+def _element_types(value: TypeProto) -> set[str]:
+    """Return the name of the element type of the tensors in a value; empty if it is unknown."""
+    kind = value.WhichOneof("value")
+    if kind in {"sequence_type", "optional_type"}:
+        return _element_types(getattr(value, kind).elem_type)
+    if kind == "map_type":
+        return _element_types(value.map_type.value_type)
+    number = value.tensor_type.elem_type
+    # A type that the installed onnx does not define is left to the command, which rejects it.
+    if not number or number not in TensorProto.DataType.values():
+        return set()
+    dtype = dtype_named(TensorProto.DataType.Name(number))
+    return set() if dtype is None else {dtype_name(dtype)}

@@ -1,4 +1,10 @@
-"""Conversion of values to and from torch, for adapters of converters to torch."""
+"""Support for adapters of converters to torch: values, and an import of torchvision.
+
+torchvision's wheels need CUDA's libraries. Without them, torchvision does not load its C++
+operators, and its import fails, because it refers to two of these operators, which are not
+declared. This module declares both. A call of either, like that of any other C++ operator, then
+raises torchvision's error "Couldn't load custom C++ ops".
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,13 @@ from onnxopt_cli.errors import Unsupported
 _REGISTERED = 2
 # torch declares these types, but has no operators for them.
 _PLACEHOLDERS = {"int2", "int4", "uint2", "uint4"}
+# The operators to which the import of torchvision refers.
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+# torch removes the operators of a library that is no longer referenced.
+_kept: list[object] = []
 
 
 def to_torch(value: Value) -> Any:
@@ -52,3 +65,19 @@ def from_torch(result: Any) -> Any:
     if dtype.isbuiltin != _REGISTERED:
         return tensor.resolve_conj().resolve_neg().numpy()
     return tensor.view(getattr(torch, f"uint{8 * dtype.itemsize}")).numpy().view(dtype)
+
+
+def import_torchvision() -> None:
+    """Import torchvision, if necessary without its operators in C++."""
+    import torch
+
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for schema in _SCHEMAS:
+            library.define(schema)
+        _kept.append(library)
+        import torchvision  # noqa: F401
