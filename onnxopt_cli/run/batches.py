@@ -1,10 +1,10 @@
 """Batches of small cases for backends that take seconds to compile a model: option ``batch=N``.
 
-The models of up to N consecutive cases run as one model. If the backend does not return correct
-values for all of its outputs, each half of the batch runs again, down to single cases. A failure is
-therefore never attributed to a case that did not cause it: the response to a case is either a part
-of the outputs of a batch, or the response to the case alone. The runner repeats each case alone
-whose part of the outputs does not pass.
+The models of up to N cases are joined to one model. If the backend fails to run the joined model,
+each half of the batch runs again, down to single cases. The response to a case is therefore either
+its part of the outputs of a batch, or the response to the case alone. The runner repeats a case
+alone if its part of the outputs is wrong. Thus no failure is attributed to a case that did not
+cause it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
 
-# Cases with more bytes of inputs or expected outputs run alone.
+# Cases with more bytes of inputs and expected outputs run alone.
 _MAX_CASE_BYTES = 1 << 20
-# Cases that exceed this size together are not submitted ahead of their results.
+# If the submitted cases whose responses have not been awaited have more bytes together, no whole
+# batch is submitted ahead.
 _MAX_BYTES_AHEAD = 64 << 20
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Requests that run as one.
+    """Requests that run as one joined request.
 
     Attributes:
-        requests: the requests.
+        requests: the requests of single cases.
         pending: waits for the response to the joined request; None until it is submitted.
         responses: a response, or the reason for its absence, for each request; empty until the
             backend has responded.
@@ -67,7 +68,7 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # Models with these operators have failed alone, so a batch with them would fail.
+        # Sets of operators of models that failed alone. They are not joined to batches any more.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead
@@ -146,13 +147,13 @@ class BatchExecutor:
         failure = _failure(response)
         is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
         if is_limit and failure not in map(_failure, responses):
-            # No single case exceeds the limit, so the batch was too large.
+            # No case alone exceeds the limit, so the batch was too large.
             self._size = min(self._size, middle)
         return responses
 
     def _response_alone(self, request: Request, pending: Pending) -> Response | str:
         response = pending()
-        # Rejection is the right response to some cases that cannot be joined.
+        # A case that must be rejected is not joinable, and its failure is the correct response.
         if request.joinable and _failure(response) is not None:
             self._failed_alone.add(operators_of(request.model))
         return response
@@ -176,7 +177,7 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 
 def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
-    """Split the response to a joined request; return no parts if it is a failure of any kind."""
+    """Split the response to a joined request; return no parts after a failure of any kind."""
     counts = [len(request.model.graph.output) for request in requests]
     outputs = response.outputs
     if outputs is None or len(outputs) != sum(counts):

@@ -49,9 +49,10 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# A worker of a cluster may take this multiple of the time limits of a case: it also runs probes.
+# The time limit of a cluster's worker for a case is this multiple of the limits of the backends,
+# because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: Waits for the response to a submitted case; a string is the reason for its absence.
+#: Waits for the response to a submitted case; returns a string, the reason, if there is none.
 Pending: TypeAlias = Callable[[], Response | str]
 
 
@@ -61,7 +62,7 @@ class Executor(Protocol):
     Attributes:
         specification: the specification of the backend.
         name: the user's name for the backend, or its specification as text; identifies its results.
-        ahead: number of cases to submit before the result of the first is awaited.
+        ahead: number of cases to submit before waiting for the response to the first.
         version: the implementation and its version, as reported by the backend once it is ready;
             empty if unknown.
     """
@@ -108,20 +109,22 @@ def open_executors(
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    All backends start at the same time, in the background: wait for each with ``ready``. The
-    environments of adapters that are not installed yet are created before.
+    Backends start in the background; :meth:`Executor.ready` waits for one. The environment of an
+    adapter is created first if it does not exist.
 
     Args:
         backends: the specifications of the backends.
         execution: how to run them.
         interruption: set when the user interrupts the run.
-        reference_oracle: receives workers of its own, for any isolation of the backends.
+        reference_oracle: an oracle that is given workers of its own, whatever the isolation of the
+            backends is; None if models without a formula need no oracle.
         cluster: the machines on which the backends run; None for this one.
         telling: opens a progress display for the installation of adapters.
 
     Raises:
-        UsageError: if a backend's specification is invalid, two name the same backend, or this
-            system cannot run a backend in processes of its own although that is required.
+        UsageError: if a backend's specification is invalid, two specifications name the same
+            backend, or this system cannot run a backend in processes of its own although that is
+            required.
     """
     # A worker cannot have more memory than the system allows.
     limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
@@ -131,7 +134,7 @@ def open_executors(
 
         @cache
         def loop() -> WorkerLoop:
-            # Importing it would delay runs of the backend numpy, which need no workers.
+            # Imported late: runs of the backend numpy need no workers and start faster without.
             from onnxopt_cli.workers.pool import WorkerLoop
 
             return stack.enter_context(closing(WorkerLoop()))
@@ -185,10 +188,12 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
     """Parse the specifications of backends.
 
     Specifications that differ only in spaces or in the order of options are equal. Two spellings of
-    a path are different backends, because a result names its backend by the text.
+    a path are different backends, because the results of a backend are identified by its
+    specification as text.
 
     Raises:
-        UsageError: if one is malformed, or two name the same backend or have the same name.
+        UsageError: if a specification is malformed, or if two specifications are equal or have the
+            same name.
     """
     specifications: list[Specification] = []
     names: set[str] = set()
@@ -218,7 +223,7 @@ def _installation_failure(
     """Create the environment of an adapter unless it exists; return the error if that fails."""
     if not specification.adapter:
         return None
-    # Few runs have an adapter.
+    # Imported late, because few runs have an adapter.
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
     try:
@@ -268,7 +273,7 @@ def _open_remote(
 def _reference_limits(limits: Limits) -> Limits:
     from onnxopt_cli.workers.worker_process import forks
 
-    # A forked worker begins with the memory of this process.
+    # A forked worker inherits the memory of this process, which counts towards its limit.
     inherited = resident(os.getpid()) if limits.memory and forks() else 0
     return replace(limits, memory=limits.memory + inherited)
 
@@ -328,10 +333,10 @@ class InProcess:
         specification: the specification of the backend.
         lowering: when the backend is given primitive operators.
         interruption: set when the user interrupts the run.
-        open_pool: starts workers that run every model except a single node with a formula, or a
-            trajectory of one; None to run all models here. Time and memory of a formula are
-            bounded by the size of its inputs, and its node is checked first; any other model may
-            loop endlessly or allocate terabytes.
+        open_pool: starts workers, which run all models except single nodes with a formula and their
+            trajectories; None to run all models in this process. The time and memory that a formula
+            takes are bounded by the size of its inputs, and its node is checked first; any other
+            model may loop endlessly or allocate terabytes.
     """
 
     def __init__(
@@ -352,7 +357,7 @@ class InProcess:
 
     @property
     def runs_only_formulas(self) -> bool:
-        """True if this process runs formulas only, and workers run all other models."""
+        """Whether this process runs only formulas, and workers run all other models."""
         return self._open_pool is not None
 
     def without_workers(self) -> InProcess:
@@ -381,7 +386,7 @@ class InProcess:
         return run
 
     def renew(self) -> None:
-        """Create the backend again; state that it keeps in this process's modules remains."""
+        """Create the backend again; its state in modules of this process remains."""
         self._host = self._start()
         if self._pool is not None:
             self._pool.renew()

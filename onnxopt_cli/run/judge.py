@@ -82,14 +82,15 @@ def judge(
         backend: the backend's name.
         response: the backend's response.
         judging: how outputs are judged.
-        math: the arithmetic that the backend declares.
+        math: the arithmetic that the backend declares; empty if it declares none.
     """
     diffs: tuple[Diff, ...] = ()
     messages = [response.message]
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
-        # A hostile worker may claim a skip; only a node that breaks the signature may be skipped.
+        # Only a node that breaks the signature of its operator may be skipped. A hostile worker
+        # could claim a skip for any case.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]
@@ -113,7 +114,7 @@ def judge(
         if problem.trajectory is not None:
             curve, summary = course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
-        # The message of a trajectory that ended early is more specific than its outputs' shapes.
+        # If a trajectory ended early, its message is more specific than the shapes of its outputs.
         if not (response.message or agrees):
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
@@ -125,9 +126,10 @@ def judge(
 def _compared(
     expected: Expected, outputs: Sequence[Value], judging: Judging
 ) -> tuple[Expected, tuple[Diff, ...], str]:
-    """Compare outputs with each correct result; return the one that matches, diffs and a note.
+    """Compare outputs with each correct result; return the matching one, its diffs and a note.
 
-    If no correct result matches, the nearest uncontested one is returned.
+    If no correct result matches, the one with the fewest wrong elements is returned; it is not one
+    of a contested reading.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -161,9 +163,9 @@ def _agreement(
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
 
-    Outputs within their tolerances may have systematic errors. An element whose limit reaches
-    half of its value distinguishes nothing, unless the output is bitwise equal to the expected one.
-    If there is no other element, the case does not count as passed.
+    Outputs within their tolerances may have systematic errors, which are a failure or a note. An
+    element whose tolerance reaches half of its value is inconclusive, unless the backend returned
+    exactly the expected value. If all elements are inconclusive, the case is skipped.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
         return Outcome.FAIL, note, ""
@@ -187,7 +189,7 @@ def _agreement(
 
 
 def _inconclusive(expected: Expected, response: Response) -> int:
-    """Return the number of inconclusive elements that are not bitwise equal to the expected one."""
+    """Return the number of inconclusive elements that differ from the expected value."""
     count = 0
     for (name, right), output in zip(expected.outputs.items(), response.outputs or (), strict=True):
         bound = expected.tolerances[name]
@@ -203,7 +205,8 @@ def _accumulation(
 ) -> AccumulationFinding | None:
     """Return a systematic error of the sums of a node; None if no error is found.
 
-    Outputs of declared arithmetic, or with a tolerance that is not conditioned, are not examined.
+    Outputs are not examined if the backend declares its arithmetic, or if their tolerances are not
+    condition estimates.
     """
     nodes = problem.model.graph.node
     if len(nodes) != 1 or nodes[0].op_type not in EXAMINED or math:
@@ -251,17 +254,17 @@ def _result(
 
 
 def other_defect(result: Result) -> str:
-    """Return the part of a failure's message that wrong outputs do not account for; may be empty.
+    """Return the part of a failure's message that does not describe wrong outputs; may be empty.
 
-    Such a part reports a model that should have been rejected, a changed input, or a leak.
+    That part reports a model that should have been rejected, a changed input, or a leak.
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory also has a summary of its wrong steps.
+    # The message of a trajectory also contains a summary of its wrong steps, which is no defect.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
-# The text that a backend prints is not kept with these outcomes.
+# With these outcomes, the text that a backend printed is not kept.
 _OUTPUT_HIDDEN = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 

@@ -37,8 +37,8 @@ _LOST = "its machine was lost in each attempt: "
 class Remote:
     """A backend on every worker of a cluster.
 
-    :meth:`rows` runs and judges cases on all workers at the same time. Other requests, such as
-    those of a rerun or an explanation, go to one worker, in order.
+    :meth:`rows` runs and judges cases on all workers at the same time. All other requests, such as
+    those of a rerun or an explanation, are sent to a single worker, in order.
 
     Args:
         specifications: the specifications of all backends of the workers.
@@ -46,7 +46,7 @@ class Remote:
         workers: the workers.
 
     Attributes:
-        workers: the workers; other modules may send them requests.
+        workers: the workers, to which other modules may also send requests.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Remote:
         """Yield the results of each case, one for each of the workers' backends, in order.
 
         Yields:
-            The results; None for a case that no worker can judge by itself.
+            The results; None for a case that a worker cannot judge without this process.
         """
         items, files = case_references(cases)
         names = self._names
@@ -160,7 +160,7 @@ def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[
 
 
 def _response(answer: bytes, request: Request) -> Response | str:
-    """Parse the answer of a worker, which is as little trusted as one on this machine."""
+    """Parse the answer of a worker, which is not trusted."""
     try:
         head, _, body = answer.partition(b"\n")
         match read_json(head):

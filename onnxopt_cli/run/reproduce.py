@@ -1,4 +1,4 @@
-"""Comparison of a backend with a wrong implementation: whether both return the same in a case."""
+"""Comparison of a backend with a wrong implementation: whether both return the same outputs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.run.judge import KEPT_BYTES
 from onnxopt_cli.run.reproduce_node import unlike_node_mistake
 
-#: Rounding difference, in units of the machine epsilon, that is allowed for any implementation.
+#: The relative difference by rounding, in units of the machine epsilon, that is allowed for any
+#: implementation.
 MAX_EPSILONS = 4.0
-#: A wrong implementation may round worse than the formula, but not by more than this factor, unless
-#: rounding is its defect.
+#: The rounding error of a wrong implementation may exceed that of the formula by at most this
+#: factor, except if rounding is its defect.
 MAX_EXTRA_ROUNDING = 1000.0
-#: A wrong element is right within its tolerance by chance with about the probability
-#: right tolerance / own tolerance. Below this value that is unlikely.
+#: The element of a wrong implementation is within the tolerance of the correct value by chance with
+#: a probability of about the ratio of that tolerance to the error bound of the implementation. A
+#: smaller probability is unlikely.
 UNLIKELY = 0.01
 #: Reason why a node of an operator without a formula cannot be observed.
 WITHOUT_FORMULA = "without formula"
@@ -56,8 +58,8 @@ class Observation:
         call: the node and its inputs.
         expected: the expected result by which the run judged; empty after an error.
         returned: the wrong outputs of the backend; empty if it returned none.
-        is_plain: whether the graph of the case declares the inputs and outputs of its node in the
-            node's order, as the graph of a generated call does.
+        is_plain: whether the graph of the case declares exactly the inputs and outputs of its node,
+            in the node's order, as the graph of a generated call does.
     """
 
     case: str
@@ -68,7 +70,7 @@ class Observation:
 
     @cached_property
     def right(self) -> list[Branch]:
-        """The formula's outputs with the default error bounds; lazy, because these are slow."""
+        """The formula's outputs with the default error bounds, derived when first used."""
         derived_outputs = [*self.expected.derive().values()] if self.expected.derive else []
         if any(derived_output.factor != FACTOR for derived_output in derived_outputs):
             derived_outputs = []
@@ -81,7 +83,7 @@ def returned_arrays(result: Result) -> list[Array]:
 
 
 def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
-    """Return a backend's response in a form that known mistakes can be compared with.
+    """Return a backend's response in a form that can be compared with known mistakes.
 
     Args:
         result: a pass, an error, or a failure.
@@ -89,7 +91,7 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         judging: how the run judged outputs.
 
     Returns:
-        The observation; or a short reason why the result cannot be used.
+        The observation, or the reason why the result cannot be compared.
     """
     if case is None:
         return "not found"
@@ -145,7 +147,7 @@ def _with_returned(
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
     observation = replace(observation, returned=returned)
-    # Outputs that failed by the default error bound need not be judged by it again.
+    # If the run judged by the default error bound, the outputs are known to exceed it.
     judged_by_bound = judging.error_bound == FACTOR and all(
         isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )
@@ -188,7 +190,7 @@ def unlike_mistakes(
 
 
 def conforms(outputs: Sequence[Array], observation: Observation, judging: Judging) -> bool:
-    """Return whether outputs are right in a case, judged as in the run."""
+    """Return whether outputs are correct in a case, judged as in the run."""
     expected, tolerance_of = observation.expected, observation.expected.tolerances.__getitem__
     if not judging.signed_zeros:
         return largest_share(expected.outputs, outputs, tolerance_of) <= 1
@@ -197,14 +199,14 @@ def conforms(outputs: Sequence[Array], observation: Observation, judging: Judgin
 
 
 def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether a backend with this mistake can pass a case that the backend passed."""
+    """Return whether a backend with a mistake can pass a case that the backend passed."""
     outputs = implementation.run(observation.call)
     if conforms(outputs, observation, judging):
         return True
     rounds = implementation.rounds or implementation.precision is not None
     if not rounds or len(outputs) != len(observation.expected.outputs):
         return False
-    # Another order of operations may have rounded to the right value.
+    # The mistake may have rounded to the correct value in another order of operations.
     limits = _own_limits(implementation, observation.call, outputs, implementation.precision)
     right = [
         output for output in observation.expected.outputs.values() if isinstance(output, np.ndarray)
@@ -226,7 +228,7 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation returns all wrong elements of a backend.
 
-    The backend may be right in other elements in which the implementation is wrong.
+    Elements in which only the implementation is wrong do not matter.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
@@ -254,7 +256,8 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
     """Return whether two responses to the same inputs differ by more than roundings.
 
-    Values are compared only if both responses have the expected types and shapes.
+    Values are compared if both responses have the expected types and shapes. Responses whose types
+    or shapes differ from each other differ.
     """
     structure = [(output.dtype, output.shape) for output in first]
     expected = [(branch.expected.dtype, branch.expected.shape) for branch in right]
@@ -293,7 +296,7 @@ def _returns(
     coarse = _coarse_type(implementation, outputs, observation.call)
     fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # If a mistake only returns a coarser type, its other outputs may have all digits.
+    # If a mistake returns some outputs in a coarser type, its other outputs may have all digits.
     may_have_all_digits = fits or implementation.precision is None
     if may_have_all_digits and _agree([*map(Branch, outputs, limits)], returned):
         return True
@@ -302,7 +305,7 @@ def _returns(
     for index, right in enumerate(observation.right[: len(outputs)]):
         if right.limit.size == limits[index].size:
             limits[index] = limits[index] + right.limit.reshape(limits[index].shape)
-    # Skip the error bound of the mistake if even a much wider tolerance would not help.
+    # The error bound of the mistake is slow; skip it if even a much wider tolerance does not fit.
     rounds = coarse or implementation.rounds
     if not rounds and not all(map(_are_near, outputs, returned, limits)):
         return False
@@ -321,12 +324,12 @@ def _are_near(output: Array, returned: Array, limit: Array) -> bool:
 def _may_be_right(
     outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
 ) -> bool:
-    """Return whether the wrong elements of a mistake may be right by chance in another order.
+    """Return whether, by chance, the wrong elements of a mistake may be correct in another order.
 
     Args:
         outputs: the outputs of the mistake.
-        limits: the outputs of the mistake with their error bounds.
-        right: the expected outputs with theirs.
+        limits: the outputs of the mistake, with their error bounds.
+        right: the expected outputs, with their error bounds.
     """
     probability = 1.0
     for output, own, expected in zip(outputs, limits, right, strict=True):
@@ -346,7 +349,7 @@ def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
 def _coarse_type(
     implementation: Implementation, outputs: Sequence[Array], call: Call[Array]
 ) -> np.dtype[Any] | None:
-    """Return the type that a mistake computes in, if it is coarser than the right one."""
+    """Return the type in which a mistake computes if it is coarser than the correct one."""
     if implementation.precision is not None:
         return implementation.precision
     for output, (like, _) in zip(outputs, call.sources, strict=False):
@@ -367,7 +370,8 @@ def _own_limits(
         implementation: the mistake.
         call: the node.
         outputs: the outputs of the mistake.
-        coarse: the type that all values are rounded to, if it is coarser than the tensors' types.
+        coarse: the type to which all values are rounded if it is coarser than the tensors' types;
+            else None.
     """
     if implementation.compute is not evaluate and coarse is None:
         return []
@@ -381,7 +385,7 @@ def _own_limits(
         output.shape for output in outputs
     ]:
         return []
-    # The mistake's own output always agrees, even if the formula of the bound yields another value.
+    # The mistake's own output always agrees, even if its error bound is around another value.
     return [
         Branch(output, np.zeros(output.shape), derived_output.branch)
         for output, derived_output in zip(outputs, limits, strict=True)

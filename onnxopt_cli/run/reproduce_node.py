@@ -21,14 +21,15 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, isolated, time_limit
 
-#: Wrong elements that a mistake must reproduce, unless generated nodes confirm it; an element of a
-#: boolean output counts as a quarter.
+#: The number of wrong elements that a mistake must reproduce unless generated nodes confirm it. An
+#: element of a boolean output counts as a quarter.
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake agrees with a wrong element if their distance is below this share of the error.
+# A mistake reproduces a wrong element if it differs from it by less than this share of the error of
+# the element.
 _NEAR_SHARE = 0.02
-# Names of mistakes that compute in a coarser type, with the type.
+# The type in which a mistake computes, by the name of the mistake; only coarser types are listed.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -91,9 +92,9 @@ def elements_alike(
 
     Args:
         mistake: the mistake.
-        outputs: its outputs.
-        returned: those of the backend.
-        right: the correct ones.
+        outputs: the outputs of the mistake.
+        returned: the outputs of the backend.
+        right: the correct outputs.
     """
     coarse = _COARSE.get(mistake.name)
     if len(outputs) != len(returned) or len(right) != len(returned):
@@ -108,7 +109,7 @@ def elements_alike(
 def _shared(
     mistaken: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
 ) -> float | None:
-    """Return the number of wrong elements of an output that are shared; None if it differs."""
+    """Return the number of wrong elements that two outputs share; None if the outputs differ."""
     if not isinstance(mistaken, np.ndarray) or not isinstance(actual, np.ndarray):
         return 0.0 if repr(mistaken) == repr(actual) else None
     if (mistaken.dtype, mistaken.shape) != (actual.dtype, actual.shape):
@@ -146,7 +147,7 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(wide[np.isfinite(wide)])
-    # A median, since a few large elements say nothing about the roundings of the others.
+    # The median, because a few large elements do not determine the roundings of the others.
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)
@@ -159,7 +160,7 @@ def _floats_alike(
     else:
         least = 2 * epsilon * np.abs(wide)
         limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
-        # Nearly right elements agree with many mistakes.
+        # Nearly correct elements do not count, because many mistakes reproduce them.
         wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))
     agrees = (distance == 0) | (distance <= limit)
     return float(np.count_nonzero(wrong)) if agrees.all() else None

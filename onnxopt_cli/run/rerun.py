@@ -35,10 +35,10 @@ from onnxopt_cli.run.runner import (
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-#: Runs cases in order on a backend that has been restarted before the first.
+#: Restarts a backend, runs cases on it in order, and returns their results.
 Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# After these outcomes the worker is replaced, so the cases before have no effect on those after.
+# After these outcomes the worker is replaced, so earlier cases have no effect on later ones.
 _WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
@@ -58,7 +58,7 @@ def open_model_runner(
 ) -> Iterator[ModelRunner]:
     """Yield a function that runs models on backends of a plan.
 
-    It starts each backend again on first use, and does not try a second time if that fails.
+    It starts a backend again on first use, and does not retry if that fails.
     """
     texts = {backend.name: backend.specification.given for backend in plan.backends}
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def run_again(
     """Yield each suspect whose outcome may change, with the reason if it is flaky.
 
     Each suspect runs alone, several times, and then after the cases before it. If its outcome
-    depends on these, a search finds the case that changes it.
+    depends on the cases before it, a search finds the case that changes it.
 
     Args:
         cases: the cases of the run, in order.
@@ -160,7 +160,7 @@ def run_again(
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # Suspects that have the same outcome each time they run alone, and that outcome.
+    # Suspects with the same outcome each time they run alone, each with this outcome.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:
@@ -197,7 +197,7 @@ def run_again(
 def _dependence(
     before: Sequence[Case], case: Case, outcome: Outcome, restarted: Restarted, culprits: list[Case]
 ) -> str:
-    """Return after which earlier case a case has the outcome that it has in order."""
+    """Return, in words, after which earlier case a case has the outcome of the run in order."""
 
     def same_after(prefix: Sequence[Case]) -> bool:
         return restarted([*prefix, case])[-1].outcome is outcome
@@ -209,7 +209,8 @@ def _dependence(
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only now and then"
-    # Search for the shortest suffix after which the outcome is the same: it starts at the culprit.
+    # The shortest part of the earlier cases, up to the last of them, after which the outcome is the
+    # same begins with the culprit.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

@@ -57,14 +57,15 @@ if TYPE_CHECKING:
 
 # Fewer cases run in this process: forking costs more than it saves.
 _MIN_PARALLEL_CASES = 20
-# A forked process takes chunks of at most this size, and the cases make about this many chunks.
-_MAX_CHUNK_GROUPS = 32
+# Cases are distributed to forked processes in about this number of chunks, of at most this number
+# of groups each.
 _CHUNK_COUNT = 1000
-# Cases that forked processes may finish while this process waits for a worker to start.
+_MAX_CHUNK_GROUPS = 32
+# At most this number of cases waits for the result of an earlier case on a worker that is starting.
 _MAX_CASES_AHEAD = 500
-# Larger cases run in this process, one at a time.
+# Cases with more bytes run in this process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-# These outcomes may depend on other cases that run at the same time: this process runs them again.
+# These outcomes may depend on other cases that run at the same time; this process repeats the case.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
@@ -81,11 +82,11 @@ class Plan:
         failed: number of cases that already failed in the log from which the run resumes.
         started: called with a case's id and a backend's name just before the backend runs the
             case.
-        review: compares each result with the expectations; it gets the case, or None for a result
-            that concerns no case.
+        review: compares a result with the expectations, given its case; None for a result that
+            concerns no case.
         interruption: set when the user interrupts the run.
-        vacuity: rejects passes that a backend without any computation would also get.
-        oracle: yields the expected results.
+        vacuity: finds passes that a backend without any computation would also get.
+        oracle: returns the expected results.
         judges: number of processes that run and judge formulas; 1 for this process alone.
         remote: runs and judges cases on other machines; None to run them on this one.
     """
@@ -140,9 +141,9 @@ def open_plan(
 def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
     """Yield the results of each case, one for each backend, in the order of the cases.
 
-    Cases are submitted ahead of the results that are yielded, so that no worker is idle. After
-    ``max_fail`` failed cases, or when the user interrupts the run, the other cases are yielded as
-    not run. Failures of workers outside of any case are yielded last.
+    Later cases are submitted before the results of earlier ones are yielded, so that no worker is
+    idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
+    are yielded as not run. Failures of workers outside of any case are yielded last.
     """
     remaining, failed = deque(plan.cases), plan.failed
     with closing(_submitted_ahead(plan)) as submissions:
@@ -175,10 +176,11 @@ class _Submission:
     Attributes:
         case: the case.
         problem: its problem; None if it cannot be loaded.
-        expected: the expected result for each backend, which may be pending; empty if there is not
+        expected: for each backend, the expected result, which may be pending; empty if there is not
             enough memory.
-        responses: waits for the response of each backend; empty if the case is not submitted.
-        skipped: the reason for which the case is skipped; empty if it is not.
+        responses: for each backend, a function that waits for the response; empty if the case is
+            not submitted.
+        skipped: the reason why the case is skipped; empty if it is not.
     """
 
     case: Case
@@ -189,7 +191,7 @@ class _Submission:
 
 
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
-    """Yield each case in order, submitted before the results of the cases ahead of it are judged.
+    """Submit the cases in order, before earlier cases are judged, and yield their submissions.
 
     Yields:
         A submission to the backends of this process, or the results from another process.
@@ -201,7 +203,8 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     with closing(finished) if finished else nullcontext():
         while True:
             submitted_count = sum(isinstance(entry, _Submission) for entry in window)
-            # Submissions are kept whole until they are judged; finished rows are small.
+            # Submissions hold all values of a case, so few are kept at a time; finished rows are
+            # small.
             while submitted_count <= (ahead := _ahead(plan)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
@@ -227,7 +230,8 @@ def _submit(plan: Plan, case: Case) -> _Submission:
         responses: tuple[Pending, ...] = ()
         try:
             problem = case.load()
-            # The expected result of large inputs is computed while workers compute their outputs.
+            # For large inputs, the expected result is computed after the case has been submitted,
+            # while workers compute the outputs.
             is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
             is_late = is_large and problem.stored is not None
             expected = () if is_late else _expected(plan, problem)
@@ -295,7 +299,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
     try:
         with suppress(MemoryError):
             expected = resolved(submission.expected[index]) if submission.expected else None
-        # Wait even if the case is invalid: a busy worker cannot be shut down.
+        # Wait for the response even if the case is invalid: a busy worker cannot be shut down.
         response = submission.responses[index]() if submission.responses else "not submitted"
         if expected is None:
             return out_of_memory_result(case, executor.name)
@@ -343,7 +347,7 @@ def _noted(case: Case) -> Iterator[None]:
 
 
 def _reason_to_stop(plan: Plan, failed: int) -> str:
-    """Return why no further case may start; empty if cases may start."""
+    """Return why no further case may start; empty if one may."""
     if plan.interruption.signal:
         return INTERRUPTED_REASON
     if 0 < plan.max_fail <= failed:
@@ -367,8 +371,8 @@ def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Yield the results of each case from a forked process; None if this process must run it.
 
-    Forked processes run only the formulas of the backend ``numpy``. Any other backend runs in
-    processes of its own, which must not hold expected results.
+    Forked processes run only formulas on the backend ``numpy``, and compute expected results. Any
+    other backend runs in processes of its own, which must not know the expected results.
     """
     formula_backends = [
         executor.without_workers()
@@ -386,7 +390,8 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # Cases at one location share a trajectory, so one process derives its error bounds once.
+    # Cases at the same location share a trajectory. One process runs them all, so that the error
+    # bounds of the trajectory are derived once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())
@@ -397,14 +402,14 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _rows_in_fork(
     plan: Plan, parent: int, cases: Sequence[Case]
 ) -> list[tuple[Result, ...] | None]:
-    """Run and judge cases in a forked process; None for each case that its parent must run."""
+    """Run and judge cases in a forked process; return None for a case that its parent must run."""
     is_fork = os.getpid() != parent
     return [_row_of_small_case(plan, case) if is_fork else None for case in cases]
 
 
 def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
     try:
-        # Large cases that run at the same time would need several times the memory.
+        # Several large cases that run at the same time might exhaust the memory.
         file_bytes = sum(
             stamp[2] if stamp else Path(path).stat().st_size for path, stamp in case.files().items()
         )
@@ -447,7 +452,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 def _incidents(plan: Plan) -> Iterator[Result]:
     """Yield a result for each stage outside of any case in which a backend's workers failed."""
     for executor in plan.backends:
-        # The worst failure of each stage, because several workers may fail in the same stage.
+        # Several workers may fail in the same stage; the worst failure is kept.
         by_place: dict[str, Result] = {}
         for incident in executor.finish():
             case_id, location = f"{OUTSIDE_CASES}/{incident.place}", plan.cases[-1].location

@@ -53,7 +53,7 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # A request of another module, named by its function.
+                    # A request of another module: the name of the function that answers it.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()
@@ -76,7 +76,10 @@ def open_run(
 
 
 class _CasesAtClient:
-    """The cases of the client. A case that needs them as probes is left to the client."""
+    """Stands for the cases of the client, which are needed as probes.
+
+    Iteration raises NeedsWorkersError, so that the client runs the case that needs a probe.
+    """
 
     def __iter__(self) -> Iterator[Case]:
         refuse_workers()

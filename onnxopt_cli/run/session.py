@@ -57,7 +57,7 @@ from onnxopt_cli.run.executors import (
 from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
 from onnxopt_cli.run.log.log_contents import FileSnapshot
 from onnxopt_cli.run.log.log_header import CaseList, Header
-from onnxopt_cli.run.log.log_reader import read_log
+from onnxopt_cli.run.log.log_reader import Log, read_log
 from onnxopt_cli.run.log.log_rules import complete_row
 from onnxopt_cli.run.log.log_writer import LogWriter, footer
 from onnxopt_cli.run.rerun import RunInterrupted, restarted_backend, run_again
@@ -71,15 +71,10 @@ from onnxopt_cli.suites.collect import Collection, suite_versions
 from onnxopt_cli.workers.interruption import Interruption
 from onnxopt_cli.workers.processes import weakness
 
-# Modules for logs and reruns are imported on use, because most runs have neither.
 if TYPE_CHECKING:
-    from onnxopt_cli.run.log.log_contents import FileSnapshot
-    from onnxopt_cli.run.log.log_header import CaseList, Header
-    from onnxopt_cli.run.log.log_reader import Log
-    from onnxopt_cli.run.log.log_writer import LogWriter
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-#: Versions of onnxopt, Python, the machine, and the packages that verdicts depend on.
+#: The machine and the versions of onnxopt, Python, and the packages on which verdicts depend.
 VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
@@ -138,7 +133,7 @@ def open_session(
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
-        # With a log, all files are hashed before any code of a backend runs.
+        # For a log, all files are hashed before any code of a backend runs.
         plan = None if snapshot else stack.enter_context(opened)
         with interruption.at_once():
             collection = find()
@@ -174,7 +169,7 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # List the ids, because other cases may have failed last when the log is resumed.
+            # Record the ids: when the log is resumed, the cases that failed last may be others.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)
@@ -223,10 +218,10 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
 
 
 class Session:
-    """A run in progress, from :func:`open_session`.
+    """A run in progress, created by :func:`open_session`.
 
     Attributes:
-        plan: the cases, the backends, and the functions of the log and the expectations.
+        plan: the cases, the backends, and the functions that write the log and review results.
         config: the settings of the run.
         cluster: the machines on which backends run; None for this one.
         expectations: the expectations on the results of the cases.
@@ -250,7 +245,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Weaknesses of the system in isolating worker processes are also recorded.
+        # What the system cannot isolate is also recorded, because verdicts may depend on it.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
@@ -272,7 +267,7 @@ class Session:
         self.plan = replace(plan, review=self._review)
 
     def begin(self, snapshot: FileSnapshot, cases: CaseList) -> None:
-        """Open the log; with ``--resume``, take its results and run only the other cases.
+        """Open the log; with ``--resume``, load its results, so that only other cases run.
 
         Args:
             snapshot: hashes of the files of backends and cases, taken before any backend started.
@@ -327,7 +322,8 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # A failure outside of any case counts even if it was in a run that was killed.
+                # Of two failures outside of any case, one of which is in the resumed log, the worse
+                # one counts.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
@@ -401,7 +397,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Take the results of cases that ran on all backends; of a finished log, all results."""
+        """Load the results of cases that ran on all backends or, of a finished log, all results."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

@@ -1,6 +1,6 @@
 """Running a trajectory step by step on a backend, and following its error over the steps.
 
-The outputs of a step are the inputs of the next one.
+Outputs of a step are inputs of the next step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) 
     The run ends at the first step whose outputs are missing or cannot be fed to the next step.
 
     Args:
-        executor: the backend; it keeps the prepared model from step to step.
+        executor: the backend, which is asked to keep the prepared model for the next step.
         problem: a trajectory, whose model is that of one step.
         started: called when the first step starts.
     """
@@ -54,7 +54,7 @@ def stepwise(executor: Executor, problem: Problem, started: Callable[[], None]) 
             return replace(total, message=f"step {step}: {response.message}")
         outputs, fault = _usable(response.outputs, names, trajectory, state)
         if fault:
-            # A single row: the diff then shows the wrong shape beside the expected one.
+            # Return the outputs as a single row, so that the diff shows their wrong shape.
             rows_of_step = [value[np.newaxis, ...] for value in outputs]
             return replace(total, outputs=[*rows_of_step], message=f"step {step}: {fault}")
         named = dict(zip(names, outputs, strict=True))
@@ -78,7 +78,10 @@ def _joined(total: Response, response: Response) -> Response:
 def _usable(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors, and why the next step cannot take them; else empty."""
+    """Return the outputs that are tensors, and why the next step cannot use the outputs.
+
+    The reason is empty if it can.
+    """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
@@ -108,9 +111,9 @@ def course(
         diffs: the comparison of each output with the expected one.
 
     Returns:
-        The largest error / tolerance of each recorded step, infinite for an error where none is
-        allowed, and empty if an output has another type or shape; and a message, which names the
-        first step over the tolerance and the first inconclusive one.
+        The largest error / tolerance of each recorded step, which is infinite for an error where
+        the tolerance is zero; empty if an output has another type or shape. And a message with the
+        first step that exceeds the tolerance, and the first step with an inconclusive element.
     """
     largest, places = _largest_errors(len(recorded), expected, actual)
     messages = []
@@ -129,7 +132,7 @@ def course(
 def _largest_errors(
     step_count: int, expected: Expected, actual: Sequence[Value]
 ) -> tuple[Array, list[str]]:
-    """Return the largest error / tolerance of each step and its element, such as ``X_new[4]``.
+    """Return the largest error / tolerance of each step, and its element, such as ``X_new[4]``.
 
     Both are empty if an output has another type or shape.
     """

@@ -1,8 +1,8 @@
 """The vacuity check: whether a backend that computes nothing would also pass.
 
-A backend that rejects every model passes the rejection cases; one that returns its inputs, zeros or
-NaN passes each case with these expected outputs. Such a pass counts only if the backend also passes
-a probe: a similar node with valid, nontrivial inputs.
+A backend that rejects every model passes the rejection cases. A backend that returns its inputs,
+zeros or NaN passes the cases with such expected outputs. A pass of this kind counts only if the
+backend also passes a probe: a similar node with valid, nontrivial inputs.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from onnxopt_cli.suites.plain_node import (
     plain_pair,
 )
 
-# At most this many cases of an operator without a formula serve as probes of a backend.
+# For an operator without a formula, at most this number of cases serve as probes of a backend.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
 
 
 class ProbeNotRunError(Exception):
-    """A probe was not run, because the run or the backend has ended; the message says which."""
+    """A probe was not run because the run or the backend has ended; the message states which."""
 
 
 @dataclass(eq=False)
 class VacuityCheck:
-    """Knows which operators backends compute; each backend runs each probe once.
+    """Records which operators backends compute; each backend runs each probe once.
 
     Attributes:
         probe_cases: cases that serve as probes of operators without a formula.
     """
 
     probe_cases: Iterable[Case] = ()
-    # By backend and probe: the fault of the outputs; empty if they are correct.
+    # By backend and probe, the fault of the probe's outputs; empty if they are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def reason(self, executor: Executor, problem: Problem, response: Response) -> str:
         """Return why a pass is vacuous; empty if it is not.
 
         Args:
-            executor: the backend, which may have to run probes.
+            executor: the backend, on which probes may run.
             problem: the problem of the case that passed.
             response: the backend's response to it.
 
@@ -91,7 +91,10 @@ class VacuityCheck:
     def _finding_for_pair(
         self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None
     ) -> str:
-        """Return why a pair of nodes shows no computation; empty if the backend computes them."""
+        """Return why a backend does not compute a pair of nodes; empty if it does.
+
+        The reason continues a sentence whose subject is the backend or the pass.
+        """
         if pair is None:
             return "no node of the operator shows whether it computes anything"
         inputs = pair[0].inputs.values()
@@ -148,7 +151,7 @@ class VacuityCheck:
         if (*key, types) not in findings:
             finding = _run_probe_cases(executor, node.op_type, self.probe_cases, types)
             if finding == _NO_PROBE and types is None:
-                # Making onnx's cases takes long.
+                # Imported late: generating onnx's cases takes long.
                 from onnxopt_cli.cases.onnx.corpora import corpus
 
                 cases = corpus("onnx-node")[0]
@@ -173,7 +176,7 @@ def _run_probe_cases(
         response = _response(executor, problem.model, problem.inputs)
         if _computed(response.outputs or (), problem):
             return ""
-        # A runtime may not support all types of an operator, and report that as any error.
+        # A runtime that does not support all types of an operator may report this as any error.
         has_other_types = types is not None and not _types(problem) <= types
         ignored = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if has_other_types else ())
         count += response.failure not in ignored
@@ -202,7 +205,7 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 
 def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
     """Yield the cases of a single node of an operator with a nontrivial expected output."""
-    # Most cases state no operators; loading all of these would take long.
+    # Most cases do not state their operators before they are loaded, and loading all takes long.
     lower_name = name.lower()
     rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, lower_name))]
     for _, case in sorted(rated, key=itemgetter(0), reverse=True):

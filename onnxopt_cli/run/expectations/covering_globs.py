@@ -1,8 +1,8 @@
 """Globs that match a set of case ids and no other id.
 
-A glob has one ``*`` after a prefix, and possibly before a suffix, that are bounded by separators of
-words, as in ``conformance/adam/*_double``. The globs of this form that match an id can be listed,
-which is faster than comparing every glob with every id.
+A glob consists of a prefix, one ``*`` and possibly a suffix, as in ``conformance/adam/*_double``.
+The prefix ends, and the suffix begins, with a separator of words. All globs of this form that match
+an id can be listed, which is faster than comparing every glob with every id.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
 
-#: A glob that matches fewer ids is not clearer than the ids themselves.
+#: The least number of ids that a glob must match. Fewer ids are clearer than a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# The number of globs of an id grows with the square of this number.
+# No globs are listed for an id with more separators: their number grows quadratically.
 _MAX_SEPARATORS = 24
 
 
 def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return globs and ids that together match the given ids and none of the others.
+    """Return globs and ids that together match the given ids and no other ids.
 
     Args:
         ids: the ids to match.
         others: ids that no pattern may match, unless they are among ``ids``.
 
     Returns:
-        The patterns in the order of the first id that each matches; special characters of ids are
-        escaped.
+        The patterns, in the order of the first id that each of them matches; special characters of
+        ids are escaped.
     """
     places = {case: place for place, case in enumerate(ids)}
     matched: dict[str, set[str]] = defaultdict(set)
@@ -39,13 +39,13 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     matched = {glob: cases for glob, cases in matched.items() if len(cases) >= MIN_MATCHES}
     for case in others:
         if case not in places:
-            # An id without globs of its own is compared with every glob.
+            # An id with too many separators is compared with every glob.
             for glob in _globs(case) or [glob for glob in matched if fnmatchcase(case, glob)]:
                 matched.pop(glob, None)
     patterns: dict[str, int] = {}
     uncovered = set(places)
     while matched:
-        # Of globs that match equally many ids, the longest describes them best.
+        # Among globs that match the same number of ids, the longest is the most specific.
         glob = max(matched, key=lambda glob: (len(matched[glob]), len(glob), glob))
         patterns[glob] = min(map(places.__getitem__, matched[glob]))
         uncovered -= matched[glob]

@@ -1,7 +1,7 @@
 """Editing single entries in the text of an expectation file.
 
-The rest of the text keeps its order, comments and formatting, which a YAML library that writes the
-whole document would not preserve.
+All other text keeps its order, comments and formatting. A YAML library that writes the whole
+document would not preserve them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from onnxopt_cli.run.expectations.expectation_file import Layer
 
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
-# A longer list has one item a line.
+# A list with more characters is written with one item per line.
 _MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
 
 
 class FlowStyle(Exception):
-    """Several entries or fields share a line."""
+    """Several entries or fields share a line, so that they cannot be edited separately."""
 
 
 class Edit:
     """Changes of one file, which are collected and then applied together.
 
     Attributes:
-        changes: first line, the line after the last, and the new lines.
+        changes: for each change, the first line (from 0), the line after the last, and the new
+            lines.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -44,7 +45,7 @@ class Edit:
             FlowStyle: if the entry shares a line with another.
         """
         start, end = self._span(index)
-        if end == len(self._lines) or not self._says(end):
+        if end == len(self._lines) or not self._has_content(end):
             while start and self._is_comment(start - 1):
                 start -= 1
             blank = start and not self._lines[start - 1].strip()
@@ -106,7 +107,7 @@ class Edit:
     def text(self) -> str:
         """Return the changed text."""
         lines = list(self._lines)
-        # Backwards, so that the numbers of earlier lines stay valid.
+        # Apply changes backwards, so that the numbers of earlier lines remain valid.
         for start, end, new in sorted(self.changes, key=lambda change: change[:2], reverse=True):
             lines[start:end] = new
         line_end = "\r\n" if "\r\n" in self._layer.text else "\n"
@@ -130,7 +131,7 @@ class Edit:
         indent = len(_indent(self._lines[start]))
         end = start + 1
         while end < len(self._lines) and (
-            not self._says(end) or len(_indent(self._lines[end])) > indent
+            not self._has_content(end) or len(_indent(self._lines[end])) > indent
         ):
             end += 1
         return start, self._end(start, end)
@@ -147,11 +148,11 @@ class Edit:
 
     def _end(self, start: int, following: int) -> int:
         """Return the line after the last content line of a range."""
-        while following > start + 1 and not self._says(following - 1):
+        while following > start + 1 and not self._has_content(following - 1):
             following -= 1
         return following
 
-    def _says(self, line: int) -> bool:
+    def _has_content(self, line: int) -> bool:
         """Return whether a line is neither blank nor a comment."""
         return bool(self._lines[line].strip()) and not self._is_comment(line)
 

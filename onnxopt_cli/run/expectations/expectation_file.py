@@ -91,7 +91,10 @@ class Entry:
         return any(pattern.matches(case) for pattern in self.patterns)
 
     def applies_to(self, backend: BackendIdentity) -> bool:
-        """Return whether the entry applies to a backend; unknown versions are in no range."""
+        """Return whether the entry applies to a backend.
+
+        A backend that does not report its version is in no range of versions.
+        """
         if not self.names(backend):
             return False
         if not self.version:
@@ -102,7 +105,7 @@ class Entry:
         return bool(number) and SpecifierSet(self.version).contains(number, prereleases=True)
 
     def names(self, backend: BackendIdentity) -> bool:
-        """Return whether the name of a backend matches."""
+        """Return whether the entry's glob matches the name of a backend."""
         return backend.name == self.backend or fnmatchcase(backend.name, self.backend)
 
     def expired(self, today: date) -> bool:
@@ -124,8 +127,8 @@ class Entry:
             unlike_mistakes: returns how a failure differs from that of known mistakes.
 
         Returns:
-            The difference in words; empty without a difference, and for an entry that describes no
-            failure.
+            The difference in words; empty if there is no difference, or if the entry does not
+            describe a failure.
         """
         if result.outcome is not Outcome.FAIL or not (self.mistakes or self.outputs):
             return ""
@@ -164,9 +167,9 @@ class Layer:
         text: its content.
         entries: the entries in the order of the file; empty if the file has errors.
         must_pass: cases that must pass.
-        suites: the suite versions that the file was written for, as in ``conformance@2``.
-        without: excluded capabilities, with the reason.
         errors: all errors of the file.
+        suites: the versions of suites for which the file was written, as in ``conformance@2``.
+        without: the reason of each excluded capability, by its name.
     """
 
     path: Path

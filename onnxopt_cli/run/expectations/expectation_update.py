@@ -39,10 +39,10 @@ from onnxopt_cli.run.expectations.expectations import Expectations
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# With more combinations of wrong outputs for one cause, none is listed.
+# If one cause has more combinations of wrong outputs, entries do not list wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
-# Fields of an entry that describe a failure, with their words.
+# Fields of an entry that describe a failure, as pairs of the field's name and its words.
 _Described: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 
@@ -57,13 +57,13 @@ def update_expectations(
 ) -> str:
     """Update the entries of an expectation file to match a run, and return a summary.
 
-    Valid entries are kept. Stale and duplicate entries are removed; an expired entry loses its date
-    if it is still needed; an entry that no longer holds is removed or gets another outcome; the
-    unexpected results without an entry get a new one for each cause, with globs that match no other
-    case of the run's targets.
+    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed, or
+    loses its date if it is still needed. An entry that contradicts the results is removed or gets
+    another outcome. For unexpected results without an entry, one entry per cause is added, with
+    globs that match no other case of the run's targets.
 
     Args:
-        path: the file; if it exists, it is the last layer of the expectations.
+        path: the file to update; if it exists, it is the last file of the expectations.
         expectations: the expectations of the run.
         record: the run.
         ids: ids of all cases of the run's targets.
@@ -132,7 +132,7 @@ class _Update:
         }
 
     def tidy(self) -> None:
-        """Remove stale and duplicate entries, and expired ones that are not needed."""
+        """Remove stale and duplicate entries, and expired entries that are not needed."""
         edit = Edit(self.layer)
         seen: set[tuple[str, str, str]] = set()
         for index, entry in enumerate(self.layer.entries):
@@ -174,7 +174,8 @@ class _Update:
             missing += self._adjust_entry(edit, place, results, current)
         self._add(edit, missing)
         self._apply(edit)
-        # An entry of one case precedes a glob, even if the glob is written after it.
+        # An existing entry that names a case by its id takes precedence over a new glob. Such a
+        # case gets an entry of its own.
         edit, current = Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)
@@ -201,7 +202,7 @@ class _Update:
         words = {_word(result) for result in results}
         if len(unexpected) == len(results):
             if not needed or entry.mistakes or entry.outputs:
-                # Its reason describes another failure.
+                # The entry describes another failure, or it is not needed.
                 edit.remove(place)
                 self.done["removed"] += 1
                 return needed
@@ -228,7 +229,7 @@ class _Update:
         ]
 
     def _add(self, edit: Edit, results: Sequence[Result], *, grouped: bool = True) -> None:
-        """Add entries for results: one for each cause, or one for each result."""
+        """Add entries for results: one for each cause or, if not grouped, one for each result."""
         entries = [*self._grouped(results)] if grouped else [*map(self._plain_entry, results)]
         if entries:
             edit.append(entries)
@@ -258,8 +259,8 @@ class _Update:
     def _described(self, results: Sequence[Result]) -> dict[_Described, list[Result]]:
         """Group results by the fields that describe their failure.
 
-        These are the known mistakes that reproduce it, or the wrong outputs if others are right. If
-        a cause makes many combinations of outputs wrong, they are not listed.
+        The fields are the known mistakes that reproduce the failure, or the wrong outputs if other
+        outputs are correct. If a cause has many combinations of wrong outputs, they are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
         for result in results:

@@ -40,10 +40,16 @@ from onnxopt_cli.suites.collect import require_version
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """Expectation files, the day that decides which entries have expired, and how runs judge.
+    """The entries of all expectation files of a run.
 
-    If several entries apply to a result, those of later files take precedence; within a file, an
-    entry that names only this case by its id, else the last entry. Expired entries are ignored.
+    If several entries apply to a result, an entry of a later file takes precedence. Within a file,
+    an entry that names only this case, by its id, takes precedence, then the last entry. Expired
+    entries are ignored.
+
+    Attributes:
+        layers: the files, in order of increasing precedence.
+        today: the day on which entries may have expired.
+        judging: how outputs are judged.
     """
 
     layers: tuple[Layer, ...]
@@ -87,7 +93,8 @@ class Expectations:
 
         Args:
             suites: versions of the suites that run.
-            beside: a file that is not checked, because it is going to be updated.
+            beside: a file that is not checked because it is going to be updated; None if all files
+                are checked.
 
         Raises:
             UsageError: naming the first suite with another version.
@@ -115,9 +122,10 @@ class Expectations:
                         yield Fault(entry.where, printable(message))
 
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
-        """Return the result with its standing, and with the entry that applies to it.
+        """Return a result with its standing, and with the entry that applies to it.
 
-        Without any file, only flaky results have a standing. Cases that were not run have none.
+        If there are no files, only flaky results have a standing. A case that was not run has no
+        standing.
 
         Args:
             result: the result.
@@ -152,7 +160,7 @@ class Expectations:
 
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
         """Return how a failure differs from that of known mistakes; empty if it does not."""
-        # Importing it would delay runs without such an entry.
+        # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes
 
         return unlike_mistakes(result, case, self.judging, names)
@@ -182,11 +190,11 @@ class Expectations:
     def findings(
         self, cases: Sequence[str], backends: Sequence[BackendIdentity]
     ) -> tuple[Fault, ...]:
-        """Return a fault for every entry that is invalid independent of the results.
+        """Return a fault for each entry that is duplicate, stale or expired, whatever the results.
 
         Args:
             cases: ids of all cases of the run's targets, selected or not. An entry that matches
-                none of them is stale, so the targets must be those that the files were written for.
+                none of these ids is stale; the files must have been written for these targets.
             backends: the tested backends; entries for other backends are not checked.
         """
         faults: list[Fault] = []
@@ -205,10 +213,14 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return the pattern to write instead of a name similar to a backend's; empty if not similar.
+    """Return the pattern to suggest if a name resembles that of a backend; empty if it does not.
 
     For commands or modules with the same last component, such as ``exec:./adapter`` and
     ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
+
+    Args:
+        written: the name in an expectation file.
+        name: the name of the backend.
     """
     kind, colon, place = name.partition(":")
     written_kind, _, written_place = written.partition(":")
@@ -269,7 +281,7 @@ def exit_code(
     Args:
         results: results of all cases on all backends; a case that was not run does not conform.
         problems: faults of case files that contain no valid case.
-        findings: entries of expectation files that no longer hold.
+        findings: faults of entries of expectation files, from :meth:`Expectations.findings`.
         part: whether the results are those of a shard, which may contain no applicable case.
 
     Returns:

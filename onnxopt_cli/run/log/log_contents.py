@@ -1,7 +1,8 @@
 """Digests of the files that a run depends on, and detection of changes during the run.
 
-A file's digest is computed once. Later the file is read again only if its signature differs, so a
-file that was touched but not modified counts as unchanged.
+The digest of a file is computed once. Later the file is read again only if its signature (such as
+size and modification time) differs. A file that was touched but has the same content counts as
+unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.operators.registry import registry
 
 _CHUNK_BYTES = 1 << 20
-# A log lists files individually up to this number; beyond, it has one digest for each folder.
+# If a run depends on more files, its log has one digest for each folder instead of each file.
 _MAX_LISTED_FILES = 5_000
 #: Larger files are identified by size and modification time instead of content.
 MAX_FILE_BYTES = 4 << 30
-#: Beyond this total number of bytes, further files are also identified by size and time instead of
-#: a digest.
+#: When this total number of bytes has been hashed, further files are also identified by size and
+#: modification time.
 MAX_HASHED_BYTES = 16 << 30
-# Number of files that a message names.
+# A message names at most this number of files.
 _MAX_NAMED_FILES = 5
 _CHANGED = "changed during the run"
 
@@ -54,15 +55,15 @@ class Contents:
 
     Attributes:
         backends: a hash of the files of all backends.
-        files: a short digest of each file of backends and cases, by displayed path; with very many
-            files, one for each folder.
+        files: a short digest of each file of backends and cases, by displayed path; if there are
+            very many files, a digest of each folder.
     """
 
     backends: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Contents) -> list[str]:
-        """Name the files that differ; nothing if the two have no path in common."""
+        """Name the files that differ; empty if the runs have no path in common."""
         if not self.files.keys() & other.files.keys():
             return []
         names = [
@@ -106,10 +107,10 @@ class FileSnapshot:
 
         Args:
             path: the file; an unreadable file also has a digest.
-            seen: signature of the file when it was read before; empty if it was not read.
+            seen: the signature of the file when it was read earlier; empty if it was not read.
 
         Raises:
-            UsageError: if the file has changed since.
+            UsageError: if the file has changed since it was read.
         """
         if path not in self._known:
             self._known[path] = self._first_look(path)
@@ -156,7 +157,7 @@ class FileSnapshot:
         return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
-        """Return a case that is invalid if its files have changed when it is loaded."""
+        """Return a case whose loading raises InvalidCase if its files have changed."""
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:
@@ -192,7 +193,8 @@ def _look(path: str, most: int) -> tuple[Signature, bytes]:
 
     Args:
         path: the file.
-        most: size up to which the content is hashed; else the size and time are.
+        most: the largest size in bytes at which the content is hashed; of a larger file, size and
+            modification time are hashed instead.
     """
     digest = blake2b(digest_size=16)
     try:

@@ -30,8 +30,8 @@ class CaseList:
     def of(cls, cases: Sequence[Case], snapshot: FileSnapshot) -> CaseList:
         """Identify cases by their ids and the contents of their files.
 
-        The folders of the files are ignored, so that shards may run on several machines. Cases
-        that come with onnx or onnxopt are identified by the version of the package.
+        The folders of the files are ignored, because shards may run on several machines. Cases that
+        are part of onnx or onnxopt are identified by the version of the package.
 
         Raises:
             UsageError: if a file has changed since the cases were found.
@@ -41,7 +41,7 @@ class CaseList:
             case_digest = blake2b(digest_size=16)
             case_digest.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
             case_digest.update(case.source.encode("utf-8", "surrogatepass"))
-            # Loading the case reports files that cannot be listed.
+            # If files cannot be listed, an error is reported when the case is loaded.
             with suppress(OSError):
                 for path, seen in case.files().items():
                     file_name = PurePath(path).name
@@ -126,7 +126,7 @@ class Header:
             differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             differences.append("the content of the expectation files")
-        # Every version may affect a verdict. Only the host and its processor may differ.
+        # Every entry of the versions except the processor may affect a verdict.
         for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))
             differences += _change(name, *versions)

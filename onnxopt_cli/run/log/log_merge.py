@@ -42,8 +42,8 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     """Merge the finished logs of all shards of a run, and write the log of the unsharded run.
 
     Raises:
-        UsageError: naming every shard that is missing, duplicate, unfinished or of another run; if
-            a log cannot be read; if the output cannot be written or is too long.
+        UsageError: naming every shard that is missing, duplicate, unfinished or of another run; or
+            if a log cannot be read, or the output cannot be written or is too long.
     """
     if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
@@ -82,7 +82,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:
-    """Yield the lines of a log; results that no rerun changed keep their lines."""
+    """Yield the lines of the merged log; a result that no rerun changed keeps its line."""
     lines = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
     yield record_line(header.to_json())
     for result in record.results:
@@ -134,7 +134,7 @@ def _cases(log: Log) -> list[str]:
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
-    # Only failures of workers outside of cases can be in several shards.
+    # Several shards can have a result with the same key only for failures outside of cases.
     results: dict[tuple[str, str], Result] = {}
     for log in logs:
         for key, result in log.results.items():
@@ -176,7 +176,7 @@ def _explanations(
 
     Args:
         records: the records of the shards.
-        results: the results of the run; failures in shards without explanations are also counted.
+        results: the results of the run, which also contain failures of shards without explanations.
     """
     by_operator: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:

@@ -20,10 +20,10 @@ from onnxopt_cli.run.log.log_header import SCHEMA, Header
 from onnxopt_cli.run.log.log_rules import Rules, check_record
 from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 
-# First bytes of every log; a file that ends within them is still recognized as a log.
+# The first bytes of every log. A file that consists of a part of them is also recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
-# Exit codes of completed runs.
+# The exit codes of completed runs.
 _ENDS = frozenset({0, 1, 2, 5})
 
 
@@ -39,7 +39,7 @@ class Log:
         footer: the run's last record; None if the run did not finish.
         size: number of bytes up to the end of the last complete record.
         digest: digest of these bytes.
-        lines: lines of results by key, if lines are kept; without results of a rerun.
+        lines: the lines of results by key, except results of a rerun; empty if lines are not kept.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Log:
 
     @property
     def finished(self) -> bool:
-        """True if the run was completed."""
+        """Whether the run was completed."""
         return self.footer is not None and self.footer["exit_code"] in _ENDS
 
     @property
@@ -80,7 +80,7 @@ class Log:
 def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
     """Read a log, finished or not.
 
-    A last line without a line end is ignored: the run was killed while writing it.
+    A last line without a line end is ignored: the run was killed while it wrote the line.
 
     Args:
         path: the file.
@@ -121,7 +121,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # The consumer has accepted the record when it requests the next one.
+            # The consumer requests the next record only after it has accepted this one.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 

@@ -1,7 +1,7 @@
 """Rules for the records of a log: their schema and their order.
 
-The rules detect the log of a run that was killed, and logs that were cut or mixed. They do not
-detect forged results, which no rule could.
+The rules detect the log of a run that was killed, a log that was truncated, and logs that were
+mixed. They cannot detect results that were forged consistently.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
     import jsonschema_rs
 
     schema = {**packaged_schema("onnxopt_cli.run.log")}
-    # One validator for each kind: an error of "oneOf" would not name the field.
+    # Each kind of record has a validator, because an error of "oneOf" would not name the field.
     kinds = {kind["$ref"].rpartition("/")[2]: kind for kind in schema.pop("oneOf")}
     validator = partial(jsonschema_rs.validator_for, validate_formats=True)
     return {name: validator(schema | kind) for name, kind in kinds.items()}
@@ -58,7 +58,7 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
 
 Key = tuple[str, str]
 
-# Results that a case can have without having been started.
+# The outcomes that a case can have although it was not started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
@@ -156,7 +156,7 @@ class Rules:
 def complete_row(
     results: Mapping[Key, Result], case: str, backends: Collection[str]
 ) -> list[Result]:
-    """Return a case's results; none if the case did not run on each of the backends."""
+    """Return a case's results on all backends; empty if it did not run on each of them."""
     row = [results[case, name] for name in backends if (case, name) in results]
     ran = [result for result in row if result.outcome is not Outcome.NOT_RUN]
     return ran if len(ran) == len(backends) else []

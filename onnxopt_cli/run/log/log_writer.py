@@ -1,4 +1,4 @@
-"""Writing a log so that a kill at any moment loses at most the record being written."""
+"""Writing a log. If the run is killed, at most the record that is being written is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from onnxopt_cli.core.record_json import explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Only a power cut can lose records written since the last synchronisation; a kill cannot.
+# The time between synchronisations of the file with the disk. A power failure may lose the records
+# since the last one.
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20
@@ -31,7 +32,7 @@ LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"
 
-# Errors of calls that the system or file system lacks, or that a container forbids.
+# Errors that mean that the system or file system lacks a call, or that a container forbids it.
 _LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -42,10 +43,10 @@ _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 class LogWriter:
     """An open log, which is locked if the system has locks.
 
-    Errors while records are written do not raise, so that the run continues and its verdict is
-    shown: see :attr:`failure`. The same holds if another program writes to the file, which is
-    detected by the file's size before each record and by its content at the end. A last record
-    then marks the log as spoiled, and readers reject it.
+    An error while a record is written raises no exception: it is stored in :attr:`failure`, and the
+    run continues, so that its verdict is shown. The same happens if another program writes to the
+    file, which is detected by the file's size before each record, and by its content at the end. In
+    that case a last record marks the log as spoiled, and readers reject the log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.
@@ -165,7 +166,7 @@ class LogWriter:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Some file systems do not support it.
+            # Some file systems do not support synchronisation.
             if error.errno not in _LACKING:
                 raise
         self._synchronised = monotonic()
@@ -199,7 +200,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
 def _hashed(descriptor: int, size: int) -> blake2b:
     """Return the hash of the first ``size`` bytes of a file, or of all if it is shorter."""
     digest = blake2b()
-    # The file position does not affect appending.
+    # The file is open for appending, so its position does not affect later writes.
     os.lseek(descriptor, 0, os.SEEK_SET)
     while data := os.read(descriptor, min(_CHUNK_BYTES, size)):
         digest.update(data)
@@ -243,13 +244,13 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         import fcntl
     except ImportError:
-        # Windows: two runs that write the same log are not detected.
+        # Windows has no such locks: two runs that write to the same log are not detected.
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"another run is writing {printable(str(path))}") from None
     except OSError as error:
-        # The file system or container has no locks: as on Windows.
+        # If the file system or container has no locks, write without a lock, as on Windows.
         if error.errno not in _LACKING:
             raise
