@@ -27,10 +27,10 @@ class BoundNode:
     """A node with its inputs.
 
     Attributes:
-        model: the model that the node is from; other models of the same node differ from it only in
-            the attributes, inputs and opset version below.
+        model: the original model of the node; the fields below replace its attributes, inputs and
+            opset version.
         opset: the version of the node's domain.
-        attributes: the attributes that the node states, by name: Python values as
+        attributes: the attributes that are present in the node, by name: Python values as
             :func:`onnx.helper.get_attribute_value` returns them.
         names: the names of the node's inputs; an omitted optional input has an empty name.
         values: the values of the inputs by name, initializers included.
@@ -110,7 +110,7 @@ class BoundNode:
         return replace(self, names=tuple(names))
 
     def structure(self) -> Hashable:
-        """Return a key that nodes of one model share if they differ only in values of inputs."""
+        """Return a key that is equal for nodes that differ only in the values of their inputs."""
         values = ((name, self.values.get(name)) for name in self.names)
         types = tuple((name, *_type(value)) for name, value in values)
         attributes = tuple((name, _hashable(value)) for name, value in self.attributes.items())

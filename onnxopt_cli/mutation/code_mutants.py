@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
-# Functions whose change has an effect on messages or checks alone.
+# Functions whose replacement would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
 )
@@ -85,7 +85,7 @@ class CodeMutant:
         about: description of the change, one sentence.
         function: the function.
         code: the code object of the changed function.
-        place: the place of the change among those that :func:`changes` yields.
+        place: the index of the change among those that :func:`changes` yields.
     """
 
     name: str
@@ -185,7 +185,11 @@ Put = Callable[[Any], Callable[[], None]]
 
 
 def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
-    """Yield each change: its statement, where it is put, the new node and a description."""
+    """Yield the changes of a function.
+
+    Each has the changed statement, a function that puts a node in place, the new node, and a
+    description.
+    """
     for block, index in _blocks(tree):
         statement = block[index]
         if isinstance(statement, ast.Raise) or _is_docstring(statement) or _is_check(statement):
@@ -211,7 +215,7 @@ def _is_check(statement: ast.stmt) -> bool:
 
 
 def _blocks(tree: ast.AST) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Yield each statement as a list of statements and an index, those of inner blocks after it."""
+    """Yield each statement as its block and its index there, before the statements within it."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(tree, field, None)
         if not isinstance(block, list):
@@ -264,7 +268,7 @@ def _expressions(parent: ast.AST) -> Iterator[tuple[ast.expr, Put]]:
 
 
 def _replacements(node: ast.expr, text: str) -> Iterator[tuple[ast.expr, str]]:
-    """Yield the expressions that replace one, with descriptions."""
+    """Yield the expressions that replace an expression, with descriptions."""
     for new in _other_operators(node):
         yield new, f"{text} became {ast.unparse(new)}."
     match node:
@@ -332,7 +336,10 @@ _CONVERSIONS = frozenset({"astype", "reshape", "transpose", "squeeze", "clip"})
 
 
 def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
-    """Yield a call of another function. Those of NumPy are changed as attributes."""
+    """Yield a call of another built-in function or method.
+
+    Functions of NumPy are attributes of ``np``, which are replaced as such.
+    """
     match function:
         case ast.Name(id=name) if name in _BUILT_IN:
             replacement = ast.Name(_BUILT_IN[name], ast.Load())

@@ -18,8 +18,8 @@ from onnxopt_cli.operators.operator import Operator
 #: Relative tolerance by item size. The error of another order of operations in the wide type, with
 #: one rounding of the result, is far smaller.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: Among examples with at least this relative difference, a small input is preferred.
-_PLAIN_DIFFERENCE = 0.1
+#: Examples with at least this relative difference are clear. The smallest of them is preferred.
+_CLEAR_DIFFERENCE = 0.1
 #: Residue that an exact cancellation may leave, relative to the largest input.
 _RESIDUE = 1e-15
 
@@ -43,25 +43,25 @@ def distinguishing_input(
     Returns:
         The attributes of the node, and its inputs by name. If possible, the input is the single
         element with the largest relative difference in any probe. If elements depend on each other,
-        or only the structure is wrong, it is the smallest probe with a plain difference.
+        or only the structure is wrong, it is the smallest probe with a clear difference.
     """
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
-    # Size of the smallest probe with a plain difference; larger probes are worse examples.
-    smallest_plain = float("inf")
+    # Size of the smallest probe with a clear difference; larger probes are worse examples.
+    smallest_clear = float("inf")
     for index, probe in enumerate(probes(operator)):
-        if not probe.dense and probe.call.size >= smallest_plain:
+        if not probe.dense and probe.call.size >= smallest_clear:
             continue
         differences = _differences(probe, implementation.run(probe.call))
         if _agrees(differences):
             continue
         largest = max(
             (float(np.max(difference, initial=0)) for difference in differences or ()),
-            default=_PLAIN_DIFFERENCE,
+            default=_CLEAR_DIFFERENCE,
         )
-        whole_probes.append((-min(largest, _PLAIN_DIFFERENCE), probe.call.size, probe.call))
-        if largest >= _PLAIN_DIFFERENCE:
-            smallest_plain = min(smallest_plain, probe.call.size)
+        whole_probes.append((-min(largest, _CLEAR_DIFFERENCE), probe.call.size, probe.call))
+        if largest >= _CLEAR_DIFFERENCE:
+            smallest_clear = min(smallest_clear, probe.call.size)
         by_element = {difference.shape for difference in differences or ()} == {
             probe.call.groups[0][0].shape
         }
@@ -70,9 +70,9 @@ def distinguishing_input(
             element = int(np.argmax(difference))
             call = probe.call.at(slice(element, element + 1))
             elements.append((float(difference[element]), -index, call))
-    has_plain_probe = any(negated <= -_PLAIN_DIFFERENCE for negated, _, _ in whole_probes)
+    has_clear_probe = any(negated <= -_CLEAR_DIFFERENCE for negated, _, _ in whole_probes)
     for largest, _, call in sorted(elements, key=lambda item: item[:2], reverse=True):
-        if has_plain_probe and largest < _PLAIN_DIFFERENCE:
+        if has_clear_probe and largest < _CLEAR_DIFFERENCE:
             break
         differences = _differences(probe_of(call), implementation.run(call))
         if differences is not None and not _agrees(differences):
@@ -106,7 +106,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # A value that is finite on only one side is treated as a wrong sign.
+    # If only one of two values is finite, they differ as much as values of opposite signs.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)

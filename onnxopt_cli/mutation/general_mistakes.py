@@ -1,9 +1,10 @@
 """Known mistakes that any operator can have, as rows with a name and a change.
 
-A mistake changes operands or results of the formula, group by group and in the wide type; or inputs
-or outputs of the node; or the types of the computation. The tables come first, then the hooks that
-make an implementation from a change. For some operators, some rows are equivalent to the
-formula.
+There are three places of a change: operands or results of the formula, for each group and in the
+wide type; inputs or outputs of the node; and the types of the computation. A group is a tensor with
+its gradient and its states; a node has one group for each tensor that it updates. The tables come
+first, then the hooks, which make implementations from the changes of one place. A row may be
+equivalent to the formula of some operator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.rewrite import Formula
 
-#: Changes by the name of the mistake; the hook determines the place of the change.
+#: Names of mistakes and their changes. The hook to which the rows are passed makes the changes in
+#: one place, and defines the parameters of a change.
 Rows = dict[str, Any]
 Operands = dict[str, Any]
 Results = tuple[Any, ...]
@@ -40,7 +42,7 @@ _DOUBLE = np.dtype(np.float64)
 _HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 _BEFORE = "The values are changed before the formula is evaluated."
-_UNREAD = "The value of the attribute is ignored."
+_UNREAD = "The attribute's value in the node is ignored."
 
 
 def generated(operator: Operator) -> Iterator[Implementation]:
@@ -65,7 +67,7 @@ def _wrong_operands(operator: Operator) -> Iterator[Implementation]:
         else:
             rows |= {f"{name} squared": np.square, f"root of {name}": np.sqrt}
         yield from _operand(
-            operator, name, "All tensors are computed with the changed value.", rows
+            operator, name, "The changed value is used for all tensors of the node.", rows
         )
     yield from _exchanged(operator, operator.tensors)
     for name in operator.tensors:
@@ -93,7 +95,8 @@ def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementa
     yield from _operand(operator, name, _UNREAD, rows)
     following = dict(zip(choices, choices[1:] + choices[:1], strict=True))
     rows = {f"values of {name} exchanged": following.get}
-    yield from _operand(operator, name, "Each value is taken for another one.", rows)
+    about = "Each value of the attribute is read as the one listed after it."
+    yield from _operand(operator, name, about, rows)
 
 
 def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implementation]:
@@ -110,8 +113,8 @@ def _wrong_number(operator: Operator, attribute: Attribute) -> Iterator[Implemen
     if default is not None:
         rows = {f"{name} taken as its default": _number(default)}
         yield from _operand(operator, name, _UNREAD, rows)
-        about = f"If a node omits {name}, its value is {default:g}."
         for wrong in dict.fromkeys((0.0, 1.0, default * 10)):
+            about = f"If a node omits {name}, {wrong:g} is used instead of {default:g}."
             yield Implementation(f"{name} defaults to {wrong:g}", about, defaults={name: wrong})
 
 
@@ -123,7 +126,8 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
             f"{second} returned as {first}, too": {i: j},
             f"{first} returned as {second}, too": {j: i},
         }
-        yield from _picked(operator, "The outputs share one buffer.", rows)
+        about = "The values of one output overwrite the other, as if they shared a buffer."
+        yield from _picked(operator, about, rows)
     for name, source in operator.outputs.items():
         rows = {
             f"{source} returned as {name}": lambda old, _: old,
@@ -140,7 +144,7 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
             ),
             f"one NaN in {name} returned as all NaN": lambda _, new: new + 0 * np.sum(new),
         }
-        yield from _result(operator, name, "The formula is evaluated first.", rows)
+        yield from _result(operator, name, "The output is changed after its computation.", rows)
 
 
 def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
@@ -167,7 +171,7 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"Each {operator.tensors[0]} has its own {name}."
+        about = f"Each {operator.tensors[0]} has its own {name}, but another one's is used."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -177,28 +181,31 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
 
 def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
     rows: Rows = {
-        "scalars come back with a dimension": lambda new: new.reshape(new.shape or 1),
-        "results come back flat": lambda new: new.reshape(-1) if new.ndim else new,
+        "scalars returned with a dimension": lambda new: new.reshape(new.shape or 1),
+        "results returned flat": lambda new: new.reshape(-1) if new.ndim else new,
         "dimensions of one are dropped": np.squeeze,
-        "results come back in column-major order": lambda new: new.ravel("F").reshape(new.shape),
-        "empty results come back with an element": lambda new: (
+        "results returned in column-major order": lambda new: new.ravel("F").reshape(new.shape),
+        "empty results returned with an element": lambda new: (
             new if new.size else np.zeros(1, new.dtype)
         ),
-        "results come back transposed": np.transpose,
+        "results returned transposed": np.transpose,
     }
-    yield from _rows("The values are correct, but not their shape or order.", _each_output, rows)
+    about = "The values are correct, but their shape or order is wrong."
+    yield from _rows(about, _each_output, rows)
     rows = {"empty results are left out": lambda _, new: [output for output in new if output.size]}
     yield from _rows("Outputs without elements are not returned.", _outputs, rows)
     rows = {f"shape of {scalar.name} leaks into the results": position
             for position, scalar in enumerate(operator.scalars)}  # fmt: skip
-    about = "A scalar of shape [1] is broadcast like a tensor: results of rank 0 get rank 1."
+    about = (
+        "A scalar of shape [1] is broadcast like a tensor, which gives results of rank 0 rank 1."
+    )
     yield from _rows(about, _enlarged, rows)
     rows = {
         "results have their operand's shape": lambda new, like, _: new.ravel()[: like.size].reshape(
             like.shape
         )
     }
-    about = "A result has the shape that its operand had before it was broadcast."
+    about = "A result has the shape that its input had before broadcasting."
     yield from _rows(about, _each_place, rows)
     rows = {
         "first element of broadcast operands used for all": lambda tensor, shape: np.full(
@@ -212,7 +219,7 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("Operands that are not broadcast are read correctly.", _filled, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"The elements of {name} are read as a flat array and repeated; others are right."
+        about = f"If {name} is broadcast, its elements are read as a flat array and repeated."
         rows = {f"broadcast {name} read without strides": np.resize}
         yield from _rows(about, partial(_filled_operand, position), rows)
 
@@ -250,7 +257,8 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     rows = {f"tensors rounded to {name}": change for name, change in roundings.items()}
     yield from _rows(_BEFORE, _each_tensor, rows)
     rows = {f"results rounded to {name}": change for name, change in roundings.items()}
-    yield from _rows("Results are rounded, and returned in their own type.", _each_output, rows)
+    about = "Results are rounded, then converted to the type that the specification requires."
+    yield from _rows(about, _each_output, rows)
     rows = {"overflow returned as the largest number": _saturated}
     yield from _rows("Results saturate at the largest number of their type.", _each_output, rows)
     for position, scalar in enumerate(operator.scalars):
@@ -280,13 +288,13 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
 
 def _wrong_types(operator: Operator) -> Iterator[Implementation]:
     rows: Rows = {
-        "results come back in float32": lambda *_: _FLOAT32,
-        "results come back in double": lambda *_: _DOUBLE,
-        "results come back in float16": lambda *_: np.dtype(np.float16),
+        "results returned in float32": lambda *_: _FLOAT32,
+        "results returned in double": lambda *_: _DOUBLE,
+        "results returned in float16": lambda *_: np.dtype(np.float16),
     }
     rates = [scalar.name for scalar in operator.scalars if "int64" not in scalar.dtypes]
     for position, name in enumerate([*operator.tensors, *rates]):
-        rows[f"results come back in the type of {name}"] = lambda call, group, position=position: (
+        rows[f"results returned in the type of {name}"] = lambda call, group, position=position: (
             [*call.groups[group], *(scalar for scalar in call.scalars if scalar.dtype.kind == "f")][
                 position
             ].dtype
@@ -294,13 +302,13 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
     about = "Results have this type even if the specification requires another one."
     yield from _rows(about, _typed, rows)
     rows = {
-        "several tensors come back in float32": lambda call, new: (
+        "several tensors returned in float32": lambda call, new: (
             new if len(call.groups) == 1 else [output.astype(_FLOAT32) for output in new]
         )
     }
     yield from _rows("The results of a node with one tensor keep their types.", _outputs, rows)
     if operator.counts:
-        rows = {f"{next(iter(operator.outputs))} comes back in double for T > 0": _first_in_double}
+        rows = {f"{next(iter(operator.outputs))} returned in double for T > 0": _first_in_double}
         about = "NumPy promotes an expression of an integer and a float32 array to double."
         yield from _rows(about, _outputs, rows)
     rows = {
@@ -308,31 +316,31 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
             tensor.astype(first.dtype).astype(tensor.dtype)
         )
     }
-    about = "The tensors are rounded before the formula is evaluated; results keep their types."
+    about = "Tensors are rounded before the formula is evaluated; the types of results are correct."
     yield from _rows(about, _each_beside, rows)
 
 
 def _promoted_types(_: Operator) -> Iterator[Implementation]:
-    """Yield mistakes in which NumPy promotes the types and shapes of R and T into results."""
+    """Yield mistakes in which results have the types and shapes of NumPy's promotion."""
     rows: Rows = {
-        "types and shapes as NumPy has them": lambda promoted, _own, _tensors: promoted,
-        "shapes as NumPy has them": lambda _promoted, own, _tensors: own,
-        "shapes as NumPy has them, several tensors in float32": lambda promoted, _own, tensors: (
+        "types and shapes promoted by NumPy": lambda promoted, _own, _tensors: promoted,
+        "shapes broadcast by NumPy": lambda _promoted, own, _tensors: own,
+        "shapes broadcast by NumPy, several tensors in float32": lambda promoted, _own, tensors: (
             _FLOAT32 if tensors > 1 else promoted
         ),
     }
-    about = "R and T are broadcast with the tensors, and the outputs have the resulting shape."
+    about = "Scalars are broadcast with the tensors, and the outputs have the resulting shape."
     yield from _rows(about, _promoted, rows)
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
-    """Yield mistakes that take elements or attributes from other tensors, or omit elements."""
+    """Yield mistakes in which tensors, elements or attributes of a reduction are confused."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
         about = "A reduction over the elements of a tensor includes those of all other tensors."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        about = "The attribute has a number for each tensor."
+        about = "The attribute has one number for each tensor, but another tensor's is used."
         yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
         rows: Rows = {
@@ -355,7 +363,7 @@ def _of_others(name: str) -> Rows:
     }
 
 
-# Hooks around the formula, for operands and results of a group by name.
+# Hooks around the formula: they change operands and results of each group, by name.
 
 
 def _around(
@@ -365,11 +373,20 @@ def _around(
     before: Callable[[Any, Operands], Operands] = lambda _, operands: operands,
     after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
 ) -> Iterator[Implementation]:
+    """Yield implementations whose formula is evaluated between two functions.
+
+    Args:
+        operator: the operator.
+        about: description of the mistakes.
+        rows: the mistakes; each change is passed to the two functions.
+        before: returns changed operands.
+        after: returns changed results, given the unchanged operands, too.
+    """
     names = operator.input_names(1)
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            # Another mistake around this one may pass all operands by name.
+            # If mistakes are combined, the outer one passes all operands by name.
             operands = dict(zip(names, values, strict=False)) | attributes
             return after(row, operands, formula(**before(row, operands)))
 
@@ -380,7 +397,7 @@ def _around(
 
 
 def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Change one operand first."""
+    """Yield mistakes that change one operand before the formula is evaluated."""
 
     def before(change: Any, operands: Operands) -> Operands:
         return operands | {name: change(operands[name])}
@@ -389,17 +406,17 @@ def _operand(operator: Operator, name: str, about: str, rows: Rows) -> Iterator[
 
 
 def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementation]:
-    """Exchange two operands."""
+    """Yield mistakes that exchange two of the named operands."""
     rows = {f"{a} and {b} exchanged": {a: b, b: a} for a, b in combinations(names, 2)}
 
     def before(places: dict[str, str], operands: Operands) -> Operands:
         return operands | {name: operands[other] for name, other in places.items()}
 
-    return _around(operator, "Each value is used in the place of the other.", rows, before)
+    return _around(operator, "Each of the two values is used instead of the other.", rows, before)
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Change one result, given the operand that it replaces."""
+    """Yield mistakes that change one result; a change gets the old value and the result."""
     place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:
@@ -410,7 +427,10 @@ def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator
 
 
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Exchange results: a row maps the position of an output to that of its wrong result."""
+    """Yield mistakes that return one result as another output.
+
+    Each change maps the position of an output to the position of the result that it returns.
+    """
 
     def after(places: dict[int, int], _: Operands, results: Results) -> Results:
         return tuple(results[places.get(place, place)] for place in range(len(results)))
@@ -419,6 +439,7 @@ def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementati
 
 
 def _decimal(value: float) -> float:
+    """Return the double nearest to the shortest decimal of a float32 value."""
     return float(str(np.float32(value)))
 
 
@@ -430,7 +451,7 @@ def _number(value: float) -> Callable[[Any], Any]:
     return lambda number: number.dtype.type(value)
 
 
-# Hooks around the node.
+# Hooks around the node: they change its inputs, attributes or outputs.
 
 
 def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Implementation]:
@@ -439,12 +460,12 @@ def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Im
 
 
 def regrouped(change: Callable[[Groups], Groups]) -> Compute:
-    """Compute the formula on other groups."""
+    """Return a computation of the formula on changed groups."""
     return lambda call: evaluate(replace(call, groups=change(call.groups)))
 
 
 def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
-    """Change each tensor, given the first one of its group."""
+    """Return a computation with changed tensors; a change gets the group's first tensor, too."""
     return regrouped(
         lambda groups: tuple(
             tuple(change(tensor, group[0]) for tensor in group) for group in groups
@@ -457,14 +478,14 @@ def _each_tensor(change: Callable[[Array], Array]) -> Compute:
 
 
 def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
-    """Fill operands that do not have the shape of their group's first tensor."""
+    """Return a computation in which a function expands the operands that must be broadcast."""
     return _each_beside(
         lambda tensor, first: tensor if tensor.shape == first.shape else fill(tensor, first.shape)
     )
 
 
 def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
-    """Fill one operand if it does not have the shape of its group's first tensor."""
+    """Return a computation in which a function expands one operand if it must be broadcast."""
 
     def filled(group: tuple[Array, ...]) -> tuple[Array, ...]:
         tensor, shape = group[position], group[0].shape
@@ -476,7 +497,10 @@ def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Arra
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
-    """In each group, take the values of one tensor from another group; keep the types."""
+    """Return a computation in which one tensor of each group has the values of another group's.
+
+    The tensor keeps its type.
+    """
 
     def exchanged(groups: Groups) -> Groups:
         return tuple(
@@ -501,6 +525,8 @@ def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
 
 
 def _counting(position: int) -> Compute:
+    """Return a computation that adds 0, 1, 2 and so on to a scalar, one number for each group."""
+
     def compute(call: Call[Array]) -> list[Array]:
         before = count()
         return call.by_group(_scalar(position, lambda value: value + next(before)))
@@ -523,7 +549,7 @@ def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = F
 
 
 def _numbers_of_other(name: str, change: Callable[[Any], Any]) -> Compute:
-    """Take an attribute's numbers from other groups."""
+    """Return a computation in which groups use each other's numbers of an attribute."""
     return _attributes(lambda call: {**call.attributes, name: change(call.attributes[name])})
 
 
@@ -540,7 +566,10 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 
 
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
-    """Change each output, given the inputs with its type and its shape."""
+    """Return a computation with changed outputs.
+
+    A change also gets the input that has the output's type, and the one that has its shape.
+    """
     return _outputs(
         lambda call, new: [
             change(output, *sources) for output, sources in zip(new, call.sources, strict=True)
@@ -549,7 +578,10 @@ def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
 
 
 def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
-    """Change the groups' outputs of each name, given the tensors that they replace."""
+    """Return a computation that changes the outputs of one name in all groups together.
+
+    A change gets these outputs, and the old values of their tensors.
+    """
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
         old = [np.broadcast_to(like, first.shape) for like, first in call.sources]
@@ -561,6 +593,8 @@ def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Com
 
 
 def _elements_kept(elements: Callable[[int], slice]) -> Compute:
+    """Return a computation in which some elements of each output keep their old values."""
+
     def changed(new: Array, like: Array, first: Array) -> Array:
         unchanged = elements(new.size)
         new.flat[unchanged] = _full(like, first)[unchanged]
@@ -570,6 +604,8 @@ def _elements_kept(elements: Callable[[int], slice]) -> Compute:
 
 
 def _enlarged(position: int) -> Compute:
+    """Return a computation whose outputs are broadcast with a scalar."""
+
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
         shape = call.scalars[position].shape
         return [np.broadcast_to(output, np.broadcast_shapes(shape, output.shape)) for output in new]
@@ -578,6 +614,7 @@ def _enlarged(position: int) -> Compute:
 
 
 def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
+    """Return a computation whose outputs have a type that depends on the call and the group."""
     return _outputs(
         lambda call, new: [
             output.astype(dtype(call, place % len(call.groups))) for place, output in enumerate(new)
@@ -586,7 +623,12 @@ def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
 
 
 def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
-    """Take shapes from NumPy, and types from a function of NumPy's type and the tensor's type."""
+    """Return a computation whose outputs have NumPy's shapes.
+
+    Args:
+        choose: returns the type of an output, given NumPy's type, the type that the specification
+            requires, and the number of groups.
+    """
 
     def compute(call: Call[Array]) -> list[Array]:
         # Attributes are float32, and so are expressions of attributes alone.
@@ -603,7 +645,10 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 
 
 class _Branching(np.ndarray[Any, Any]):
-    """An array for which a choice by a single condition yields one branch, as `if` does."""
+    """An array for which ``np.where`` returns one branch if the condition is a single value.
+
+    The types of the other branch are then not promoted into the result, as with ``if``.
+    """
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function is np.where and np.size(args[0]) == 1:
@@ -615,15 +660,16 @@ def _branching(array: Array) -> _Branching:
     return array.view(_Branching)
 
 
-# Mistakes that a row of the table cannot express.
+# Changes that are too long for a row.
 
 
 def _full(tensor: Array, first: Array) -> Array:
-    """Return the flat elements of a tensor broadcast to the first one of its group."""
+    """Return the elements of a tensor, broadcast to the shape of its group's first tensor."""
     return np.broadcast_to(tensor, first.shape).ravel()
 
 
 def _interleaved(groups: Groups) -> Groups:
+    """Return the groups that result if X1, X2, G1, G2 are read in the order X1, G1, X2, G2."""
     flat = [tensor for members in zip(*groups, strict=True) for tensor in members]
     size = len(groups[0])
     return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
@@ -640,7 +686,10 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 
 
 def _joined(call: Call[Array]) -> list[Array]:
-    """Compute all groups as one group with all elements, in the types of the first group."""
+    """Compute all groups as one group of all elements.
+
+    The computation has the types of the first group; each output has its own type.
+    """
     outputs = call.apart(evaluate(call.in_a_row))
     return [
         output.astype(like.dtype) for output, (like, _) in zip(outputs, call.sources, strict=True)

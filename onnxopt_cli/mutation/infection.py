@@ -30,7 +30,7 @@ _CHANGING = frozenset({
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# Reference counts of a list, and of an array, that no variable holds, while it is compared.
+# Reference counts, during the comparison, of a list and of an array to which no variable refers.
 _LIST_REFERENCES, _ARRAY_REFERENCES = 4, 5
 
 
@@ -100,7 +100,7 @@ class InfectionRecorder:
         for name, compute in changed:
             if name in self.infected:
                 continue
-            # Functions that a changed expression calls are not examined.
+            # Instrumented functions that the changed expression calls must not record infections.
             self._is_comparing = True
             try:
                 is_same = agrees(compute())
@@ -230,7 +230,7 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are interchangeable; False if that is not known."""
+    """Return whether two values are interchangeable; False if in doubt."""
     if value is other:
         return True
     if type(value) is not type(other):

@@ -29,7 +29,8 @@ def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
     Generated mistakes that are equivalent to the formula or to an earlier mistake are omitted.
 
     Raises:
-        ValueError: if a known mistake of the operator's file changes nothing that is there.
+        ValueError: if the operator's file has a known mistake without a change, or one that
+            replaces an expression which the formula lacks.
     """
     named = {mistake.name for mistake in operator.known_mistakes}
     different = [
@@ -47,7 +48,8 @@ def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
     Those of the operator's file come first. Some may be equivalent to the formula or to others.
 
     Raises:
-        ValueError: if a known mistake of the operator's file changes nothing that is there.
+        ValueError: if the operator's file has a known mistake without a change, or one that
+            replaces an expression which the formula lacks.
     """
     named = {mistake.name: mistake for mistake in operator.known_mistakes}
     general = {implementation.name: implementation for implementation in generated(operator)}
@@ -96,7 +98,10 @@ def distinct(operator: Operator, implementations: Sequence[Implementation]) -> l
 def _implementation(
     operator: Operator, mistake: KnownMistake, generated: Implementation | None
 ) -> Implementation:
-    """Return a mistake's implementation; without changes of its own, the generated one."""
+    """Return the implementation of a mistake.
+
+    A mistake without changes has those of the generated mistake of the same name.
+    """
     if not mistake.replace and not mistake.defaults:
         if generated is None:
             raise ValueError(f"{operator.name}: known mistake {mistake.name!r} changes nothing")

@@ -1,7 +1,7 @@
-"""Known mistakes of operators without a formula, by which failures are explained.
+"""Known mistakes of operators without a formula, for the explanation of failures.
 
-They comprise the mutants that follow from an operator's schema, and mistakes that implementations
-make in one operator or family, such as another rounding, convention or order of gates.
+The known mistakes of an operator are the mutants that follow from its schema, and the mistakes that
+are listed here for single operators, such as another rounding, convention or order of gates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxopt_cli.mutation.node_mutants import (
     node_mutants,
 )
 
-#: Computes the outputs of a node; None if the mistake has no effect on it.
+#: Computes the outputs of a node with a mistake; returns None if the mistake has no effect on it.
 Computation = Callable[[BoundNode], Sequence[Value] | None]
 
 
@@ -106,7 +106,7 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
             yield NodeMutant(
                 f"default of {name} changed",
                 MutantKind.ATTRIBUTE_DEFAULT,
-                f"The attribute {name} has another default.",
+                f"If the attribute {name} is omitted, {_text(other_default)} is used.",
                 partial(_defaulting, name, other_default),
             )
     for first, second in combinations(kinds, 2):
@@ -119,8 +119,12 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
             )
 
 
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else f"{value:g}"
+
+
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return a value other than an attribute's default; None without a default or such a value."""
+    """Return a wrong default of an attribute; None if it has no default, or only one value."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None
@@ -168,15 +172,15 @@ def _output_mistakes() -> Iterator[NodeMutant]:
             finish=partial(_first_changed, partial(_of_type, np.dtype(name))),
         )
     changes: dict[str, tuple[str, Callable[[Array], Array]]] = {
-        "outputs without sign": ("The outputs have no sign.", _magnitude),
+        "outputs without sign": ("The outputs are the magnitudes of the right ones.", _magnitude),
         "outputs negated": ("The outputs have the opposite sign.", _negated),
         "outputs transposed": ("The last two axes of the outputs are exchanged.", _transposed),
         "NaN outputs are 0": ("Outputs that should be NaN are 0.", _nan_as_zero),
         "infinite outputs are finite": (
-            "Outputs that should be infinite are the largest number.", _finite,
+            "Outputs that should be infinite are the largest finite number.", _finite,
         ),
-        "first output of one more axis": (
-            "The outputs have a further first axis of length 1.", lambda array: array[None],
+        "outputs with one more axis": (
+            "The outputs have an additional first axis of length 1.", lambda array: array[None],
         ),
         "scalar outputs have an axis": (
             "Outputs that should be scalars have an axis of length 1.",
@@ -234,7 +238,7 @@ def _is_float(array: Array) -> bool:
 
 
 def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
-    """Yield the mistakes of an operator of ai.onnx that its schema does not imply."""
+    """Yield the mistakes of an operator of ai.onnx that do not follow from its schema."""
     for operators, name, about, mistake in _MISTAKES:
         if schema.name not in operators:
             continue
@@ -267,7 +271,7 @@ def _half_away(array: Array) -> Array:
 
 
 def _integers(function: Callable[[Array, Array], Array]) -> _Computed:
-    """Return a mistake of a division, for integers only."""
+    """Return a mistake of a division of integers; divisions of floats are correct."""
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         left, right = node.operand(0), node.operand(1)
@@ -279,7 +283,7 @@ def _integers(function: Callable[[Array, Array], Array]) -> _Computed:
 
 
 def _indices_within(node: BoundNode) -> BoundNode | None:
-    """Clamp the indices of OneHot to the depth."""
+    """Clamp the indices of OneHot to the range from -depth to depth - 1."""
     indices, depth = node.operand(0), node.operand(1)
     if indices is None or depth is None:
         return None
@@ -317,7 +321,12 @@ def _epsilon_beside_root(node: BoundNode) -> BoundNode | None:
 def _normalized(
     deviation: Callable[[Array, tuple[int, ...], float], Array], *, centred: bool = True
 ) -> _Computed:
-    """Return a mistake in the deviation by which a normalization divides."""
+    """Return a mistake of a normalization.
+
+    Args:
+        deviation: returns the divisor, given the centred input, the axes of the mean, and epsilon.
+        centred: whether the mean is subtracted.
+    """
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         x = node.operand(0)
@@ -373,7 +382,7 @@ def _largest_of_both(centre: Array, axes: tuple[int, ...], epsilon: float) -> Ar
 
 
 def _gates(order: Sequence[int], node: BoundNode) -> BoundNode | None:
-    """Reorder the gates of weights, recurrent weights and biases."""
+    """Reorder the gates of the weights W, of the recurrent weights R and of the biases B."""
     for index in (1, 2, 3):
         array = node.operand(index)
         if array is None:
@@ -408,7 +417,7 @@ def _flipped(node: BoundNode) -> BoundNode | None:
 
 
 def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
-    """Compute the coordinates of Resize from the rounded lengths."""
+    """Replace the scales of Resize by quotients of the output lengths and the input lengths."""
     x, scales = node.operand(0), node.operand(2)
     if x is None or scales is None or not scales.size:
         return None
@@ -417,7 +426,7 @@ def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
     if not lengths.all() or lengths.size != scales.size:
         return None
     rounded = np.floor(lengths * scales.astype(np.float64)) / lengths
-    # The next number above leads to the same length where the quotient is rounded down.
+    # A quotient that float32 rounds down may lead to a shorter output; the next float32 does not.
     moved = np.nextafter(rounded.astype(np.float32), np.float32(np.inf))
     moved = np.where(np.floor(lengths * rounded.astype(np.float32)) == np.floor(
         lengths * scales.astype(np.float64)), rounded.astype(np.float32), moved)  # fmt: skip
@@ -446,7 +455,13 @@ def _cast_rounded(function: Callable[[Array], Array], node: BoundNode) -> BoundN
 
 
 def _quantized(rounded: Callable[[Array, Array], Array], *, saturates: bool = True) -> Computation:
-    """Return the quantization of a tensor by a function of the quotient and the zero point."""
+    """Return a mistake of QuantizeLinear.
+
+    Args:
+        rounded: returns the quantized values before saturation, given the quotient of input and
+            scale, and the zero point.
+        saturates: whether values outside the range of the output type are clamped to it.
+    """
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         x, scale, zero_point = (node.operand(index) for index in range(3))
@@ -471,7 +486,7 @@ def _quantized(rounded: Callable[[Array, Array], Array], *, saturates: bool = Tr
 
 
 def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
-    """Align the causal mask of Attention to the first or to the last key."""
+    """Replace Attention's causal mask by one that is aligned to the first or to the last key."""
     query, key, past = node.operand(0), node.operand(1), node.operand(4)
     if not node.attribute("is_causal") or query is None or key is None:
         return None
@@ -589,7 +604,7 @@ def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
-    """Shift by the remainder of the width, or right without the sign."""
+    """Shift by the amount modulo the width ("remainder"), or as unsigned ("unsigned")."""
     x, count = node.operand(0), node.operand(1)
     if x is None or count is None:
         return None
@@ -635,7 +650,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
     ]
 
 
-# Since this version, Softmax and Hardmax concern one axis, not all axes from one on.
+# Before this version, Softmax and Hardmax normalized over all axes from the given one on together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _RMS = ("RMSNormalization",)
@@ -650,7 +665,7 @@ def _gate_mistakes() -> Iterator[tuple[tuple[str, ...], str, str, Change]]:
             yield (
                 (operator,),
                 f"gates in the order {text}",
-                f"The gates are expected in the order {text}, not {gates}.",
+                f"Weights and biases of the gates are read in the order {text}, not {gates}.",
                 partial(_gates, order),
             )
 
@@ -659,9 +674,9 @@ _Mistake = Change | _Computed
 _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Round",), "halves rounded away from zero", "2.5 becomes 3, not 2.",
      _elementwise(_half_away)),
-    (("Round",), "halves rounded up", "2.5 becomes 3, and -2.5 becomes -2.",
+    (("Round",), "halves rounded up", "2.5 becomes 3, not 2; -3.5 becomes -3, not -4.",
      _elementwise(lambda x: np.floor(x.astype(np.float64) + 0.5))),
-    (("Round",), "truncated", "1.7 becomes 1.", _elementwise(np.trunc)),
+    (("Round",), "truncated", "1.7 becomes 1, not 2.", _elementwise(np.trunc)),
     (("Div",), "integers divided with floor", "-7 / 2 is -4, not -3.", _integers(np.floor_divide)),
     (("Div",), "integers divided and rounded", "7 / 2 is 4, not 3.",
      _integers(lambda a, b: np.rint(a / b))),
@@ -671,35 +686,43 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      _indices_within),
     (("OneHot",), "indices out of range wrapped", "The index 4 is read as 1 for a depth of 3.",
      _indices_wrapped),
-    (("OneHot",), "negative indices off", "An index of -1 yields only off values.", _negative_off),
+    (("OneHot",), "negative indices out of range",
+     "An index of -1 is out of range, and does not mean the last value.", _negative_off),
     (("BatchNormalization",), "epsilon outside the root",
      "The deviation is sqrt(var) + epsilon, not sqrt(var + epsilon).", _epsilon_beside_root),
     (("BatchNormalization",), "momentum mixed the other way round",
-     "The running mean is mixed by 1 - momentum.", _momentum_reversed),
+     "The old running mean and variance are multiplied by 1 - momentum, not by momentum.",
+     _momentum_reversed),
     (_NORMALIZATIONS, "epsilon outside the root",
      "The deviation is sqrt(var) + epsilon, not sqrt(var + epsilon).",
      _normalized(_root_plus_epsilon)),
     (_RMS, "epsilon outside the root",
-     "The divisor is sqrt(mean square) + epsilon.", _normalized(_root_plus_epsilon, centred=False)),
+     "The divisor is sqrt(mean square) + epsilon, not sqrt(mean square + epsilon).",
+     _normalized(_root_plus_epsilon, centred=False)),
     ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1",
-     "The variance is that of a sample.", _normalized(partial(_unbiased, 0))),
+     "The sum of the squared deviations is divided by n - 1, not by n.",
+     _normalized(partial(_unbiased, 0))),
     ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1, or by 1",
-     "The variance is that of a sample; that of a single element is 0.",
+     "The sum of the squared deviations is divided by n - 1, not by n; for n = 1, by 1.",
      _normalized(partial(_unbiased, 1))),
-    (_NORMALIZATIONS, "epsilon not added", "The deviation is sqrt(var).", _normalized(_no_epsilon)),
+    (_NORMALIZATIONS, "epsilon not added",
+     "The deviation is sqrt(var), not sqrt(var + epsilon).", _normalized(_no_epsilon)),
     (_NORMALIZATIONS, "epsilon as a lower bound",
-     "The deviation is sqrt(max(var, epsilon)).", _normalized(_largest_of_both)),
+     "The deviation is sqrt(max(var, epsilon)), not sqrt(var + epsilon).",
+     _normalized(_largest_of_both)),
     (_RMS, "mean subtracted", "The mean is subtracted, as in LayerNormalization.",
      _normalized(lambda c, axes, e: np.sqrt((c * c).mean(axes, keepdims=True) + e))),
     *_gate_mistakes(),
     (("LSTM", "GRU", "RNN"), "biases of the state ignored",
-     "The second half of B is ignored.", partial(_bias_half, 1)),
+     "The second half of B, the biases of the recurrent weights, is ignored.",
+     partial(_bias_half, 1)),
     (("LSTM", "GRU", "RNN"), "biases of the input ignored",
-     "The first half of B is ignored.", partial(_bias_half, 0)),
+     "The first half of B, the biases of the input weights, is ignored.", partial(_bias_half, 0)),
     (("Conv", "ConvTranspose", "ConvInteger", "DeformConv"), "kernel flipped",
-     "The kernel is applied from its last element to its first.", _flipped),
+     "The kernel is reversed along its spatial axes.", _flipped),
     (("Resize",), "coordinates from the rounded lengths",
-     "The scale is the quotient of the lengths, not the given scale.", _scales_of_sizes),
+     "Scales are output length / input length, not the values of the input scales.",
+     _scales_of_sizes),
     (("Clip",), "min applied after max", "Where min is above max, the result is min.",
      _Computed(_minimum_wins)),
     (("Cast", "CastLike"), "floats rounded to integers", "1.7 becomes 2, not 1.",
@@ -708,34 +731,38 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      partial(_cast_rounded, np.floor)),
     (("QuantizeLinear",), "halves rounded away from zero", "A quotient of 2.5 becomes 3, not 2.",
      _Computed(_quantized(lambda q, z: _half_away(q) + z))),
-    (("QuantizeLinear",), "halves rounded up", "A quotient of 2.5 becomes 3, and -2.5 becomes -2.",
+    (("QuantizeLinear",), "halves rounded up",
+     "A quotient of 2.5 becomes 3, not 2; -3.5 becomes -3, not -4.",
      _Computed(_quantized(lambda q, z: np.floor(q + 0.5) + z))),
-    (("QuantizeLinear",), "quotient truncated", "A quotient of 1.7 becomes 1.",
+    (("QuantizeLinear",), "quotient truncated", "A quotient of 1.7 becomes 1, not 2.",
      _Computed(_quantized(lambda q, z: np.trunc(q) + z))),
-    (("QuantizeLinear",), "quotient rounded down", "A quotient of -1.2 becomes -2.",
+    (("QuantizeLinear",), "quotient rounded down", "A quotient of -1.2 becomes -2, not -1.",
      _Computed(_quantized(lambda q, z: np.floor(q) + z))),
     (("QuantizeLinear",), "zero point added before rounding",
-     "Ties are decided by the sum of quotient and zero point.",
+     "The sum of quotient and zero point is rounded, not the quotient; halves may differ.",
      _Computed(_quantized(lambda q, z: np.rint(q + z)))),
-    (("QuantizeLinear",), "no saturation", "Values beyond the type wrap around.",
+    (("QuantizeLinear",), "no saturation", "Values outside the range of the type wrap around.",
      _Computed(_quantized(lambda q, z: np.rint(q) + z, saturates=False))),
     (("Attention",), "causal mask aligned to the first key",
-     "Query i sees the keys up to i, even with past keys.", partial(_causal_mask, "first")),
+     "Query i sees keys 0 to i, even if past keys precede the current ones.",
+     partial(_causal_mask, "first")),
     (("Attention",), "causal mask aligned to the last key",
-     "The last query sees all keys, although there are more keys than queries.",
+     "The last query sees all keys, even if there are more keys than queries.",
      partial(_causal_mask, "last")),
     (("ConvInteger",), "padded with 0", "The padding is 0, not the zero point of x.",
      _padded_with_zero),
     (("LRN",), "window of an even size centred to the left",
      "For size 2, a channel is summed with the one before, not with the one after.",
      _Computed(_window_to_the_left)),
-    (("ThresholdedRelu",), "alpha itself kept", "An element equal to alpha is kept, not 0.",
-     _Computed(_threshold_kept)),
-    (("Hardmax",), "last of equal elements", "Of equal elements the last one is 1.",
+    (("ThresholdedRelu",), "elements equal to alpha kept",
+     "An element equal to alpha is kept, not 0.", _Computed(_threshold_kept)),
+    (("Hardmax",), "last of equal maxima",
+     "If several elements are the maximum, the last of them becomes 1, not the first.",
      _Computed(_last_maximum)),
     (("HardSigmoid",), "alpha defaults to 1/6", "The default slope is 1/6, as in PyTorch.",
      partial(_defaulting, "alpha", 1 / 6)),
-    (("Celu",), "alpha only in the factor", "The result is alpha * (exp(x) - 1) below 0.",
+    (("Celu",), "alpha only in the factor",
+     "Below 0, the result is alpha * (exp(x) - 1), not alpha * (exp(x / alpha) - 1).",
      _Computed(_celu_as_elu)),
     (("Softplus",), "overflow of exp", "The result is log(exp(x) + 1), which is infinite at 100.",
      _elementwise(lambda x: np.log(np.exp(x) + x.dtype.type(1)))),
@@ -745,15 +772,19 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Softmax", "LogSoftmax"), "overflow of exp",
      "The largest element is not subtracted: the result is NaN at 100.",
      _Computed(_softmax_without_maximum)),
-    (("LRN",), "alpha not divided by size", "The sum of squares is multiplied by alpha.",
+    (("LRN",), "alpha not divided by size",
+     "The sum of squares is multiplied by alpha, not by alpha / size.",
      _alpha_times_size),
     (("ScatterND", "ScatterElements"), "one update of each element",
      "Only the last of several updates of an element is applied.", _Computed(_last_of_duplicates)),
-    (("BitShift",), "shift by the remainder of the width", "32-bit numbers shift by 1, not 33.",
+    (("BitShift",), "shift amount modulo the width",
+     "32-bit integers are shifted by 1 if the amount is 33.",
      _Computed(partial(_shift, "remainder"))),
     (("BitShift",), "negative numbers shifted without sign",
-     "The highest bits of a negative number become 0.", _Computed(partial(_shift, "unsigned"))),
-    (("Shrink",), "elements within lambd kept", "An element of magnitude up to lambd is kept.",
+     "The highest bits of a negative number become 0 if it is shifted to the right.",
+     _Computed(partial(_shift, "unsigned"))),
+    (("Shrink",), "elements within lambd kept",
+     "An element whose magnitude is at most lambd is kept, not 0.",
      _Computed(_kept_within)),
     (("TopK",), "last of equal elements first",
      "Of equal elements the one with the higher index comes first.", _Computed(_topk_ties)),

@@ -61,7 +61,7 @@ class NodeMutant:
         kind: the kind of defect.
         about: description in one sentence.
         change: changes the node that the correct operator computes.
-        finish: changes the outputs of the correct operator; None if they stay.
+        finish: changes the outputs of the correct operator; None if they are returned unchanged.
         code: the changed function of the correct operator; None for other defects.
         version: the earlier version in which the node is computed; None for other defects.
     """
@@ -137,7 +137,7 @@ def node_mutants(
         domain: the operator's domain; empty for the default domain.
         op_type: the operator's name.
         opset: the version of the domain.
-        with_equivalent: whether to return those that are proven to equal the operator, too.
+        with_equivalent: whether to include mutants that are proven equivalent to the operator.
 
     Raises:
         onnx.defs.SchemaError: if there is no such operator.
@@ -296,7 +296,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
     value_kind = MutantKind.AXIS if is_axis else MutantKind.ATTRIBUTE_VALUE
     if kind in {"INT", "INTS"}:
         for text, change_integer in () if name in FLAGS else _INTEGERS.items():
-            about = f"The attribute {name} is read as a number {text}."
+            about = f"The attribute {name} is read {text}."
             change = partial(_with_stated, name, partial(_mapped, change_integer))
             yield NodeMutant(f"{name} {text}", value_kind, about, change)
         flip = partial(_with_stated, name, partial(_mapped, lambda value: int(not value)))
@@ -312,7 +312,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
             )
     if kind in {"FLOAT", "FLOATS"}:
         for text, change_float in _FLOATS.items():
-            about = f"The attribute {name} is {text}."
+            about = f"The attribute {name} is read {text.removeprefix('read ')}."
             change = partial(_with_stated, name, partial(_mapped, change_float))
             yield NodeMutant(f"{name} {text}", value_kind, about, change)
     if kind in {"STRING", "STRINGS"}:
@@ -323,7 +323,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
             yield NodeMutant(f"{name} always {choice}", value_kind, about, change)
     if kind in {"INTS", "FLOATS", "STRINGS"}:
         for text, change_list in _LISTS.items():
-            about = f"The values of the attribute {name} are used in the wrong order: {text}."
+            about = f"The list in the attribute {name} is read incorrectly: {text}."
             list_kind = MutantKind.AXIS if is_axis else MutantKind.LIST
             change = partial(_with_stated, name, partial(_relisted, change_list))
             yield NodeMutant(f"{name} {text}", list_kind, about, change)
@@ -343,7 +343,7 @@ def _relisted(change: Callable[[list[Any]], list[Any]], values: Any) -> Any:
 
 
 def _with_stated(name: str, change: Callable[[Any], Any], node: BoundNode) -> BoundNode | None:
-    """Change the value of an attribute that the node states."""
+    """Change the value of an attribute that is present in the node."""
     if name not in node.attributes:
         return None
     old = node.attributes[name]
@@ -353,7 +353,7 @@ def _with_stated(name: str, change: Callable[[Any], Any], node: BoundNode) -> Bo
 
 
 def _with_default(name: str, value: Any, node: BoundNode) -> BoundNode | None:
-    """State an attribute that the node omits."""
+    """Give an attribute that the node omits a value."""
     return None if name in node.attributes else node.with_attribute(name, value)
 
 
@@ -464,11 +464,11 @@ def _list_input_mutants(index: int, name: str) -> Iterator[NodeMutant]:
     """Yield mutants of an input of integers that is a parameter, such as axes or pads."""
     kind = MutantKind.AXIS if name in _AXES else MutantKind.LIST
     for text, change_list in _LISTS.items():
-        about = f"The values of the input {name} are used in the wrong order: {text}."
+        about = f"The list in the input {name} is read incorrectly: {text}."
         change = partial(_with_parameters, index, change_list)
         yield NodeMutant(f"{name} {text}", kind, about, change)
     for text, change_integer in _INTEGERS.items():
-        about = f"The values of the input {name} are read as numbers {text}."
+        about = f"Each value of the input {name} is read {text}."
         change = partial(_with_parameters, index, partial(_each, change_integer))
         yield NodeMutant(f"{name} {text}", kind, about, change)
 
@@ -511,7 +511,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
     def change(array: Array) -> Array:
         limits = np.iinfo(array.dtype)
-        # The largest number of a wide type is not exact as a float.
+        # The largest int64 and uint64 are no doubles; the next smaller double can be converted.
         top = np.nextafter(np.float64(limits.max) + 1, 0)
         floats = array.astype(name).astype(np.float64)
         return np.clip(floats, np.float64(limits.min), top).astype(array.dtype)
@@ -522,7 +522,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 def _other_sign(array: Array) -> Array:
     """Return integers whose bits are read as the type of the same size with or without a sign."""
     kind = "u" if array.dtype.kind == "i" else "i"
-    # The wider sum of both readings differs, but a result of the operator's type may not.
+    # Clamped, since sums and products modulo 2**n are the same for both readings.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)
     return np.clip(reread.astype(np.float64), limits.min, limits.max)
@@ -561,7 +561,7 @@ class _Misreading:
         kind: the kind of mutant.
         types: NumPy's kinds of the types that it applies to; "f" includes bfloat16.
         about: the end of the sentence "The values of the input X are".
-        change: returns the values that are used; None, or equal ones, without an effect.
+        change: returns the values that are used; None or equal values if it has no effect.
     """
 
     kind: MutantKind
@@ -580,12 +580,12 @@ _MISREADINGS = {
     "rounded to 16 bits": _Misreading(_TYPE, "f", "rounded to float16", _through("f2")),
     "rounded to float32": _Misreading(_TYPE, "f", "rounded to float32", _through("f4")),
     "in float32": _Misreading(
-        _TYPE, "iu", "converted to float32, which has 24 bits", _integers_through("f4")
+        _TYPE, "iu", "converted to float32, which has 24 significant bits", _integers_through("f4")
     ),
     "in 32 bits": _Misreading(_TYPE, "iu", "converted to 32 bits", _through("i4")),
     "in 8 bits": _Misreading(_TYPE, "iu", "converted to 8 bits", _through("i1")),
     "of the other sign": _Misreading(
-        _TYPE, "iu", "read as signed, or as unsigned if they are signed", _other_sign
+        _TYPE, "iu", "read as unsigned if they are signed, and as signed if not", _other_sign
     ),
     "truncated": _Misreading(_TYPE, "f", "truncated to integers", np.trunc),
     "rounded to integers": _Misreading(_TYPE, "f", "rounded to integers", np.rint),
@@ -625,7 +625,7 @@ _MISREADINGS = {
 }
 
 
-# Mutants that differ only where the specification defines no result: in the order of NaN.
+# Misreadings that change only the order of NaN, which the specification does not define.
 _UNDEFINED = frozenset({
     (name, "without NaN") for name in ("ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK")
 })  # fmt: skip
@@ -751,7 +751,7 @@ def _in_version(version: int, node: BoundNode) -> BoundNode | None:
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
     if schema.deprecated:
         return None
-    # This parameter was an attribute before it became an input.
+    # Inputs that were attributes in the earlier version become attributes again.
     formals = [formal.name for formal in node.schema.inputs]
     inputs = {formal.name for formal in schema.inputs}
     attributes = {k: v for k, v in node.attributes.items() if k in schema.attributes}

@@ -1,7 +1,8 @@
 """Calls that cover an operator's inputs, to distinguish implementations without a suite.
 
 Dense probes, with hundreds of double elements for each T and setting of the attributes, reveal
-mistakes in a formula. Small probes of every structure reveal mistakes around it.
+mistakes in a formula. Small probes with every combination of shapes and types reveal mistakes in
+the treatment of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
-#: Counts that are not exact in float32, or become negative or small in int32.
+#: Values of T that float32 cannot represent, or that become negative or small in int32.
 _LARGE_COUNTS = (2**24 + 1, 2**31 + 5, 2**32 + 1)
 _ABOVE_ONE = 1.5
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 Shape = tuple[int, ...]
-#: Shapes of the first tensor and of the others, for each group.
+#: For each group, the shape of its first tensor and the shape of its other tensors.
 Layout = tuple[tuple[Shape, Shape], ...]
 Numbers = dict[str, AttributeValue]
 
@@ -163,7 +164,11 @@ class _Draw:
         rank: int = 0,
         scale: float = 1.0,
     ) -> Call[Array]:
-        """Draw a call; of two shapes or types, one is for the first tensor, one for the others."""
+        """Draw a call.
+
+        Of the two ``types``, the first one is that of the first tensor of each group, the second
+        one that of its other tensors; likewise the shapes in ``layout``.
+        """
         operator = self._operator
         if attributes is None:
             attributes = self._attributes()

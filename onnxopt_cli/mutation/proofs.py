@@ -1,7 +1,7 @@
 """Proofs that mutants of a node equal their operator on every valid input.
 
 A proof holds for all mutants whose name matches its pattern, on operators for which its condition
-holds. Such mutants are not made.
+holds. Such mutants are not generated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnx import defs
 
 _Option = defs.OpSchema.FormalParameterOption
-#: Integer attributes that may be negative. Others are numbers, sizes or flags.
+#: Integer attributes that may be negative, unlike counts, sizes and flags.
 SIGNED_ATTRIBUTES = frozenset({
     "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
     "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
@@ -77,13 +77,13 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    # Early versions broadcast the second input alone, and only by an attribute.
+    # In early versions, the attribute broadcast enables broadcasting of the second input alone.
     return schema.name in _COMMUTATIVE and "broadcast" not in schema.attributes
 
 
 PROOFS: Sequence[Proof] = (
     Proof(
-        "A vector is aligned with another input, and the operator has none.",
+        "A vector is aligned with a second input, and the operator has only one.",
         re.compile(r"\w+ aligned to the first axis"),
         _has_one_input,
     ),

@@ -1,4 +1,4 @@
-"""Known mistakes in expressions that the formulas of several operators have in common."""
+"""Known mistakes in expressions that are part of the formulas of several operators."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ _GRADIENT = "norm_coefficient * X + G"
 #: Mistakes of formulas with the regularized gradient, ``norm_coefficient * X + G``.
 REGULARIZED_GRADIENT = mistake_table(f"""
     no regularisation
-        norm_coefficient is ignored: G is used unchanged, even where X is infinite.
+        norm_coefficient is ignored: the gradient G is used without regularisation.
         {_GRADIENT} -> G
     regularisation of twice the strength
-        The gradient of norm_coefficient * ||X||^2, without the half.
+        2 * norm_coefficient * X is added to G instead of norm_coefficient * X.
         {_GRADIENT} -> 2 * norm_coefficient * X + G
     regularisation of half the strength
-        The half of 0.5 * norm_coefficient * ||X||^2 stays in its gradient.
+        0.5 * norm_coefficient * X is added to G instead of norm_coefficient * X.
         {_GRADIENT} -> 0.5 * norm_coefficient * X + G
     regularisation by the absolute values
-        The gradient of norm_coefficient * ||X||_1 is added.
+        norm_coefficient * sign(X) is added to G, as for a penalty on the magnitudes of X.
         {_GRADIENT} -> norm_coefficient * np.sign(X) + G
     regularisation scaled by the learning rate
-        norm_coefficient is multiplied by R before the step multiplies it again.
+        R * norm_coefficient * X is added to G, and the step multiplies the sum by R again.
         {_GRADIENT} -> R * norm_coefficient * X + G
     regularisation of the gradient instead of the tensor
-        norm_coefficient multiplies G.
+        norm_coefficient * G is added to G instead of norm_coefficient * X.
         {_GRADIENT} -> norm_coefficient * G + G
     regularisation blends tensor and gradient
-        G is weighted by 1 - norm_coefficient.
+        G is multiplied by 1 - norm_coefficient before norm_coefficient * X is added.
         {_GRADIENT} -> norm_coefficient * X + (1 - norm_coefficient) * G
     regularisation by the norm instead of its square
-        The gradient of norm_coefficient * ||X||, X over its length, is added.
+        norm_coefficient * X / ||X|| is added to G instead of norm_coefficient * X.
         {_GRADIENT} -> norm_coefficient * X / np.maximum(np.sqrt(np.sum(X * X)), 1e-12) + G
     gradient clipped by value
         Every element of G is clipped to [-1, 1].
         {_GRADIENT} -> norm_coefficient * X + np.clip(G, -1, 1)
     gradient clipped by norm
-        G is scaled to length 1 where it is longer.
+        G is divided by its Euclidean norm if that is above 1.
         {_GRADIENT} -> norm_coefficient * X + G / np.maximum(1, np.sqrt(np.sum(G * G)))
     gradient centred
         The mean of G is subtracted from it.
         {_GRADIENT} -> norm_coefficient * X + (G - np.mean(G))
     gradient normalised
-        G is divided by its length.
+        G is divided by its Euclidean norm.
         {_GRADIENT} -> norm_coefficient * X + G / np.maximum(np.sqrt(np.sum(G * G)), 1e-12)
     gradient averaged over the elements
         G is divided by the number of its elements.
@@ -62,7 +62,7 @@ ROOT = "np.sqrt(H_new) + epsilon"
 #: Mistakes of formulas with this adaptive denominator.
 ROOT_AND_EPSILON = mistake_table(f"""
     root taken in float32
-        H_new is rounded to float32 before its root is taken, also where it is double.
+        H_new is rounded to float32 before its root is taken, even if it is double.
         seen in OpenCV 5
         {ROOT} -> np.sqrt(H_new.astype(np.float32)) + epsilon
     epsilon squared inside the square root
@@ -71,35 +71,35 @@ ROOT_AND_EPSILON = mistake_table(f"""
     epsilon inside and outside the square root
         Epsilon is added before and after the root is taken.
         {ROOT} -> np.sqrt(H_new + epsilon) + epsilon
-    epsilon multiplied
-        The root is multiplied by 1 + epsilon.
+    root multiplied by 1 + epsilon
+        The root is multiplied by 1 + epsilon instead of adding epsilon.
         {ROOT} -> np.sqrt(H_new) * (1 + epsilon)
-    epsilon as the least root
-        The root is replaced by epsilon only where it is smaller.
+    epsilon as a lower bound of the root
+        The denominator is max(sqrt(H_new), epsilon) instead of sqrt(H_new) + epsilon.
         {ROOT} -> np.maximum(np.sqrt(H_new), epsilon)
-    epsilon as the least square
-        H_new is replaced by epsilon only where it is smaller.
+    epsilon as a lower bound of H_new
+        The denominator is sqrt(max(H_new, epsilon)) instead of sqrt(H_new) + epsilon.
         {ROOT} -> np.sqrt(np.maximum(H_new, epsilon))
     no square root
-        The step divides by H_new plus epsilon.
+        The step is divided by H_new + epsilon instead of sqrt(H_new) + epsilon.
         {ROOT} -> H_new + epsilon
     step with the old H
-        H enters the step before its update.
+        The step is divided by the root of H before its update.
         {ROOT} -> np.sqrt(H) + epsilon
     one denominator for the whole tensor
-        The root is taken of the mean of H_new.
+        All elements are divided by the root of the mean of H_new.
         {ROOT} -> np.sqrt(np.mean(H_new)) + epsilon
 """)
 
-#: R with the correction for averages that start at zero.
+#: The learning rate R with the bias correction of both averages, which start at zero.
 RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
 #: The rate of a step: R, corrected if T is positive.
 CORRECTION = f"np.where(T > 0, {RATE}, R)"
 
-#: Mistakes of formulas in which R carries the bias correction of averages that start at zero.
+#: Mistakes of formulas that multiply R by the bias correction.
 BIAS_CORRECTION = mistake_table(f"""
     no bias correction
-        R is used as given.
+        R is not multiplied by the bias correction.
         {CORRECTION} -> R
     bias correction of V alone
         The second moment is not corrected.
@@ -108,52 +108,53 @@ BIAS_CORRECTION = mistake_table(f"""
         The first moment is not corrected.
         {CORRECTION} -> np.where(T > 0, R * np.sqrt(1 - beta**T), R)
     bias correction without the root
-        1 - beta^T enters without its root.
+        R is multiplied by 1 - beta^T instead of its root.
         np.sqrt(1 - beta**T) -> (1 - beta**T)
     bias correction inverted
-        R is divided where it is to be multiplied, and the reverse.
+        R is divided by sqrt(1 - beta^T) and multiplied by 1 - alpha^T.
         {CORRECTION} -> np.where(T > 0, R * (1 - alpha**T) / np.sqrt(1 - beta**T), R)
     bias correction with alpha and beta exchanged
-        alpha^T corrects the second moment and beta^T the first.
+        The second moment is corrected with alpha^T, and the first with beta^T.
         beta**T -> alpha**T
         alpha**T -> beta**T
     bias correction linear in T
-        The powers are products, alpha * T and beta * T.
+        alpha * T and beta * T are used instead of alpha^T and beta^T.
         beta**T -> beta * T
         alpha**T -> alpha * T
     bias correction as in the first step
-        alpha and beta enter without their power.
+        alpha and beta are used instead of alpha^T and beta^T.
         beta**T -> beta
         alpha**T -> alpha
     bias correction with the exponent T + 1
-        As where T counts from 0, for T > 0.
+        The exponent is T + 1, as if T counted from 0; for T <= 0 nothing is corrected.
         beta**T -> beta ** (T + 1)
         alpha**T -> alpha ** (T + 1)
     bias correction with the exponent T - 1
-        The powers lag by a step.
+        The exponent is T - 1, the update count of the step before.
         beta**T -> beta ** (T - 1)
         alpha**T -> alpha ** (T - 1)
     bias correction from T = 0 with the exponent T + 1
-        As where T counts from 0.
+        The exponent is T + 1, as if T counted from 0, and every step is corrected.
         {CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
     bias correction at every T
-        The branch for T <= 0 is missing, so that T = 0 divides 0 by 0.
+        The branch for T <= 0 is missing: for T = 0, the correction is 0 / 0.
         seen in Keras; ONNX Runtime AdamW mode 1
         {CORRECTION} -> {RATE}
     bias correction at T != 0
-        Negative T is corrected.
+        For negative T, too, R is corrected.
         T > 0 -> T != 0
     bias correction from T = 2
-        The first step is not corrected.
+        For T = 1, R is not corrected.
         T > 0 -> T > 1
     bias correction with powers rounded to float32
-        The powers are rounded before they are subtracted from 1, also where R is double.
+        alpha^T and beta^T are rounded to float32 before they are subtracted from 1, even if R \
+            is double.
         seen in ONNX Runtime AdamW mode 1; tinygrad
         beta**T -> (beta**T).astype(np.float32)
         alpha**T -> (alpha**T).astype(np.float32)
 """)
 
-#: Required: a fraction that is taken for a percent, or the reverse, would go unnoticed.
+#: Required, without a default: confusing a percent with a fraction must not go unnoticed.
 PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 
@@ -180,54 +181,56 @@ def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
             The threshold is a percentile of the values instead of their magnitudes.
             {threshold} -> percentile({tensor}, percent)
         percent taken as a fraction
-            The percentile of percent / 100 is taken, so that next to nothing is pruned.
+            The threshold is the percentile for percent / 100, so that hardly any element is \
+                pruned.
             {threshold} -> percentile({magnitude}, percent / 100)
         percent multiplied by 100
-            It is taken for a fraction, and more than 1 for everything.
+            percent is read as a fraction of 1; values above 1 mean 100 percent.
             {threshold} -> percentile({magnitude}, np.minimum(100, 100 * percent))
         percent of unpruned elements
-            The percent are kept instead of pruned.
+            The attribute is read as the percent of elements that are kept.
             {threshold} -> percentile({magnitude}, 100 - percent)
         percentile of the elements that are not zero
-            Zeros do not count.
+            The threshold is a percentile of the magnitudes of the nonzero elements.
             {threshold} -> percentile({magnitude}[{tensor} != 0], percent)
         percent of the largest magnitude
-            The threshold is a share of the maximum.
+            The threshold is percent / 100 times the largest magnitude.
             {threshold} -> percent / 100 * np.max({magnitude}, initial=0)
         percentile without interpolation, lower neighbour
-            The rank is rounded down.
+            The rank of the threshold is rounded down instead of interpolated.
             {threshold} -> {of_rank(f"np.floor(({size} - 1) * percent / 100)")}
         percentile without interpolation, nearest neighbour
-            The rank is rounded to the nearest.
+            The rank of the threshold is rounded to the nearest instead of interpolated.
             {threshold} -> {of_rank(f"np.rint(({size} - 1) * percent / 100)")}
         rank counted from one
-            The rank is n * percent / 100 - 1.
+            The rank of the threshold is n * percent / 100 - 1 instead of (n - 1) * percent / \
+                100.
             {threshold} -> {of_rank(f"({size} * percent / 100 - 1)")}
         rank of n instead of n - 1
-            The rank is n * percent / 100.
+            The rank of the threshold is n * percent / 100 instead of (n - 1) * percent / 100.
             {threshold} -> {of_rank(f"({size} * percent / 100)")}
-        threshold pruned, too
-            Magnitudes equal to the threshold become zero.
+        elements equal to the threshold pruned
+            Elements of magnitude equal to the threshold become zero, too.
             {below} -> {magnitude} <= threshold
         signed values compared
-            Every negative element is below the threshold.
+            Elements are compared with their signs, so that every negative one becomes zero.
             {below} -> {tensor} < threshold
-        the largest pruned
-            Magnitudes above the threshold become zero.
+        largest elements pruned
+            Elements of magnitude above the threshold become zero instead of those below.
             {below} -> {magnitude} > threshold
         exactly floor(n * percent / 100) pruned
-            A top-k projection: ties are broken by position.
+            Of equal magnitudes, those at lower positions become zero first.
             {below} -> {position} < np.floor({size} * percent / 100)
         exactly ceil((n - 1) * percent / 100) pruned
-            Ties are broken by position.
+            Of equal magnitudes, those at lower positions become zero first.
             {below} -> {position} < np.ceil(({size} - 1) * percent / 100)
         soft threshold
             Unpruned elements are moved towards zero by the threshold.
             {pruned} -> np.sign({tensor}) * np.maximum({magnitude} - threshold, 0)
         threshold in the place of zero
-            Pruned elements become the threshold.
+            Pruned elements become the threshold instead of zero.
             {pruned} -> np.where({below}, threshold, {tensor})
-        magnitudes kept
+        magnitudes returned
             Unpruned elements lose their signs.
             {pruned} -> np.where({below}, 0, {magnitude})
     """)

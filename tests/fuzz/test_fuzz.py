@@ -127,7 +127,7 @@ def test_known_mistake_is_named_and_reported_once(fuzz, onnxopt):
     answer = fuzz(backend, "--isolation", "none", "--examples", "20", explain=True)
     assert answer.code == 1
     assert "X_new is float64[], expected float32[]; V_new is float64[], " in answer.out
-    assert "consistent with 'results come back in double'" in answer.out
+    assert "consistent with 'results returned in double'" in answer.out
     assert list(kept_cases("fuzz")) == ["momentum_float64_for_float32"]
     run = ("run", "fuzz", "--isolation", "none", "--no-explain")
     assert onnxopt(*run, "-b", backend).code == 1
@@ -352,7 +352,7 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     )
     assert "as in onnx.reference" in shapes
     assert "as in onnx.reference" in doubles
-    assert "'several tensors come back in float32', as in onnx.reference" in adam.out
+    assert "'several tensors returned in float32', as in onnx.reference" in adam.out
     # tests/test_documents.py covers Momentum, whose findings docs/mutation-analysis.md shows.
     onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "7", "--no-explain")
     cases = kept_cases("fuzz")

@@ -72,7 +72,7 @@ def test_element_at_a_threshold_may_be_pruned_or_kept():
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
     right = evaluate(call)
-    mutant_outputs = deviating(call, "threshold pruned, too")
+    mutant_outputs = deviating(call, "elements equal to the threshold pruned")
     assert right[0][4] == 5
     assert mutant_outputs[0][4] == 0
     assert accepted(call, right)
@@ -91,7 +91,7 @@ def test_only_one_choice_is_right_if_rounding_cannot_decide():
     W = np.float32([1, 2, 3, 4, 5])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=50)
     assert accepted(call, evaluate(call))
-    assert not accepted(call, deviating(call, "threshold pruned, too"))
+    assert not accepted(call, deviating(call, "elements equal to the threshold pruned"))
 
 
 def test_equal_magnitudes_leave_no_choice_at_any_rank():

@@ -231,7 +231,7 @@ def test_double_computed_in_float32_has_float32_precision(operator):
 
 
 def test_single_float32_tensor_is_returned_in_double_after_the_first_step():
-    implementation = mistake(ADAM, "X_new comes back in double for T > 0")
+    implementation = mistake(ADAM, "X_new returned in double for T > 0")
     later = implementation.run(call_of(ADAM, ADAM_STEP))
     assert [output.dtype for output in later] == [np.float64, np.float32, np.float32]
     first = implementation.run(call_of(ADAM, ADAM_STEP | {"T": 0}))
@@ -240,7 +240,7 @@ def test_single_float32_tensor_is_returned_in_double_after_the_first_step():
 
 
 def test_several_double_tensors_are_returned_in_float32():
-    implementation = mistake(ADAM, "several tensors come back in float32")
+    implementation = mistake(ADAM, "several tensors returned in float32")
     large = float(2**24 + 1)
     single_call = call_of(ADAM, ADAM_STEP | {"R": 0, "X": large}, dtype="float64")
     names = ADAM.input_names(2)
@@ -360,12 +360,12 @@ def test_known_mistake_mixes_up_several_tensors(name, expected):
 @pytest.mark.parametrize(
     ("name", "inputs", "shape"),
     [
-        ("scalars come back with a dimension", {}, (1,)),
-        ("results come back flat", {"X": [[1, 2], [3, 4]]}, (4,)),
+        ("scalars returned with a dimension", {}, (1,)),
+        ("results returned flat", {"X": [[1, 2], [3, 4]]}, (4,)),
         ("dimensions of one are dropped", {"X": [[1], [2]]}, (2,)),
-        ("results come back transposed", {"X": [[1], [2], [3]]}, (1, 3)),
+        ("results returned transposed", {"X": [[1], [2], [3]]}, (1, 3)),
         ("shape of R leaks into the results", {"R": [0.1]}, (1,)),
-        ("empty results come back with an element", {"X": []}, (1,)),
+        ("empty results returned with an element", {"X": []}, (1,)),
     ],
 )
 def test_known_mistake_loses_a_shape(name, inputs, shape):
@@ -457,7 +457,7 @@ def test_two_combined_known_mistakes_have_both_effects():
 def test_mistakes_of_operands_and_formula_combine_in_any_order():
     formula = mistake(MOMENTUM, "first step ignores V")
     operands = mistake(MOMENTUM, "R negated")
-    node = mistake(MOMENTUM, "scalars come back with a dimension")
+    node = mistake(MOMENTUM, "scalars returned with a dimension")
     call = momentum_call(MOMENTUM_STEP | {"T": 0})
     for pair in (both(formula, operands), both(operands, formula)):
         assert pair.run(call)[0] == pytest.approx(1.1)
@@ -465,7 +465,7 @@ def test_mistakes_of_operands_and_formula_combine_in_any_order():
 
 
 def test_two_known_mistakes_around_the_formula_cannot_be_combined():
-    first = mistake(ADAM, "scalars come back with a dimension")
+    first = mistake(ADAM, "scalars returned with a dimension")
     assert both(first, mistake(ADAM, "results rounded to TF32")) is None
 
 

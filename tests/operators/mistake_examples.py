@@ -23,7 +23,7 @@ decay_factor taken as 0 | G=1 T=1 decay_factor=1 | X_new=-1
 decay in float32 | R=16777216 G=1 T=16777217 decay_factor=1 | X_new=-1
 decay without T | G=1 T=3 decay_factor=1 | X_new=-1/2
 decay multiplied | G=1 T=3 decay_factor=1 | X_new=-4
-decay without the one | G=1 T=4 decay_factor=1 | X_new=-1/4
+decay without the added one | G=1 T=4 decay_factor=1 | X_new=-1/4
 decay linear | G=1 T=1 decay_factor=1/4 | X_new=-3/4
 decay by powers | G=1 T=2 decay_factor=1/2 | X_new=-1/4
 decay exponential | G=1 T=2 decay_factor=1/2 | X_new=-0.36787944117144233
@@ -134,7 +134,7 @@ Nesterov with beta on the gradient \
 Nesterov with beta on V | G=4 V=8 T=1 alpha=1/2 beta=1/4 mode=nesterov | X_new=-21/4 V_new=5
 Nesterov blending gradient and V | G=4 V=8 alpha=1/4 mode=nesterov | X_new=-9/2 V_new=6
 Nesterov with the plain gradient | X=2 G=1 norm_coefficient=1 mode=nesterov | X_new=1 V_new=3
-Nesterov's lookahead on V | G=2 V=8 alpha=1/2 mode=nesterov | X_new=-5 V_new=5
+Nesterov's lookahead stored as V | G=2 V=8 alpha=1/2 mode=nesterov | X_new=-5 V_new=5
 Nesterov looks ahead twice | G=2 V=8 alpha=1/2 mode=nesterov | X_new=-9/2 V_new=6
 regularisation missing in V | X=2 G=1 norm_coefficient=1 | X_new=1 V_new=1
 regularisation decoupled | R=1/2 X=8 G=2 norm_coefficient=1/2 | X_new=5 V_new=2
@@ -160,7 +160,7 @@ ADMM_PENALTY = """
 base | loss=1 W=[3,4] Z=0 U=0 rho=2 |
 norm not squared | | loss_new=6
 root of the norm | W=[16] | loss_new=5
-rho under the norm | rho=8 | loss_new=11
+rho inside the norm | rho=8 | loss_new=11
 rho without the half | | loss_new=51
 magnitudes summed | W=[3,-4] | loss_new=8
 mean of the squares | | loss_new=27/2
@@ -170,7 +170,7 @@ U subtracted | W=5 Z=1 U=2 | loss_new=5
 U left out | W=5 Z=1 U=2 | loss_new=17
 Z left out | W=5 Z=1 U=2 | loss_new=50
 loss left out | | loss_new=25
-loss scaled, too | loss=3 rho=4 | loss_new=56
+loss multiplied by rho / 2 | loss=3 rho=4 | loss_new=56
 unscaled dual variable | W=5 Z=1 U=2 | loss_new=25
 squared dual variable subtracted | W=5 Z=1 U=2 | loss_new=33
 """
@@ -178,9 +178,9 @@ squared dual variable subtracted | W=5 Z=1 U=2 | loss_new=33
 ADMM_UPDATE = """
 base | W=[1,4] Z=[0,0] U=[1,1] percent=100 |
 U with the old Z | Z=[3,3] U=[0,0] | Z_new=[0,4] U_new=[-2,1]
-U subtracted from | | Z_new=[0,5] U_new=[0,2]
+U moved in the other direction | | Z_new=[0,5] U_new=[0,2]
 U without the old U | | Z_new=[0,5] U_new=[1,-1]
-U taken as it is | | Z_new=[0,5] U_new=[1,1]
+U not updated | | Z_new=[0,5] U_new=[1,1]
 W projected without U | U=[5,1] | Z_new=[0,4] U_new=[6,1]
 threshold and mask from W | U=[5,1] | Z_new=[0,5] U_new=[6,0]
 threshold from W | U=[5,1] | Z_new=[6,5] U_new=[0,0]
@@ -221,9 +221,9 @@ sign of the gradient | X=[0,0] G=[-3,5] | G_regularized=[-1,1]
 ROOT_AND_EPSILON = """
 epsilon squared inside the square root | G=3 epsilon=4 | X_new=-3/5
 epsilon inside and outside the square root | G=2 epsilon=5 | X_new=-1/4
-epsilon multiplied | G=2 epsilon=1 | X_new=-1/2
-epsilon as the least root | X=[0,0] G=[1,4] epsilon=2 | X_new=[-1/2,-1]
-epsilon as the least square | X=[0,0] G=[1,4] epsilon=4 | X_new=[-1/2,-1]
+root multiplied by 1 + epsilon | G=2 epsilon=1 | X_new=-1/2
+epsilon as a lower bound of the root | X=[0,0] G=[1,4] epsilon=2 | X_new=[-1/2,-1]
+epsilon as a lower bound of H_new | X=[0,0] G=[1,4] epsilon=4 | X_new=[-1/2,-1]
 no square root | G=2 epsilon=4 | X_new=-1/4
 step with the old H | G=1 H=4 | X_new=-1/2
 one denominator for the whole tensor | X=[0,0] G=[1,7] | X_new=[-1/5,-7/5]
@@ -241,12 +241,12 @@ percentile without interpolation, lower neighbour | W=[1,2,3,4] percent=50 | pru
 percentile without interpolation, nearest neighbour | W=[1,2,3,4] percent=40 | pruned=[0,2,3,4]
 rank counted from one | W=[1,2,3,4] percent=50 | pruned=[0,2,3,4]
 rank of n instead of n - 1 | W=[1,2,3,4,5] percent=50 | pruned=[0,0,0,4,5]
-threshold pruned, too | W=[1,2,3] percent=50 | pruned=[0,0,3]
+elements equal to the threshold pruned | W=[1,2,3] percent=50 | pruned=[0,0,3]
 signed values compared | W=[-5,1,3] percent=50 | pruned=[0,0,3]
-the largest pruned | W=[1,2,3] percent=50 | pruned=[1,2,0]
+largest elements pruned | W=[1,2,3] percent=50 | pruned=[1,2,0]
 exactly floor(n * percent / 100) pruned | W=[1,1,1,1,2] percent=60 | pruned=[0,0,0,1,2]
 exactly ceil((n - 1) * percent / 100) pruned | W=[1,1,1,1,2] percent=60 | pruned=[0,0,0,1,2]
 soft threshold | W=[1,-3,5] percent=50 | pruned=[0,0,2]
 threshold in the place of zero | W=[1,-3,5] percent=50 | pruned=[3,-3,5]
-magnitudes kept | W=[1,-3,5] percent=50 | pruned=[0,3,5]
+magnitudes returned | W=[1,-3,5] percent=50 | pruned=[0,3,5]
 """

@@ -26,15 +26,15 @@ F4, F8 = np.dtype("float32"), np.dtype("float64")
 #: Mistakes in types and shapes: the shapes of R and T, T, the types of R and of each tensor, their
 #: number, and the type and shape of X_new for a scalar tensor.
 OF_TYPES = {
-    "X_new comes back in double for T > 0": [
+    "X_new returned in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
     ],
-    "several tensors come back in float32": [
+    "several tensors returned in float32": [
         ((), 0, F8, F8, 2, (F4, ())), ((), 0, F8, F8, 1, (F8, ())),
     ],
-    "types and shapes as NumPy has them": [((1,), 0, F8, F4, 1, (F8, (1,)))],
-    "shapes as NumPy has them": [((1,), 0, F8, F4, 1, (F4, (1,)))],
-    "shapes as NumPy has them, several tensors in float32": [
+    "types and shapes promoted by NumPy": [((1,), 0, F8, F4, 1, (F8, (1,)))],
+    "shapes broadcast by NumPy": [((1,), 0, F8, F4, 1, (F4, (1,)))],
+    "shapes broadcast by NumPy, several tensors in float32": [
         ((1,), 0, F8, F4, 1, (F8, (1,))), ((1,), 0, F8, F8, 2, (F4, (1,))),
     ],
 }  # fmt: skip

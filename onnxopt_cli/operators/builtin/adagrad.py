@@ -64,22 +64,23 @@ KNOWN_MISTAKES = (
         seen in optax; Keras 3
         {ROOT} -> np.sqrt(H_new + epsilon)
     epsilon inside the square root, no decay
-        Epsilon is added before the root is taken, and R is used as given.
+        Epsilon is added before the root is taken, and the rate R does not decay.
         seen in Keras 3; optax where epsilon is not 0
         {ROOT} -> np.sqrt(H_new + epsilon)
         {_RATE} -> R
     epsilon inside the square root, no decay, no step where H_new is 0
-        Epsilon is added before the root is taken, but not to zero; R is used as given.
+        Epsilon is added before the root is taken, no step is made where H_new is 0, and the \
+            rate R does not decay.
         seen in optax
         {ROOT} -> np.sqrt(H_new + np.where(H_new > 0, epsilon, 1))
         {_RATE} -> R
         {_STEP} -> np.where(H_new > 0, r * G_regularized / H_adaptive, 0)
     epsilon taken as 0
-        Nothing is added to the root.
+        Epsilon is not added to the root.
         seen in TensorFlow ApplyAdagrad
         {ROOT} -> np.sqrt(H_new)
     epsilon added to H
-        Epsilon is added to the sum of squares, and stays in the state.
+        Epsilon is added to the sum of squares, and the output H_new includes it.
         H + {_SQUARE} -> H + {_SQUARE} + epsilon
         {ROOT} -> np.sqrt(H_new)
     epsilon added to the quotient
@@ -87,82 +88,83 @@ KNOWN_MISTAKES = (
         {ROOT} -> np.sqrt(H_new)
         {_STEP} -> r * (G_regularized / H_adaptive + epsilon)
     epsilon defaults to 0
-        As documentation that rounds 1e-6 for print says.
+        The default of epsilon is 0 instead of 1e-6.
         seen in TVM; tinygrad
         epsilon = 0.0
     epsilon defaults to 1e-7
-        As in other libraries.
+        The default of epsilon is 1e-7, as in other libraries, instead of 1e-6.
         epsilon = 1e-7
     epsilon defaults to 1e-10
-        As in other libraries.
+        The default of epsilon is 1e-10, as in other libraries, instead of 1e-6.
         epsilon = 1e-10
     decay_factor taken as 0
-        R is used as given.
+        The rate R does not decay.
         seen in optax; Keras 3
         {_RATE} -> R
     decay in float32
-        1 + T * decay_factor is computed in float32, also where R is double.
+        1 + T * decay_factor is computed in float32, even if R is double.
         seen in onnx2fx
         1 + T * decay_factor -> 1 + np.float32(T * decay_factor)
     decay without T
-        The rate decays once and not with every step.
+        R is divided by 1 + decay_factor, whatever T is.
         T * decay_factor -> decay_factor
     decay multiplied
-        R grows with T.
+        R is multiplied by 1 + T * decay_factor instead of divided.
         {_RATE} -> R * (1 + T * decay_factor)
-    decay without the one
-        R is divided by T * decay_factor.
+    decay without the added one
+        R is divided by T * decay_factor instead of 1 + T * decay_factor.
         1 + T * decay_factor -> T * decay_factor
     decay linear
-        R falls in a straight line.
+        R is multiplied by 1 - T * decay_factor.
         {_RATE} -> R * (1 - T * decay_factor)
     decay by powers
-        R is multiplied by 1 - decay_factor in every step.
+        R is multiplied by (1 - decay_factor)^T.
         {_RATE} -> R * (1 - decay_factor) ** T
     decay exponential
-        R falls with exp(-T * decay_factor).
+        R is multiplied by exp(-T * decay_factor).
         {_RATE} -> R * np.exp(-T * decay_factor)
     decay by the root of T
         R is divided by the root of 1 + T * decay_factor.
         {_RATE} -> R / np.sqrt(1 + T * decay_factor)
     decay of H
-        The decay divides the old sum of squares, too.
+        The old H is divided by 1 + T * decay_factor, too.
         H + {_SQUARE} -> H / (1 + T * decay_factor) + {_SQUARE}
     H sums magnitudes
-        The gradient's magnitude takes the place of its square.
+        The magnitude of the gradient is added to H instead of its square.
         {_SQUARE} -> np.abs(G_regularized)
     H averages
-        The mean of old and new square takes the place of the sum.
+        H_new is the mean of H and the squared gradient instead of their sum.
         H + {_SQUARE} -> (H + {_SQUARE}) / 2
     H holds one square for the whole tensor
-        The mean of the squares is added to every element.
+        The mean of the squared gradient over the tensor is added to every element of H.
         {_SQUARE} -> np.mean({_SQUARE})
     root of H returned
-        The state H is stored as its root.
+        The output H_new is the root of the sum of squares.
         return X_new, H_new -> return X_new, np.sqrt(H_new)
     denominator returned
-        The state H is stored as the root plus epsilon.
+        The output H_new is the denominator, the root of the sum of squares plus epsilon.
         return X_new, H_new -> return X_new, H_adaptive
     regularisation missing in H
-        H sums the square of the plain gradient.
+        The square that is added to H is that of the gradient without regularisation.
         {_SQUARE} -> G * G
     regularisation missing in the step
-        The step takes the plain gradient.
+        The step uses the gradient without regularisation.
         {_STEP} -> r * G / H_adaptive
     regularisation decoupled
-        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        R * norm_coefficient * X is subtracted from X instead of being part of the gradient.
         norm_coefficient * X + G -> G
         X - {_STEP} -> X - {_STEP} - R * norm_coefficient * X
     regularisation decoupled, scaled by the decayed rate
-        r * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        r * norm_coefficient * X is subtracted from X instead of being part of the gradient; r \
+            is the decayed rate.
         norm_coefficient * X + G -> G
         X - {_STEP} -> X - {_STEP} - r * norm_coefficient * X
     regularisation after the step
-        The result shrinks by norm_coefficient instead of the gradient growing.
+        X_new is multiplied by 1 - norm_coefficient; the gradient has no regularisation.
         norm_coefficient * X + G -> G
         return X_new, H_new -> return (1 - norm_coefficient) * X_new, H_new
-    shapes as NumPy has them
-        Results are cast to their tensors' types, but R and T affect their shapes.
+    shapes broadcast by NumPy
+        Outputs have the types of their tensors, but shapes that are broadcast with R and T.
         seen in onnx.reference
     """),
     *ROOT_AND_EPSILON,

@@ -80,12 +80,12 @@ KNOWN_MISTAKES = (
         seen in PyTorch 1.3 and later; optax; ONNX Runtime AdamW mode 0
         {ROOT} -> np.sqrt(H_new) + epsilon * {_OF_ROOT}
     epsilon added to the root of the corrected H
-        As in algorithm 1 of the paper; a negative correction may leave a root, too.
+        H_new is divided by 1 - beta^T before its root is taken, as in algorithm 1 of the paper.
         seen in Apex; tinygrad
         {ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
         {CORRECTION} -> R / {_OF_V}
     epsilon added after bias correction with the exponent T + 1
-        Both moments are corrected as where T counts from 0, then epsilon is added.
+        Both moments are corrected with T + 1, also for T <= 0, and epsilon is added afterwards.
         seen in optax, T being its count before the step
         {ROOT} -> np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))
         {CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
@@ -93,7 +93,7 @@ KNOWN_MISTAKES = (
         Epsilon is added before the root is taken.
         {ROOT} -> np.sqrt(H_new + epsilon)
     epsilon added to H
-        Epsilon is added to the second moment, and stays in the state.
+        Epsilon is added to the second moment, and the output H_new includes it.
         {_H_NEW} -> {_H_NEW} + epsilon
         {ROOT} -> np.sqrt(H_new)
     epsilon added to the quotient
@@ -101,31 +101,31 @@ KNOWN_MISTAKES = (
         {ROOT} -> np.sqrt(H_new)
         {_STEP} -> R_adjusted * (V_new / H_sqrt + epsilon)
     epsilon defaults to 0
-        As documentation that rounds 1e-6 for print says.
+        The default of epsilon is 0 instead of 1e-6.
         seen in tinygrad
         epsilon = 0.0
     epsilon defaults to 1e-2
-        As the test cases of the operator use.
+        The default of epsilon is 1e-2, the value in the operator's test cases, instead of 1e-6.
         seen in TVM
         epsilon = 1e-2
     epsilon defaults to 1e-7
-        As in other libraries.
+        The default of epsilon is 1e-7, as in other libraries, instead of 1e-6.
         seen in Keras
         epsilon = 1e-7
     epsilon defaults to 1e-8
-        As in the paper.
+        The default of epsilon is 1e-8, as in the paper, instead of 1e-6.
         epsilon = 1e-8
     defaults not rounded to float32
-        beta left out is the double next to 0.999, and not the float32 that a node would hold.
+        An omitted beta is the double nearest to 0.999 instead of the float32 nearest to it.
         seen in tinygrad
     bias-corrected V returned
-        The state V is stored corrected.
+        The output V_new is divided by its bias correction.
         {_RESULT} -> return {_DECAYED}, V_new / {_OF_V}, H_new
     bias-corrected H returned
-        The state H is stored corrected.
+        The output H_new is divided by its bias correction.
         {_RESULT} -> return {_DECAYED}, V_new, H_new / np.where(T > 0, 1 - beta**T, 1)
     V summed instead of averaged
-        The gradient enters V without 1 - alpha.
+        The gradient is added to V without the factor 1 - alpha.
         {_V_NEW} -> alpha * V + G_regularized
     H summed instead of averaged
         The squared gradient is added to H, as in Adagrad.
@@ -137,7 +137,7 @@ KNOWN_MISTAKES = (
         beta and 1 - beta are exchanged.
         {_H_NEW} -> (1 - beta) * H + beta * {_SQUARE}
     H averages magnitudes
-        The gradient's magnitude takes the place of its square.
+        H averages the magnitude of the gradient instead of its square.
         {_SQUARE} -> np.abs(G_regularized)
     AdaMax
         H is the decayed maximum of the gradient's magnitudes.
@@ -149,65 +149,70 @@ KNOWN_MISTAKES = (
         H averages the squared distance of the gradient from V_new.
         {_SQUARE} -> (G_regularized - V_new) * (G_regularized - V_new)
     NAdam
-        The step looks ahead as Nesterov's does.
+        The step uses alpha * V_new + (1 - alpha) * gradient instead of V_new.
         {_STEP} -> R_adjusted * (alpha * V_new + (1 - alpha) * G_regularized) / H_sqrt
     RMSProp
-        The step takes the gradient itself instead of V_new.
+        The step uses the gradient instead of its average V_new.
         {_STEP} -> R_adjusted * G_regularized / H_sqrt
     step with the old V
-        V enters before its update.
+        The step uses V before its update.
         {_STEP} -> R_adjusted * V / H_sqrt
     regularisation missing in V
-        V averages the plain gradient.
+        V averages the gradient without regularisation.
         {_V_NEW} -> alpha * V + (1 - alpha) * G
     regularisation missing in H
-        H averages the square of the plain gradient.
+        H averages the square of the gradient without regularisation.
         {_SQUARE} -> G * G
     regularisation decoupled
-        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        R * norm_coefficient * X is subtracted from X instead of being part of the gradient.
         norm_coefficient * X + G -> G
         X - {_STEP} -> X - {_STEP} - R * norm_coefficient * X
     regularisation decoupled, scaled by the corrected rate
-        R_adjusted * norm_coefficient * X is subtracted beside the step, and the gradient is plain.
+        r * norm_coefficient * X is subtracted from X instead of being part of the gradient; r \
+            is the bias-corrected rate.
         norm_coefficient * X + G -> G
         X - {_STEP} -> X - {_STEP} - R_adjusted * norm_coefficient * X
     regularisation after the step
-        The result shrinks by norm_coefficient instead of the gradient growing.
+        X_new is multiplied by 1 - norm_coefficient; the gradient has no regularisation.
         norm_coefficient * X + G -> G
         {_DECAYED} -> (1 - norm_coefficient_post) * ((1 - norm_coefficient) * X_new)
     decay before the step, scaled by R
-        X shrinks by R * norm_coefficient_post, and the step is not shrunk.
+        The old X is multiplied by 1 - R * norm_coefficient_post; X_new is not.
         seen in PyTorch AdamW
         X - {_STEP} -> (1 - R * norm_coefficient_post) * X - {_STEP}
         {_RESULT} -> return X_new, V_new, H_new
     decay before the step, scaled by the corrected rate
-        X shrinks by R_adjusted * norm_coefficient_post, and the step is not shrunk.
+        The old X is multiplied by 1 - r * norm_coefficient_post, r being the bias-corrected \
+            rate; X_new is not.
         X - {_STEP} -> (1 - R_adjusted * norm_coefficient_post) * X - {_STEP}
         {_RESULT} -> return X_new, V_new, H_new
     decay before the step
-        X shrinks by norm_coefficient_post, and the step is not shrunk.
+        The old X is multiplied by 1 - norm_coefficient_post; X_new is not.
         X - {_STEP} -> (1 - norm_coefficient_post) * X - {_STEP}
         {_RESULT} -> return X_new, V_new, H_new
     decay scaled by R
-        The result shrinks by R * norm_coefficient_post.
+        X_new is multiplied by 1 - R * norm_coefficient_post.
         1 - norm_coefficient_post -> 1 - R * norm_coefficient_post
     decay scaled by the corrected rate
-        The result shrinks by R_adjusted * norm_coefficient_post.
+        X_new is multiplied by 1 - r * norm_coefficient_post, r being the bias-corrected rate.
         1 - norm_coefficient_post -> 1 - R_adjusted * norm_coefficient_post
-    X_new comes back in double for T > 0
-        T is an integer array, whose powers make everything double.
+    X_new returned in double for T > 0
+        For T > 0, powers with the integer array T make X_new double, whatever the type of X.
         seen in onnx.reference
-    several tensors come back in float32
-        One tensor keeps its type.
+    several tensors returned in float32
+        The outputs of a node with several tensors are float32; those of one tensor keep its \
+            type.
         seen in onnx.reference
     attributes combined in float32
         1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.
         seen in onnx.reference
-    types and shapes as NumPy has them
-        Results are not cast, so R and T affect their types and shapes.
+    types and shapes promoted by NumPy
+        Outputs have the types and shapes that NumPy derives from all operands, R and T \
+            included.
         seen in onnx.reference
-    shapes as NumPy has them, several tensors in float32
-        One tensor comes back in NumPy's type.
+    shapes broadcast by NumPy, several tensors in float32
+        Outputs have the shapes that NumPy derives from all operands; those of several tensors \
+            are float32, those of one tensor have NumPy's type.
         seen in onnx.reference
     """),
     *BIAS_CORRECTION,
@@ -215,13 +220,13 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# With a smaller alpha, the difference from a large V loses the remainder of V and all of G.
+# With a smaller alpha, the rounding error of V + (G - V) * (1 - alpha) exceeds a small result.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# If nearly all of X decays, the remainder has the rounding error of X.
+# If norm_coefficient_post is near 1, the small difference has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
 # Without this condition, a division by zero makes X_new infinite and the difference NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
-# Then the correction of the root is zero, and a quotient by it has no value.
+# For this beta, the correction of the root is 0, and a quotient by it is undefined.
 _NO_ROOT = "beta == 1"
 
 REFORMULATIONS = reformulation_table(f"""

@@ -46,41 +46,41 @@ _PENALTY = f"rho * ({_RESIDUAL})"
 
 KNOWN_MISTAKES = mistake_table(f"""
     gradient of the norm not squared
-        The residual is divided by twice its length, as automatic differentiation does of a \
-            penalty whose norm is not squared.
+        The residual is divided by twice its norm, as if the norm in the penalty were not \
+            squared.
         seen in the published code of the ADMM pruning article that gives the formula
         seen in bzantium/pytorch-admm-pruning
         {_PENALTY} -> rho / 2 * ({_RESIDUAL}) \
             / np.maximum(np.sqrt(np.sum(({_RESIDUAL}) * ({_RESIDUAL}))), 1e-300)
     rho halved
-        The half of the penalty stays in its gradient.
+        The gradient keeps the factor rho / 2 of the penalty.
         {_PENALTY} -> rho / 2 * ({_RESIDUAL})
     rho doubled
-        The gradient of rho * ||W - Z + U||^2.
+        The residual is multiplied by 2 * rho, as if the factor of the penalty were rho.
         {_PENALTY} -> 2 * rho * ({_RESIDUAL})
     rho left out
-        The residual is added as it is.
+        The residual is added without the factor rho.
         {_PENALTY} -> ({_RESIDUAL})
     U subtracted
-        The dual variable has the other sign.
+        The dual variable is subtracted from the residual instead of added.
         {_RESIDUAL} -> W - Z - U
     U left out
-        The dual variable does not enter.
+        The residual is W - Z, without the dual variable.
         {_RESIDUAL} -> W - Z
     U not scaled
-        The dual variable is taken for the multiplier itself.
+        U is treated as the unscaled multiplier, which is not multiplied by rho.
         {_PENALTY} -> (rho * (W - Z) + U)
     Z left out
-        The weights are drawn to zero instead of to the pruned ones.
+        The residual is W + U, so that weights are drawn towards zero instead of towards Z.
         {_RESIDUAL} -> W + U
     gradient subtracted
-        The penalty is climbed instead of descended.
+        The gradient of the penalty is subtracted instead of added.
         G + {_PENALTY} -> G - {_PENALTY}
     sign of the residual
-        The gradient of a sum of magnitudes.
+        Only the sign of the residual is used, as in the gradient of a sum of magnitudes.
         {_RESIDUAL} -> np.sign({_RESIDUAL})
     averaged over the elements
-        The penalty is taken for a mean of squares.
+        The gradient of the penalty is divided by the number of elements.
         {_PENALTY} -> {_PENALTY} / np.maximum(np.size(G), 1)
 """)
 

@@ -54,52 +54,53 @@ _SCALED = f"rho / 2 * {_SQUARED}"
 
 KNOWN_MISTAKES = mistake_table(f"""
     norm not squared
-        The norm takes the place of its square.
+        The norm of the residual is used instead of its square.
         seen in the published code of the ADMM pruning article that gives the formula
         seen in bzantium/pytorch-admm-pruning
         {_SQUARED} -> np.sqrt({_SQUARED})
     root of the norm
-        The root of the norm takes the place of its square.
+        The root of the residual's norm is used instead of the square of the norm.
         seen in NNI 2.9
         {_SQUARED} -> np.sqrt(np.sqrt({_SQUARED}))
-    rho under the norm
+    rho inside the norm
         The residual is scaled by the root of rho / 2, and its norm is not squared.
         {_SCALED} -> np.sqrt({_SCALED})
     rho without the half
-        The penalty is twice as large.
+        The factor is rho instead of rho / 2, so that the penalty is twice as large.
         rho / 2 -> rho
     magnitudes summed
-        The sum of the magnitudes takes the place of that of the squares.
+        The magnitudes of the residual are summed instead of its squares.
         {_SQUARED} -> np.sum(np.abs(residual))
     mean of the squares
-        The sum is divided by the number of elements.
+        The sum of the squares is divided by the number of elements.
         {_SQUARED} -> np.mean(residual * residual)
     square of the sum
         The elements are added before they are squared.
         {_SQUARED} -> np.sum(residual) ** 2
     largest square
-        The largest element alone counts.
+        The largest square is used instead of the sum of the squares.
         {_SQUARED} -> np.max(residual * residual, initial=0)
     U subtracted
-        The dual variable has the other sign.
+        The dual variable is subtracted from the residual instead of added.
         {_RESIDUAL} -> W - Z - U
     U left out
-        The penalty of the method of multipliers without its dual variable.
+        The residual is W - Z, without the dual variable.
         {_RESIDUAL} -> W - Z
     Z left out
-        The weights decay towards zero instead of towards the pruned ones.
+        The residual is W + U, so that weights decay towards zero instead of towards Z.
         {_RESIDUAL} -> W + U
     loss left out
         Only the penalty is returned.
         loss + {_SCALED} -> {_SCALED}
-    loss scaled, too
-        rho / 2 multiplies the sum of loss and squares.
+    loss multiplied by rho / 2
+        rho / 2 multiplies the loss, too, not only the sum of the squares.
         loss + {_SCALED} -> rho / 2 * (loss + {_SQUARED})
     unscaled dual variable
-        U is taken for the multiplier itself, which enters as a product.
+        U is treated as the unscaled multiplier, whose product with W - Z is added.
         {_SCALED} -> rho / 2 * np.sum((W - Z) * (W - Z)) + np.sum(U * (W - Z))
     squared dual variable subtracted
-        The constant of the unscaled form is kept, which moves the loss but not its gradient.
+        rho / 2 times the sum of the squares of U is subtracted, which does not change the \
+            gradient with respect to W.
         {_SCALED} -> {_SCALED} - rho / 2 * np.sum(U * U)
 """)
 

@@ -66,32 +66,32 @@ _Z_NEW = "Z_new = np.where(np.abs(V) < threshold, 0, V)"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     U with the old Z
-        The dual variable is moved before the projection, or by a Z that was kept.
+        The dual variable is updated with the old Z instead of the new one.
         {_U_NEW} -> U_new = U + W - Z
-    U subtracted from
-        The dual variable moves in the other direction.
+    U moved in the other direction
+        The residual W - Z_new is subtracted from U instead of added.
         {_U_NEW} -> U_new = U - W + Z_new
     U without the old U
-        The dual variable is the last residual instead of their sum.
+        The new U is the residual W - Z_new alone, without the sum of earlier residuals.
         {_U_NEW} -> U_new = W - Z_new
-    U taken as it is
-        Only Z is updated.
+    U not updated
+        The old U is returned; only Z is updated.
         {_U_NEW} -> U_new = U
     W projected without U
-        The dual variable does not enter Z.
+        W is projected instead of W + U.
         V = W + U -> V = W
     threshold and mask from W
-        The magnitudes of W decide which elements of W + U stay.
+        The elements of W + U are kept or pruned by the magnitudes of W and their percentile.
         threshold = percentile(np.abs(V), percent) -> threshold = percentile(np.abs(W), percent)
         {_Z_NEW} -> Z_new = np.where(np.abs(W) < threshold, 0, V)
     threshold from W
-        W + U is compared with a percentile of the magnitudes of W.
+        The magnitudes of W + U are compared with a percentile of the magnitudes of W.
         percentile(np.abs(V), percent) -> percentile(np.abs(W), percent)
     weights kept instead of W + U
-        Unpruned elements are those of W.
+        Unpruned elements of Z_new are those of W.
         {_Z_NEW} -> Z_new = np.where(np.abs(V) < threshold, 0, W)
     U subtracted from W
-        W - U is projected.
+        W - U is projected instead of W + U.
         V = W + U -> V = W - U
     """),
     *wrong_thresholds("V"),

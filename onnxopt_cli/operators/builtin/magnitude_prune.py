@@ -61,23 +61,23 @@ _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     mask of nonzero elements
-        Elements that are zero but not pruned are masked as well.
+        The mask is 0 for elements that are zero but not pruned, too.
         {_MASK} -> mask = np.where(W_new == 0, 0, 1)
     mask of elements at or above the threshold
-        If W contains NaN, all elements are masked, although none is pruned.
+        If W contains NaN, the mask is 0 everywhere, although no element is pruned.
         seen in the published code of the ADMM pruning article that gives the formula
         {_MASK} -> mask = np.where(np.abs(W) >= threshold, 1, 0)
     mask of elements above the threshold
-        Elements equal to the threshold stay, but are masked.
+        The mask is 0 for elements equal to the threshold, although they are not pruned.
         {_MASK} -> mask = np.where(np.abs(W) > threshold, 1, 0)
     mask of pruned elements
-        0 and 1 are exchanged.
+        The mask is 1 for pruned elements and 0 for the others.
         {_MASK} -> mask = np.where(np.abs(W) < threshold, 1, 0)
     mask with signs
         The mask has the signs of the unpruned elements.
         {_MASK} -> mask = np.where(np.abs(W) < threshold, 0, np.sign(W))
     weights not pruned
-        Only the mask is computed.
+        W is returned unchanged; only the mask is computed.
         {_PRUNED} -> W_new = W
     """),
     *wrong_thresholds("W"),

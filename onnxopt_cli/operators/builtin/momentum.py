@@ -61,116 +61,118 @@ _STANDARD_STEP = "X - R * V_new"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     first step ignores V
-        At T <= 0, V_new is the gradient, and the old V is ignored.
+        For T <= 0, V_new is the gradient, and the old V is ignored.
         seen in PyTorch SGD
         {_V_NEW} -> np.where(T > 0, alpha * V, 0) + beta_adjusted * G_regularized
     gradient dampened by 1 - alpha
-        1 - alpha takes the place of beta.
+        The gradient is weighted by 1 - alpha instead of beta.
         {_BETA} -> np.where(T > 0, 1 - alpha, 1)
     gradient dampened by 1 - beta
-        beta is taken for a dampening.
+        The gradient is weighted by 1 - beta, as if beta were a dampening factor.
         {_BETA} -> np.where(T > 0, 1 - beta, 1)
     beta taken as 1
-        The gradient is always taken whole.
+        The gradient is never weighted by beta.
         seen in optax; TensorFlow
         {_BETA} -> 1
     beta taken as 1 for Nesterov
-        Nesterov momentum knows no dampening.
+        In the mode nesterov, the gradient is not weighted by beta.
         seen in PyTorch SGD
         {_BETA} -> np.where(T > 0, 1 if mode == 'nesterov' else beta, 1)
     beta at every T
-        The first step, too, is weighted.
+        The gradient is weighted by beta for T <= 0, too.
         {_BETA} -> beta
     beta from T = 2
-        The second step takes the gradient whole, too.
+        For T = 1, too, the gradient is not weighted by beta.
         T > 0 -> T > 1
     beta at T >= 0
-        The first step, too, is weighted.
+        The gradient is weighted by beta for T = 0, too.
         T > 0 -> T >= 0
     beta at T != 0
-        Negative T is weighted.
+        The gradient is weighted by beta for negative T, too.
         T > 0 -> T != 0
     beta at T <= 0 only
-        The branches are exchanged.
+        The gradient is weighted by beta for T <= 0 instead of for T > 0.
         T > 0 -> T <= 0
     beta weighs V
-        alpha weighs the gradient; beta weighs V, which the first step takes whole.
+        beta multiplies V, except for T <= 0, and alpha multiplies the gradient.
         {_V_NEW} -> beta_adjusted * V + alpha * G_regularized
     beta weighs the sum
-        V is weighted by beta beside alpha.
+        beta multiplies the whole sum, alpha * V + gradient, not only the gradient.
         {_V_NEW} -> beta_adjusted * (alpha * V + G_regularized)
     beta to the power of T
-        The gradient's weight decays with every step.
+        The gradient is weighted by beta^T instead of beta.
         {_BETA} -> np.where(T > 0, beta**T, 1)
     alpha at T > 0 only
-        The condition for beta is applied to alpha.
+        For T <= 0, V is not weighted by alpha, and the gradient is weighted by beta.
         {_V_NEW} -> np.where(T > 0, alpha, 1) * V + beta * G_regularized
     velocity holds the step
-        V is decayed and reduced by R * beta * G, then added to X.
+        V holds the step: V_new is alpha * V - R * beta * gradient, and is added to X.
         {_V_NEW} -> alpha * V - R * beta_adjusted * G_regularized
         {_NESTEROV_STEP} -> X + alpha * V_new - R * beta_adjusted * G_regularized
         {_STANDARD_STEP} -> X + V_new
     velocity holds the step, beta taken as 1
-        V is decayed and reduced by R * G, then added to X.
+        V holds the step: V_new is alpha * V - R * gradient, and is added to X.
         seen in Keras SGD
         {_V_NEW} -> alpha * V - R * G_regularized
         {_NESTEROV_STEP} -> X + alpha * V_new - R * G_regularized
         {_STANDARD_STEP} -> X + V_new
     learning rate inside V
-        R multiplies the gradient before it enters V, and V is subtracted as it is.
+        R multiplies the gradient that is added to V; V_new is subtracted without the factor R.
         {_V_NEW} -> alpha * V + R * beta_adjusted * G_regularized
         {_NESTEROV_STEP} -> X - (R * G_regularized + alpha * V_new)
         {_STANDARD_STEP} -> X - V_new
     V averaged
-        alpha and 1 - alpha weigh V and the gradient.
+        V is an average: alpha weighs the old V, and 1 - alpha weighs the gradient.
         {_V_NEW} -> alpha * V + (1 - alpha) * G_regularized
     step with the old V
-        V enters before its update.
+        The step uses V before its update.
         {_STANDARD_STEP} -> X - R * V
     step by the sign of V
         Only the sign of V_new is used.
         {_STANDARD_STEP} -> X - R * np.sign(V_new)
     Nesterov with the old V
-        The step looks ahead from V before its update.
+        The Nesterov step uses alpha * V with V before its update.
         {_NESTEROV} -> G_regularized + alpha * V
     Nesterov without the gradient
-        The step is alpha * V_new alone.
+        The Nesterov step is R * alpha * V_new, without the gradient.
         {_NESTEROV} -> alpha * V_new
     Nesterov without alpha
-        V_new enters the step whole.
+        The Nesterov step uses V_new without the factor alpha.
         {_NESTEROV} -> G_regularized + V_new
     Nesterov with beta on the gradient
-        As from (1 + alpha) * V_new - alpha * V, which is the same only where beta is 1.
+        In the Nesterov step, too, the gradient is weighted by beta.
         {_NESTEROV} -> beta_adjusted * G_regularized + alpha * V_new
     Nesterov with beta on V
-        beta takes alpha's place in the step.
+        In the Nesterov step, V_new is multiplied by beta instead of alpha.
         {_NESTEROV} -> G_regularized + beta_adjusted * V_new
     Nesterov blending gradient and V
-        The gradient is weighted by 1 - alpha.
+        In the Nesterov step, the gradient is weighted by 1 - alpha.
         {_NESTEROV} -> (1 - alpha) * G_regularized + alpha * V_new
     Nesterov with the plain gradient
-        The step leaves the regularisation out.
+        The Nesterov step uses the gradient without regularisation.
         {_NESTEROV} -> G + alpha * V_new
-    Nesterov's lookahead on V
-        The look-ahead value of the step is stored as V.
+    Nesterov's lookahead stored as V
+        The output V_new is gradient + alpha * V_new, the value by which the Nesterov step moves \
+            X.
         X_new = {_NESTEROV_STEP} -> V_new = {_NESTEROV}; X_new = X - R * V_new
     Nesterov looks ahead twice
-        The lookahead is applied to its own result.
+        In the Nesterov step, gradient + alpha * V_new takes the place of V_new.
         {_NESTEROV} -> G_regularized + alpha * ({_NESTEROV})
     regularisation missing in V
-        V sums the plain gradient.
+        The gradient that is added to V has no regularisation.
         {_V_NEW} -> alpha * V + beta_adjusted * G
     regularisation decoupled
-        R * norm_coefficient * X is subtracted beside the step instead of entering the gradient.
+        R * norm_coefficient * X is subtracted from X instead of being part of the gradient.
         norm_coefficient * X + G -> G
         {_NESTEROV_STEP} -> {_NESTEROV_STEP} - R * norm_coefficient * X
         {_STANDARD_STEP} -> {_STANDARD_STEP} - R * norm_coefficient * X
     regularisation after the step
-        The result shrinks by norm_coefficient instead of the gradient growing.
+        X_new is multiplied by 1 - norm_coefficient; the gradient has no regularisation.
         norm_coefficient * X + G -> G
         return X_new, V_new -> return (1 - norm_coefficient) * X_new, V_new
-    types and shapes as NumPy has them
-        Results are not cast, so R and T affect their types and shapes.
+    types and shapes promoted by NumPy
+        Outputs have the types and shapes that NumPy derives from all operands, R and T \
+            included.
         seen in onnx.reference
     """),
     *REGULARIZED_GRADIENT,
