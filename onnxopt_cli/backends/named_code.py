@@ -33,6 +33,10 @@ _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
+# Variables with options of an interpreter, which name files in forms such as `--require=./x`.
+_HOLDS_OPTIONS = re.compile(r"\w*(OPTIONS|OPTS?|FLAGS|ARGS)|OPENSSL_CONF|OPENSSL_(ENGINES|MODULES)")
+# The environment of an interpreter below its prefix.
+_SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
 _MAX_ENTRIES = 20_000
 
 
@@ -57,7 +61,7 @@ def named_code(text: str) -> Iterator[Path]:
         yield from _interpreter(Path(specification.options["python"]))
     modules = [Path.cwd(), *_entries(environment.get("PYTHONPATH", ""))]
     if specification.adapter or is_path(source):
-        yield from snapshot_files(text).values()
+        yield from _with_folder(snapshot_files(text).values())
     elif source:
         entries = [Path(entry or ".") for entry in sys.path]
         modules += [entry for entry in entries if not _is_installed(entry)]
@@ -68,7 +72,8 @@ def named_code(text: str) -> Iterator[Path]:
         elif program := shutil.which(command[0], path=environment.get("PATH", "")):
             yield from _interpreter(Path(program))
         # Names of files among the arguments begin with the position of the argument.
-        yield from (path for name, path in snapshot_files(text).items() if "/" in name)
+        named = (path for name, path in snapshot_files(text).items() if "/" in name)
+        yield from _with_folder(named)
         yield from _of_arguments(command[1:], modules)
 
 
@@ -91,6 +96,17 @@ def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
                 yield entry
 
 
+def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield files, and the code beside each Python file, which can import it by a computed name."""
+    folders = set()
+    for file in files:
+        yield file
+        if file.suffix == ".py" and not _is_installed(file.parent):
+            folders.add(file.parent)
+    for folder in folders:
+        yield from _code_in(folder)
+
+
 def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the files of a module or package in each of the folders, with the code beside it."""
     top = name.partition(".")[0]
@@ -103,7 +119,7 @@ def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
             continue
         if spec.submodule_search_locations is None:
             if spec.origin and spec.has_location:
-                yield from (path for _, path in with_neighbours(Path(spec.origin)))
+                yield from _with_folder(path for _, path in with_neighbours(Path(spec.origin)))
             continue
         for location in spec.submodule_search_locations:
             yield from (path for _, path in package_files(Path(location)))
@@ -121,8 +137,26 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
         for text in (argument, argument.partition("=")[2]):
             if text and os.path.isdir(text):  # noqa: PTH112 - takes any text
                 yield from _run_folder(Path(text))
-            elif "/" in text and stat.S_ISREG(_mode(Path(text))):
-                yield from _interpreter(Path(text))
+        for path in _files_of_option(argument):
+            yield from _interpreter(path)
+
+
+def _files_of_option(option: str) -> Iterator[Path]:
+    """Yield the files that an option names, as in ``-r./x``, ``--require=x`` or ``-agent:x.jar``.
+
+    An interpreter may add the suffix: ``./x`` stands for ``./x.js``.
+    """
+    values = re.split(r"[=:,;]", option.replace("file://", "="))
+    for text in dict.fromkeys(text for value in values for text in (value, value[2:])):
+        if "/" not in text:
+            continue
+        path = Path(text)
+        if stat.S_ISREG(_mode(path)):
+            yield path
+        elif not path.suffix:
+            for entry in _listed(path.parent):
+                if entry.stem == path.name and stat.S_ISREG(_mode(entry)):
+                    yield entry
 
 
 def _run_folder(folder: Path) -> Iterator[Path]:
@@ -141,6 +175,12 @@ def _run_folder(folder: Path) -> Iterator[Path]:
 def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the folders and files in environment variables, with the code in these folders."""
     for name, value in environment.items():
+        if _HOLDS_OPTIONS.fullmatch(name):
+            for option in value.split():
+                yield from _files_of_option(option)
+        if name in {"PYTHONUSERBASE", "PYTHONHOME"}:
+            for prefix in _entries(value):
+                yield from _installed_below(prefix)
         if not _NAMES_CODE.fullmatch(name):
             continue
         for path in _entries(value.replace(" ", os.pathsep) if "PRELOAD" in name else value):
@@ -160,15 +200,25 @@ def _interpreter(program: Path) -> Iterator[Path]:
         prefix = path.parent.parent
         for root in (path.parent, prefix):
             yield root / "pyvenv.cfg"
-        for pattern in ("lib*/py*/site-packages", "Lib/site-packages"):
-            for folder in prefix.glob(pattern):
-                yield folder.parent
-                yield from _searched(folder)
+        yield from _installed_below(prefix)
+
+
+def _installed_below(prefix: Path) -> Iterator[Path]:
+    """Yield the folders of installed packages below an interpreter's prefix, with their code."""
+    for pattern in _SITE_PACKAGES:
+        for folder in prefix.glob(pattern):
+            yield folder.parent
+            yield from _searched(folder)
 
 
 def _searched(folder: Path) -> Iterator[Path]:
     """Yield a folder from which modules or libraries are loaded, and the code in it."""
     yield folder
+    yield from _code_in(folder)
+
+
+def _code_in(folder: Path) -> Iterator[Path]:
+    """Yield the modules, libraries and packages at the top level of a folder."""
     for entry in _listed(folder):
         if _is_code(entry) or entry.suffix == ".pth":
             yield entry

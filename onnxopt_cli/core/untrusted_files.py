@@ -45,6 +45,9 @@ MAX_CASE_BYTES = 4 << 30
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
+_OVERFLOW_USER = 65534
+# The number of links after which Linux refuses a path.
+_MAX_LINKS = 40
 # File types that must not be writable by all users. Devices such as /dev/null may be, since they do
 # not return what was written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
@@ -249,7 +252,8 @@ def foreign(path: Path) -> str:
     user or root. The file must not be writable by all users. The folder may be writable by all
     users only if it has the sticky bit (as ``/tmp``) and the file is not a hard link, which every
     user can create. If the path is a folder, it must not be writable by all users, with or without
-    the sticky bit.
+    the sticky bit. Folders and links on the path must satisfy the same rules, because their owners
+    can replace the file.
 
     Args:
         path: the file or folder; the result is empty if it does not exist.
@@ -272,7 +276,44 @@ def foreign(path: Path) -> str:
                 return "everybody may write to its folder"
             if stat.S_ISREG(file.st_mode) and file.st_nlink > 1:
                 return "it is a hard link in a folder to which everybody may write"
+    return _replaceable(path)
+
+
+def _replaceable(path: Path) -> str:
+    """Return which folder or link on the path to a file lets another user replace the file."""
+    for place in _traversed(path):
+        try:
+            status = place.lstat()
+        except OSError:
+            return ""
+        # In a user namespace, root of the surrounding system appears as the overflow user.
+        if status.st_uid != _OVERFLOW_USER and (owner := _other_owner(status)):
+            return f"{printable(str(place))} on its path belongs to {owner}"
+        is_open = status.st_mode & _WRITABLE_BY_ALL and not status.st_mode & stat.S_ISVTX
+        if stat.S_ISDIR(status.st_mode) and is_open:
+            return f"everybody may write to {printable(str(place))} on its path"
     return ""
+
+
+def _traversed(path: Path) -> Iterator[Path]:
+    """Yield the folders and links through which the system reaches a file, the outermost first."""
+    place = Path(path.absolute().anchor)
+    pending = list(reversed(path.absolute().parts[1:]))
+    links = 0
+    while pending and links < _MAX_LINKS:
+        part = pending.pop()
+        if part == "..":
+            place = place.parent
+            continue
+        place /= part
+        if place.is_symlink():
+            links += 1
+            yield place
+            target = place.readlink()
+            pending += [part for part in reversed(target.parts) if part != target.anchor]
+            place = Path(target.anchor) if target.anchor else place.parent
+        elif pending:
+            yield place
 
 
 def _other_owner(status: os.stat_result) -> str:

@@ -122,6 +122,8 @@ FOREIGN_CODE = {
     "module": ("python:evil:run", {}, "evil.py"),
     "package": ("python:evil.part:run", {}, "evil/part.py"),
     "module beside a package": ("python:mine.part:run", {}, "helper.py"),
+    "module that a plugin may import": ("python:be.py:run", {}, "evil.py"),
+    "module that a script may import": ("exec:python3 be.py", {}, "evil.py"),
     "module that a command runs": ("exec:python3 -m evil", {}, "evil.py"),
     "module that a command runs, joined": ("exec:env python3 -umevil", {}, "evil.py"),
     "main module of a folder": ("exec:python3 folder", {}, "folder/__main__.py"),
@@ -137,6 +139,12 @@ FOREIGN_CODE = {
     ),
     "library that is loaded first": ("exec:./be.py", {"LD_PRELOAD": "HERE/a.so HERE/b.so"}, "b.so"),
     "start of an interpreter": ("exec:venv/bin/python be.py", {}, f"{SITE_PACKAGES}/evil.pth"),
+    "option of an interpreter": ("exec:be.py", {"NODE_OPTIONS": "--require=./evil.js"}, "evil.js"),
+    "option without a suffix": ("exec:be.py", {"NODE_OPTIONS": "-v -r ./evil"}, "evil.js"),
+    "address in an option": ("exec:be.py", {"NODE_OPTIONS": "--import=file://HERE/x.js"}, "x.js"),
+    "agent": ("exec:be.py", {"JAVA_TOOL_OPTIONS": "-agent:HERE/evil.jar=x"}, "evil.jar"),
+    "option of a command": ("exec:node -r./evil be.py", {}, "evil.js"),
+    "packages of a user": ("exec:be.py", {"PYTHONUSERBASE": "HERE/venv"}, f"{SITE_PACKAGES}/a.pth"),
     "configuration of an interpreter": ("exec:venv/bin/python be.py", {}, "venv/pyvenv.cfg"),
 }
 
@@ -203,6 +211,29 @@ def test_files_writable_by_all_users_are_rejected(place, onnxopt, mode):
     assert onnxopt("run", "-q").code == 0
     os.link(place / "onnxopt.toml", place / "sub" / "onnxopt.toml")
     require_rejection(onnxopt("run", "-q"), place, "hard link")
+
+
+def test_code_below_a_folder_that_others_can_replace_is_rejected(layout, place, onnxopt):
+    layout("python:a/open/b/be.py:run", "a/open/b/be.py")
+    (place / "a" / "open").chmod(0o1777)
+    assert onnxopt("run", "-b", "mine", "-q").code == 1
+    (place / "ran").unlink()
+    (place / "a" / "open").chmod(0o777)
+    require_rejection(onnxopt("run", "-b", "mine", "-q"), place, "open on its path")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
+@pytest.mark.parametrize("way", ["outer", "link", "nested/link"])
+def test_code_behind_a_folder_or_link_of_another_user_is_rejected(
+    layout, place, onnxopt, foreign, way
+):
+    layout("python:WAY/inner/be.py:run".replace("WAY", way), "outer/inner/be.py", "nested/x.py")
+    (place / "link").symlink_to("outer")
+    (place / "nested" / "link").symlink_to("../link")
+    assert onnxopt("list", "spec/adam").code == 0
+    name = "outer" if way == "outer" else "link"
+    foreign(place / name)
+    require_rejection(onnxopt("run", "-b", "mine", "-q"), place, f"{name} on its path belongs to")
 
 
 def test_file_of_a_parent_folder_is_used_only_in_a_repository(place, onnxopt, monkeypatch):
