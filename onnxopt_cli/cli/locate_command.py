@@ -19,6 +19,7 @@ from onnxopt_cli.config.run_config import (
     ModelInputs,
     RunConfig,
 )
+from onnxopt_cli.core.files import require_place
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -73,6 +74,9 @@ def command(
         case = _case(target, config)
     if not config.backends:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
+    for name, path in (("--json", config.json), ("--html", config.html)):
+        if path is not None and str(path) != "-":
+            require_place(name, path)
     with interruptible() as interruption:
         located = api.locate(
             case,

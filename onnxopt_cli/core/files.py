@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import monotonic, sleep
 from types import ModuleType
 
@@ -64,7 +65,8 @@ def require_place(option: str, path: Path) -> None:
     """Make sure early that a file can be written at a path, and create its folder.
 
     Raises:
-        UsageError: naming the option, if the path is a folder or its folder cannot be created.
+        UsageError: naming the option, if the path is a folder, its folder cannot be created, or a
+            file cannot be created in it.
     """
     if path.is_dir():
         raise UsageError(f"{option} cannot write {path}: it is a folder")
@@ -76,6 +78,14 @@ def require_place(option: str, path: Path) -> None:
         raise UsageError(
             f"{option} cannot write {path}: cannot create {folder}: {reason}"
         ) from None
+    if path.exists() and not path.is_file():
+        # Opening a pipe or a device could block.
+        return
+    try:
+        NamedTemporaryFile(dir=folder, prefix=f".{path.name}.").close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{option} cannot write {path}: {reason}") from None
 
 
 def shown_path(path: Path) -> str:

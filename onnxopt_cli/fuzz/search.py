@@ -40,7 +40,7 @@ from onnxopt_cli.fuzz.shrink import smaller
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import Executor
-from onnxopt_cli.suites.operators.generators import GENERATORS
+from onnxopt_cli.suites.operators.generators import GENERATORS, NOT_COVERED
 from onnxopt_cli.workers.interruption import Interruption
 
 #: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
@@ -87,6 +87,9 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
     operator_names = [operator.name for operator in registry().operators]
     for name in (*names, *excluded):
         if registry().named(name) is None and name not in GENERATORS:
+            for reason, operators in NOT_COVERED.items():
+                if name in operators:
+                    raise UsageError(f"no examples can be generated for {reason}, such as {name}")
             message = f"no operator {name!r} with a formula or a generator"
             hint = nearest(name, [*operator_names, *GENERATORS], ", ".join(operator_names))
             raise UsageError(message, hint=hint)

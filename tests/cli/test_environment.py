@@ -134,7 +134,8 @@ def test_device_is_written_to_and_not_replaced(place):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--report", "json=/proc/x.json"], b"cannot write /proc/x.json"),
+        (["--report", "json=/proc/x.json"], b"--report cannot write /proc/x.json"),
+        (["--update-expect", "/proc/x.yaml"], b"--update-expect cannot write /proc/x.yaml"),
         (["--log", "/proc/x.jsonl"], b"cannot write the log /proc/x.jsonl"),
         (["--report", "json=demo.yaml/x"], b"--report cannot write demo.yaml/x"),
         (["--artifacts", "demo.yaml/x"], b"demo.yaml/x"),
@@ -144,6 +145,7 @@ def test_folder_that_is_not_writable_is_named(place, option, message):
     done = call(place, "run", "demo.yaml", *option)
     assert done.returncode == 2
     assert message in b" ".join(done.stderr.split())
+    assert done.stdout == b"", "a case has run"
 
 
 @pytest.mark.parametrize("arguments", [("run", "-v"), ("list",)])

@@ -332,6 +332,13 @@ def test_missing_hypothesis_is_an_error_with_a_hint(fuzz, monkeypatch):
     assert 'pip install "onnxopt[fuzz]"' in answer.err
 
 
+def test_operator_without_a_generator_is_refused_with_the_reason(onnxopt):
+    answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Bernoulli")
+    assert answer.code == 2
+    reason = "operators with random results, such as Bernoulli"
+    assert f"no examples can be generated for {reason}" in answer.err
+
+
 def test_unknown_operator_is_wrong_usage(onnxopt, workplace):
     answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Adma")
     assert answer.code == 2
